@@ -1,0 +1,480 @@
+"""BasicLoopAgent: a minimal, single-file agent for Harbor that records every token it samples.
+
+    harbor run ... --agent basic_loop_agent:BasicLoopAgent -m Qwen/Qwen3-8B --ak model_path=tinker://...
+
+From top to bottom: options, model clients and their cache, the agent with its loop (`_converse`) and its record
+(`_record`), and `_trial_to_trajectory`, which turns a finished trial into training data.
+"""
+
+import asyncio
+import atexit
+import contextlib
+import importlib.util
+import inspect
+import os
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Literal, Self
+from uuid import uuid4
+from weakref import WeakKeyDictionary, WeakValueDictionary
+
+from harbor.agents.base import BaseAgent
+from harbor.environments.base import BaseEnvironment
+from harbor.llms.base import ContextLengthExceededError, LLMResponse, OutputLengthExceededError
+from harbor.llms.chat import Chat
+from harbor.models import trajectories as atif
+from harbor.models.agent.context import AgentContext
+from harbor.models.metric import UsageInfo
+from harbor.models.trial.result import TrialResult
+from pydantic import BaseModel, Field, model_validator
+
+if TYPE_CHECKING:  # torch, transformers, tinker and litellm take seconds to import: only the code that needs one does
+    import tinker_cookbook.rl.types
+
+__version__ = "0.1.0"
+
+try:  # Harbor 0.23 and later: BaseAgent parses the options, and does so before any trial starts
+    from harbor.agents.capabilities import AgentCapabilities
+    from harbor.agents.options import AgentOptions
+
+    class _HarborAgent(BaseAgent):
+        capabilities = AgentCapabilities(atif=True, resume=True)
+
+except ImportError:  # Harbor 0.16 to 0.22 swallows unknown kwargs: here each trial parses the options
+    AgentOptions = BaseModel
+
+    class _HarborAgent(BaseAgent):
+        SUPPORTS_ATIF = SUPPORTS_RESUME = True
+
+        def __init__(self, **kw: Any) -> None:
+            super().__init__(**{k: kw.pop(k) for k in inspect.signature(BaseAgent.__init__).parameters if k in kw})
+            self.options = self.options_model(**kw)
+
+
+class BasicLoopOptions(AgentOptions, extra="forbid", coerce_numbers_to_str=True, hide_input_in_errors=True):
+    """What `--ak key=value` accepts. Errors hide the input, for `llm_kwargs` may hold an API key."""
+
+    model_path: str | None = Field(None, description="Tinker checkpoint to sample, tinker://...; default: base model.")
+    renderer_name: str | None = Field(None, description="tinker-cookbook renderer; default: the model's recommended.")
+    max_tokens: int = Field(512, ge=1, description="Most tokens that one model call may sample.")
+    temperature: float | None = Field(1.0, ge=0, description="Sampling temperature; null leaves it to the client.")
+    max_turns: int = Field(1, ge=1, description="Most model calls; above 1, the bash blocks of a reply are run.")
+    system_prompt: str | None = Field(None, description="System message, verbatim; default: the loop's protocol.")
+    model_client: Literal["tinker", "litellm"] = Field("tinker", description="Harbor's TinkerLLM or its LiteLLM.")
+    api_base: str | None = Field(None, description="Base URL of the model's server; default: the client's own.")
+    llm_kwargs: dict[str, Any] | None = Field(None, description="More arguments of the client: top_p, seed, ...")
+    collect_rollout_details: bool | None = Field(None, description="Record token ids; default: with tinker only.")
+    command_timeout_sec: int = Field(120, ge=1, description="Seconds after which a reply's commands are ended.")
+    max_output_chars: int = Field(10_000, ge=1, description="Characters of command output that the model sees.")
+
+    @model_validator(mode="after")
+    def _fits_the_client(self) -> Self:
+        if self.model_path is not None and not self.model_path.startswith("tinker://"):
+            raise ValueError("model_path must be a Tinker checkpoint: tinker://<run>/sampler_weights/<name>")
+        if twice := {"model_name", *type(self).model_fields}.intersection(self.llm_kwargs or ()):
+            raise ValueError(f"llm_kwargs holds {', '.join(sorted(twice))}: use the option of that name instead")
+        if self.model_client == "litellm" and (self.model_path or self.renderer_name):
+            raise ValueError("model_path and renderer_name are for tinker: drop them, or set model_client=tinker")
+        if self.model_client == "tinker" and not all(map(importlib.util.find_spec, ("tinker", "tinker_cookbook"))):
+            raise ValueError("tinker is missing: run `pip install 'harbor[tinker]'`, or set model_client=litellm")
+        return self
+
+
+class StopReason(StrEnum):
+    """Why a run ended, under the names of `tinker_cookbook.rl.types.StopReason` where it has them."""
+
+    COMPLETED = "completed"  # the reply holds no command, or was the one completion asked for
+    MAX_TURNS = "max_turns"  # `max_turns` model calls were made; the commands of the last reply were still run
+    MAX_TOKENS = "max_tokens"  # the reply was cut off at `max_tokens` or the end of the context; nothing in it was run
+    CONTEXT_OVERFLOW = "context_overflow"  # the conversation left no room in the context window for a reply
+    CANCELLED = "cancelled"  # from outside: the agent's timeout, or Ctrl-C
+    ERROR = "error"  # an exception, which Harbor keeps as the trial's exception_info
+
+
+class CutOffUsage(UsageInfo):
+    """The usage of a reply that the sampler ended for its length. Harbor's way, an error, drops the ids and usage."""
+
+
+class TinkerClient:
+    """Mixed into Harbor's TinkerLLM: one service per process, and a `call` that keeps every reply. Harbor 0.16 to 0.24
+    pass a cut-off one off as complete, 0.25 drops its ids; the private attributes are the same in all of them."""
+
+    api_base: str | None = None
+
+    async def _ensure_client(self) -> Any:
+        if self._sampling_client is None:
+            service = await asyncio.to_thread(_tinker_service, self.api_base)
+            source = {"model_path": self._model_path} if self._model_path else {"base_model": self._model_name}
+            self._sampling_client = await service.create_sampling_client_async(**source)
+        return self._sampling_client
+
+    async def call(self, prompt: str, message_history: Sequence[dict[str, Any]] = (), **kwargs: Any) -> LLMResponse:
+        """Sample one reply; its content is the renderer's: text, or a list of parts as soon as the model thinks."""
+        from tinker import SamplingParams
+
+        client = await self._ensure_client()
+        rendered = self._renderer.build_generation_prompt([*message_history, {"role": "user", "content": prompt}])
+        if (room := self._context_limit - rendered.length) < 1:
+            raise ContextLengthExceededError(f"{rendered.length} prompt tokens fill the {self._context_limit} allowed")
+        params = {name: getattr(self, f"_{name}") for name in ("temperature", "seed", "top_k", "top_p")}
+        params |= {"max_tokens": min(self._max_tokens, room), "stop": self._renderer.get_stop_sequences()}
+        result = await client.sample_async(prompt=rendered, num_samples=1, sampling_params=SamplingParams(**params))
+        sampled, prompt_ids = result.sequences[0], rendered.to_ints()
+        counts = {"prompt_tokens": len(prompt_ids), "completion_tokens": len(sampled.tokens), "cache_tokens": 0}
+        usage = (CutOffUsage if sampled.stop_reason == "length" else UsageInfo)(**counts, cost_usd=0.0)
+        reply = LLMResponse(content="", usage=usage)
+        if self._collect_rollout_details:
+            reply.prompt_token_ids, reply.completion_token_ids = prompt_ids, list(sampled.tokens)
+            reply.logprobs = list(sampled.logprobs or [])
+        try:
+            reply.content = self._renderer.parse_response(sampled.tokens)[0]["content"]
+        except Exception as error:
+            error.sampled_reply = reply  # for the record
+            raise
+        return reply
+
+
+class LiteLLMClient:
+    """Mixed into Harbor's LiteLLM, whose `call` (0.16 to 0.25) uses this method before it looks at finish_reason."""
+
+    def _extract_usage_info(self, response: Any) -> UsageInfo | None:
+        usage, choice = super()._extract_usage_info(response), response["choices"][0]
+        if usage is None or choice["finish_reason"] != "length":
+            return usage
+        choice["finish_reason"] = "stop"  # or the reply would become an error, without its ids and usage
+        return CutOffUsage(**usage.model_dump())
+
+
+_CLIENTS_PER_LOOP = 8  # a training run brings a new checkpoint each step
+_clients: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple, Any]] = WeakKeyDictionary()  # latest used last
+_locks: WeakValueDictionary[tuple, asyncio.Lock] = WeakValueDictionary()  # weak: a lock refers to its loop for good
+_services: dict[tuple, Any] = {}
+
+
+def _tinker_service(api_base: str | None) -> Any:
+    """The process's one `tinker.ServiceClient` of this service; each would hold 11 file descriptors and a session that
+    heartbeats for good. Blocks until the session is open, so call it in a thread."""
+    import tinker
+
+    key = tinker.ServiceClient, api_base or os.environ.get("TINKER_BASE_URL"), os.environ.get("TINKER_API_KEY")
+    if key not in _services:
+        _services.setdefault(key, tinker.ServiceClient(**({"base_url": api_base} if api_base else {})))
+    getattr(_services[key], "holder", None)  # tinker 0.38 opens the session on first use
+    return _services[key]
+
+
+@atexit.register
+def _close_services() -> None:
+    for service in _services.values():
+        with contextlib.suppress(Exception):  # the service may be gone, and nobody is left to tell
+            service.close("success").result(timeout=5)
+
+
+def _utf8(text: str | bytes | None) -> str:
+    """Text that tokenizers and files accept: pairs of surrogates are joined, lone ones replaced."""
+    text = text.decode("utf-8", "replace") if isinstance(text, bytes) else str(text or "")
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def _turn(reply: LLMResponse, step_id: int) -> atif.Step:
+    """A model call that returned, as a recorded turn. Nothing else makes one, and none costs more than the last."""
+    text, thinking, metrics = reply.content or "", reply.reasoning_content, atif.Metrics()
+    if not isinstance(text, str):  # parts, from a renderer that knows thinking
+        thinking = "".join(part["thinking"] for part in text if part["type"] == "thinking")
+        text = "".join(part["text"] for part in text if part["type"] == "text")
+    elif match := re.match(r"\s*<think>(.*?)(?:</think>\s*|\Z)", text, re.DOTALL):  # cut off, so left as it is
+        thinking, text = match[1], text[match.end() :]
+    if usage := reply.usage:
+        metrics.prompt_tokens, metrics.completion_tokens = usage.prompt_tokens, usage.completion_tokens
+        metrics.cached_tokens, metrics.cost_usd = usage.cache_tokens, usage.cost_usd or None  # Harbor: 0.0 if unknown
+    # Assigned, for pydantic's constructor would copy each prompt, and prompts grow with the conversation.
+    metrics.prompt_token_ids, metrics.completion_token_ids = reply.prompt_token_ids, reply.completion_token_ids
+    metrics.logprobs = None if None in (reply.logprobs or [None]) else reply.logprobs
+    step = _step(step_id, "agent", _utf8(text))
+    step.reasoning_content, step.metrics = _utf8(thinking) or None, metrics
+    return step
+
+
+def _step(step_id: int, source: str, message: str) -> atif.Step:
+    return atif.Step(step_id=step_id, timestamp=datetime.now(UTC).isoformat(), source=source, message=message)
+
+
+_IDS = ("prompt_token_ids", "completion_token_ids", "logprobs")
+
+_PROTOCOL = """\
+Solve the task by running commands in its environment. Put them in fenced blocks that open with ```bash: the blocks of a
+reply run in order as one script, and its exit code and output are the next message. Every script starts in a fresh
+shell: files stay, variables and the working directory do not. It is ended after {seconds} seconds. When the task is
+done, reply without such a block."""
+
+_FENCE = re.compile(r"^[ \t]*(`{3,})([^`\n]*)\n(.*?)^[ \t]*\1`*[ \t]*$", re.DOTALL | re.MULTILINE)
+
+# `timeout` ends a script inside the environment and leaves its output so far. What left its process group (setsid, a
+# `timeout` of its own, all with busybox) is found by the mark, which children inherit.
+_TIMED_SCRIPT = """\
+start=$(date +%s)
+BASIC_LOOP_SCRIPT={mark} timeout -k 5 {limit} bash -c {script} </dev/null
+code=$?
+case $code in 124|137) if [ $(($(date +%s) - start)) -ge {limit} ]; then
+  kill -9 $(grep -ls BASIC_LOOP_SCRIPT={mark} /proc/[0-9]*/environ | cut -d/ -f3) 2>/dev/null
+  printf '\\n[ended: the time limit of {limit} seconds was reached]\\n'
+fi;; esac
+exit $code"""
+
+
+class BasicLoopAgent(_HarborAgent):
+    """Samples completions from one model, runs the bash blocks in them if asked to, and records the rollout.
+
+    A run leaves on the `AgentContext`: token counts, `cost_usd` (None: unknown), `metadata` with `stop_reason` (a
+    `StopReason`), `n_episodes` (model calls) and `n_turns_without_ids`, and `rollout_details`: one `RolloutDetail` of
+    Harbor's with an entry per turn in `prompt_token_ids` (list[list[int]], each the whole prompt),
+    `completion_token_ids` (list[list[int]]) and `logprobs` (list[list[float]], natural log, one per completion token).
+    In `logs_dir`: `completion.txt`, the last reply without its thinking, and `trajectory.json` (ATIF). Raises
+    ValueError for no model or a bad option."""
+
+    options_model = BasicLoopOptions
+    options: BasicLoopOptions
+
+    def __init__(
+        self, *, model_name: str, model_path: str | None = None, renderer_name: str | None = None,
+        max_tokens: int = 512, temperature: float | None = 1.0, max_turns: int = 1, system_prompt: str | None = None,
+        model_client: str = "tinker", api_base: str | None = None, **kw: Any,
+    ) -> None:  # fmt: skip
+        given = {name: value for name, value in locals().items() if name in BasicLoopOptions.model_fields}
+        if not model_name:
+            raise ValueError("no model: name one with -m, such as -m Qwen/Qwen3-8B")
+        super().__init__(model_name=model_name, **given, **kw)
+        self._messages: list[dict[str, Any]] = []  # the conversation so far, for resume()
+
+    @staticmethod
+    def name() -> str:
+        return "basic-loop"
+
+    def version(self) -> str | None:
+        return __version__
+
+    async def setup(self, environment: BaseEnvironment) -> None:
+        """Nothing to install: the model is called from the host."""
+
+    def _build_llm(self) -> Any:
+        """A new client of this configuration. Takes seconds (torch, tokenizer), so call it in a thread."""
+        options, is_tinker = self.options, self.options.model_client == "tinker"
+        collect = is_tinker if options.collect_rollout_details is None else options.collect_rollout_details
+        kwargs = {"model_name": self.model_name, "max_tokens": options.max_tokens, "collect_rollout_details": collect}
+        kwargs |= {} if options.temperature is None else {"temperature": options.temperature}
+        kwargs |= options.llm_kwargs or {}
+        if not is_tinker:
+            from harbor.llms.lite_llm import LiteLLM
+
+            return type("LiteLLMClient", (LiteLLMClient, LiteLLM), {})(api_base=options.api_base, **kwargs)
+        from harbor.llms.tinker import TinkerLLM
+
+        if unknown := kwargs.keys() - inspect.signature(TinkerLLM).parameters:
+            raise ValueError(f"llm_kwargs: TinkerLLM takes no {', '.join(sorted(unknown))}")
+        kwargs |= {"model_path": options.model_path, "renderer_name": options.renderer_name}
+        llm = type("TinkerClient", (TinkerClient, TinkerLLM), {})(**kwargs)
+        llm.api_base = options.api_base
+        if options.model_path is None:
+            self.logger.info("No model_path: sampling the base model %s", self.model_name)
+        if options.max_turns > 1 and not llm._renderer.has_extension_property:
+            why = "the renderer drops earlier thinking; a ..._preserve_thinking renderer keeps it"
+            self.logger.warning("Each turn will be a training example of its own: %s", why)
+        return llm
+
+    def _cache_key(self) -> tuple:
+        """Everything that makes two clients different."""
+        loop_only = {"max_turns", "system_prompt", "command_timeout_sec", "max_output_chars"}
+        options = self.options.model_dump_json(exclude=loop_only, fallback=repr)
+        return self.model_name, options, os.environ.get("TINKER_BASE_URL"), hash(os.environ.get("TINKER_API_KEY"))
+
+    async def _shared_llm(self) -> Any:
+        """The client of this event loop and configuration. The first trial builds it, or the next one if that fails or
+        is cancelled; the others wait."""
+        loop, key = asyncio.get_running_loop(), self._cache_key()
+        clients = _clients.setdefault(loop, {})
+        async with _locks.setdefault((id(loop), *key), asyncio.Lock()):
+            if (llm := clients.pop(key, None)) is None:
+                llm = await asyncio.to_thread(self._build_llm)
+                if connect := getattr(llm, "_ensure_client", None):  # the sampling client, also one for all trials
+                    await connect()
+            clients[key] = llm
+        if len(clients) > _CLIENTS_PER_LOOP:
+            del clients[next(iter(clients))]
+        return llm
+
+    async def run(self, instruction: str, environment: BaseEnvironment, context: AgentContext) -> None:
+        """Solve a task in a new conversation."""
+        system = self.options.system_prompt
+        if system is None and self.options.max_turns > 1:
+            system = _PROTOCOL.format(seconds=self.options.command_timeout_sec)
+        self._messages = [{"role": "system", "content": _utf8(system)}] if system else []
+        await self.resume(instruction, environment, context)
+
+    async def resume(self, instruction: str, environment: BaseEnvironment, context: AgentContext) -> None:
+        """Go on with the conversation; the record is of this call's turns alone. What the client or the environment
+        raises is raised unchanged, once the turns so far are recorded."""
+        steps = [
+            _step(1, "system", message["content"]) for message in self._messages[:1] if message["role"] == "system"
+        ]
+        steps.append(_step(len(steps) + 1, "user", _utf8(instruction)))
+        try:
+            chat = Chat(await self._shared_llm())
+            chat.messages.extend(self._messages)
+            self._messages = chat.messages
+            stop_reason = await self._converse(chat, environment, steps)
+        except BaseException as error:  # also a cancellation
+            with contextlib.suppress(OSError):  # of the files: the context has it all, and `error` says more
+                self._record(context, steps, StopReason.ERROR if isinstance(error, Exception) else StopReason.CANCELLED)
+            raise
+        self._record(context, steps, stop_reason)
+        if self.options.collect_rollout_details and not context.rollout_details:
+            raise RuntimeError("collect_rollout_details=true, but the server returned no token ids with logprobs")
+
+    async def _converse(self, chat: Chat, environment: BaseEnvironment, steps: list[atif.Step]) -> StopReason:
+        """The loop. Change what you like, but append each reply to `steps` before the next await."""
+        prompt = steps[-1].message
+        for _ in range(self.options.max_turns):
+            try:
+                reply = await chat.chat(prompt)
+            except ContextLengthExceededError:
+                return StopReason.CONTEXT_OVERFLOW
+            except OutputLengthExceededError as cut:  # of another client, or the Responses API: text is all there is
+                steps.append(_turn(LLMResponse(content=cut.truncated_response or ""), len(steps) + 1))
+                return StopReason.MAX_TOKENS
+            except Exception as error:
+                if reply := getattr(error, "sampled_reply", None):
+                    steps.append(_turn(reply, len(steps) + 1))
+                raise
+            steps.append(_turn(reply, len(steps) + 1))
+            if isinstance(reply.usage, CutOffUsage):
+                return StopReason.MAX_TOKENS
+            blocks = _FENCE.findall(steps[-1].message)
+            script = "\n".join(text for _, info, text in blocks if info.split()[:1] in (["bash"], ["sh"]))
+            if not script or self.options.max_turns == 1:
+                return StopReason.COMPLETED
+            prompt = await self._execute(script, environment, steps[-1])
+        return StopReason.MAX_TURNS
+
+    async def _execute(self, script: str, environment: BaseEnvironment, step: atif.Step) -> str:
+        """Run a script in the environment, never on the host; note it on the step and return what the model is told."""
+        limit, most = self.options.command_timeout_sec, self.options.max_output_chars
+        step.tool_calls = [atif.ToolCall(tool_call_id="1", function_name="bash", arguments={"command": script})]
+        command = _TIMED_SCRIPT.format(mark=uuid4().hex, limit=limit, script=shlex.quote(script))
+        try:
+            async with asyncio.timeout(limit + 60):
+                result = await environment.exec(command, timeout_sec=limit + 30)
+            code, output = result.return_code, "\n".join(filter(None, map(_utf8, (result.stdout, result.stderr))))
+        except TimeoutError:  # the environment hangs: `timeout` never got its turn
+            code, output = 124, f"[no answer from the environment; the time limit is {limit} seconds]"
+        if (left_out := len(output) - most) > 0:
+            output = f"{output[: most // 2]}\n[... {left_out} characters left out ...]\n{output[most // 2 - most :]}"
+        told = f"Exit code: {code}\nOutput:\n{output or '(none)'}"
+        step.observation = atif.Observation(results=[atif.ObservationResult(source_call_id="1", content=told)])
+        return told
+
+    def _record(self, context: AgentContext, steps: list[atif.Step], stop_reason: StopReason) -> None:
+        """Put the run onto the context, then into the files. Raises OSError when a file cannot be written."""
+        turns, totals = [step.metrics for step in steps if step.metrics], {}
+        for name in ("prompt_tokens", "completion_tokens", "cached_tokens", "cost_usd"):
+            known = [value for turn in turns if (value := getattr(turn, name)) is not None]
+            totals[f"total_{name}"] = sum(known) if known and len(known) == len(turns) else None  # all of it or nothing
+        context.n_input_tokens, context.n_output_tokens, context.n_cache_tokens, context.cost_usd = totals.values()
+        kept = [t for t in turns if t.prompt_token_ids and len(t.completion_token_ids or []) == len(t.logprobs or [])]
+        # Chat.rollout_details appends to each list by itself, so one missing piece would misalign all that follow.
+        context.rollout_details = [{key: [getattr(t, key) or [] for t in kept] for key in _IDS}] if kept else None
+        context.metadata = {"stop_reason": str(stop_reason), "n_episodes": len(turns)}
+        context.metadata["n_turns_without_ids"] = len(turns) - len(kept)
+        trajectory = atif.Trajectory(
+            session_id=str(self.session_id or uuid4()),
+            agent=atif.Agent(name=self.name(), version=__version__, model_name=self.model_name),
+            steps=steps,
+            final_metrics=atif.FinalMetrics(**totals, total_steps=len(steps)),
+            extra={"model_path": self.options.model_path, **context.metadata},
+        )
+        self.logs_dir.mkdir(parents=True, exist_ok=True)
+        # Written without a reply too: the one that an earlier step left here must not be scored for this step's.
+        answer = steps[-1].message if turns else ""
+        (self.logs_dir / "completion.txt").write_text(answer, encoding="utf-8")
+        (self.logs_dir / "trajectory.json").write_text(trajectory.model_dump_json(exclude_none=True), encoding="utf-8")
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One model call, exactly as sampled."""
+
+    prompt_token_ids: list[int]  # shape [n_prompt], earlier turns included
+    completion_token_ids: list[int]  # shape [n_completion]
+    logprobs: list[float]  # shape [n_completion], natural log, under the policy that sampled
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """A finished trial as a trainer sees it. Usage is summed over the steps of the task, None where unknown."""
+
+    turns: list[Turn]  # of all steps, in order; none for API models
+    reward: float | None  # the reward named "reward", or the only one
+    rewards: dict[str, float]  # all that the verifier gave
+    prompt_tokens: int | None
+    completion_tokens: int | None
+    cached_tokens: int | None
+    cost_usd: float | None
+    seconds: float | None  # wall time of the agent
+    stop_reason: str | None  # the `StopReason` of the last step; None for another agent's trial
+    task_name: str
+    trial_name: str
+    exception_type: str | None  # such as "AgentTimeoutError"
+
+
+def _trial_to_trajectory(trial: TrialResult) -> Trajectory | None:
+    """Training data from a finished trial, live or read back with `TrialResult.model_validate_json`.
+
+    None for a trial that failed before it had a score, or that has neither tokens nor a score. Raises ValueError if
+    its ids and logprobs are not aligned (another agent's record)."""
+    steps, turns = trial.step_results or [trial], []
+    contexts = [step.agent_result for step in steps if step.agent_result]
+    for segment in [segment for context in contexts for segment in context.rollout_details or []]:
+        prompts, completions, logprobs = [segment.get(name) or [] for name in _IDS]
+        if len(prompts) != len(completions) or [*map(len, completions)] != [*map(len, logprobs)]:
+            raise ValueError(f"trial {trial.trial_name}: token ids and logprobs are not aligned, do not train on them")
+        turns += map(Turn, prompts, completions, logprobs)
+    rewards = (trial.verifier_result and trial.verifier_result.rewards) or {}
+    errors = [part.exception_info.exception_type for part in (trial, *steps) if part.exception_info]
+    if not rewards and (errors or not turns):
+        return None
+    n_prompt, n_cached, n_completion, cost = trial.compute_token_cost_totals()
+    clocks = [step.agent_execution for step in steps if step.agent_execution and step.agent_execution.finished_at]
+    return Trajectory(
+        turns=turns,
+        reward=rewards.get("reward", next(iter(rewards.values())) if len(rewards) == 1 else None),
+        rewards=rewards,
+        prompt_tokens=sum(len(t.prompt_token_ids) for t in turns) or None if n_prompt is None else n_prompt,
+        completion_tokens=sum(len(t.logprobs) for t in turns) or None if n_completion is None else n_completion,
+        cached_tokens=n_cached,
+        cost_usd=cost,
+        seconds=sum((clock.finished_at - clock.started_at).total_seconds() for clock in clocks) if clocks else None,
+        stop_reason=(contexts[-1].metadata or {}).get("stop_reason") if contexts else None,
+        task_name=trial.task_name,
+        trial_name=trial.trial_name,
+        exception_type=errors[0] if errors else None,
+    )
+
+
+def to_tinker(trajectory: Trajectory) -> "tinker_cookbook.rl.types.Trajectory":
+    """The trajectory for tinker-cookbook's `TrajectoryGroup`, `compute_advantages` and `assemble_training_data`. Its
+    transitions have reward 0.0: pass the trial's reward as the group's `final_rewards_G`."""
+    from tinker import ModelInput
+    from tinker_cookbook.completers import TokensWithLogprobs
+    from tinker_cookbook.rl import types
+
+    transitions = []
+    for turn in trajectory.turns:
+        last = turn is trajectory.turns[-1]
+        stop = "length" if last and trajectory.stop_reason == StopReason.MAX_TOKENS else "stop"
+        action = TokensWithLogprobs(turn.completion_token_ids, turn.logprobs, stop)
+        ob = ModelInput.from_ints(turn.prompt_token_ids)
+        transitions.append(types.Transition(ob=ob, ac=action, reward=0.0, episode_done=last))
+    return types.Trajectory(transitions, final_ob=ModelInput.empty(), stop_reason=trajectory.stop_reason)
