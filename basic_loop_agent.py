@@ -14,7 +14,6 @@ import inspect
 import os
 import re
 import shlex
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -103,8 +102,6 @@ class TinkerClient:
     """Mixed into Harbor's TinkerLLM: one service per process, and a `call` that keeps every reply. Harbor 0.16 to 0.24
     pass a cut-off one off as complete, 0.25 drops its ids; the private attributes are the same in all of them."""
 
-    api_base: str | None = None
-
     async def _ensure_client(self) -> Any:
         if self._sampling_client is None:
             service = await asyncio.to_thread(_tinker_service, self.api_base)
@@ -112,12 +109,13 @@ class TinkerClient:
             self._sampling_client = await service.create_sampling_client_async(**source)
         return self._sampling_client
 
-    async def call(self, prompt: str, message_history: Sequence[dict[str, Any]] = (), **kwargs: Any) -> LLMResponse:
+    async def call(self, prompt: str, message_history: list[dict] | None = None, **kwargs: Any) -> LLMResponse:
         """Sample one reply; its content is the renderer's: text, or a list of parts as soon as the model thinks."""
         from tinker import SamplingParams
 
         client = await self._ensure_client()
-        rendered = self._renderer.build_generation_prompt([*message_history, {"role": "user", "content": prompt}])
+        messages = [*(message_history or []), {"role": "user", "content": prompt}]
+        rendered = self._renderer.build_generation_prompt(messages)
         if (room := self._context_limit - rendered.length) < 1:
             raise ContextLengthExceededError(f"{rendered.length} prompt tokens fill the {self._context_limit} allowed")
         params = {name: getattr(self, f"_{name}") for name in ("temperature", "seed", "top_k", "top_p")}
@@ -276,10 +274,8 @@ class BasicLoopAgent(_HarborAgent):
         if unknown := kwargs.keys() - inspect.signature(TinkerLLM).parameters:
             raise ValueError(f"llm_kwargs: TinkerLLM takes no {', '.join(sorted(unknown))}")
         kwargs |= {"model_path": options.model_path, "renderer_name": options.renderer_name}
-        llm = type("TinkerClient", (TinkerClient, TinkerLLM), {})(**kwargs)
-        llm.api_base = options.api_base
-        if options.model_path is None:
-            self.logger.info("No model_path: sampling the base model %s", self.model_name)
+        llm = type("TinkerClient", (TinkerClient, TinkerLLM), {"api_base": options.api_base})(**kwargs)
+        self.logger.info("Sampling %s", options.model_path or f"the base model {self.model_name}: no model_path given")
         if options.max_turns > 1 and not llm._renderer.has_extension_property:
             why = "the renderer drops earlier thinking; a ..._preserve_thinking renderer keeps it"
             self.logger.warning("Each turn will be a training example of its own: %s", why)
@@ -350,6 +346,8 @@ class BasicLoopAgent(_HarborAgent):
                     steps.append(_turn(reply, len(steps) + 1))
                 raise
             steps.append(_turn(reply, len(steps) + 1))
+            if isinstance(reply.content, str):  # the next call would fail on a lone surrogate
+                chat.messages[-1]["content"] = _utf8(reply.content)
             if isinstance(reply.usage, CutOffUsage):
                 return StopReason.MAX_TOKENS
             blocks = _FENCE.findall(steps[-1].message)
@@ -367,7 +365,8 @@ class BasicLoopAgent(_HarborAgent):
         try:
             async with asyncio.timeout(limit + 60):
                 result = await environment.exec(command, timeout_sec=limit + 30)
-            code, output = result.return_code, "\n".join(filter(None, map(_utf8, (result.stdout, result.stderr))))
+            texts = map(_utf8, (result.stdout, result.stderr))
+            code, output = result.return_code, "\n".join(text.removesuffix("\n") for text in texts if text)
         except TimeoutError:  # the environment hangs: `timeout` never got its turn
             code, output = 124, f"[no answer from the environment; the time limit is {limit} seconds]"
         if (left_out := len(output) - most) > 0:
@@ -386,19 +385,16 @@ class BasicLoopAgent(_HarborAgent):
         kept = [t for t in turns if t.prompt_token_ids and len(t.completion_token_ids or []) == len(t.logprobs or [])]
         # Chat.rollout_details appends to each list by itself, so one missing piece would misalign all that follow.
         context.rollout_details = [{key: [getattr(t, key) or [] for t in kept] for key in _IDS}] if kept else None
-        context.metadata = {"stop_reason": str(stop_reason), "n_episodes": len(turns)}
-        context.metadata["n_turns_without_ids"] = len(turns) - len(kept)
-        trajectory = atif.Trajectory(
-            session_id=str(self.session_id or uuid4()),
-            agent=atif.Agent(name=self.name(), version=__version__, model_name=self.model_name),
-            steps=steps,
-            final_metrics=atif.FinalMetrics(**totals, total_steps=len(steps)),
-            extra={"model_path": self.options.model_path, **context.metadata},
-        )
+        n = len(turns)
+        context.metadata = {"stop_reason": str(stop_reason), "n_episodes": n, "n_turns_without_ids": n - len(kept)}
+        me = atif.Agent(name=self.name(), version=__version__, model_name=self.model_name)
+        extra = {"model_path": self.options.model_path, **context.metadata}
+        final = atif.FinalMetrics(**totals, total_steps=len(steps))
+        run_id = self.session_id or uuid4().hex
+        trajectory = atif.Trajectory(session_id=run_id, agent=me, steps=steps, final_metrics=final, extra=extra)
         self.logs_dir.mkdir(parents=True, exist_ok=True)
-        # Written without a reply too: the one that an earlier step left here must not be scored for this step's.
-        answer = steps[-1].message if turns else ""
-        (self.logs_dir / "completion.txt").write_text(answer, encoding="utf-8")
+        # Without a reply it is empty: an earlier step's, left in the same folder, must not be scored for this step.
+        (self.logs_dir / "completion.txt").write_text(steps[-1].message if turns else "", encoding="utf-8")
         (self.logs_dir / "trajectory.json").write_text(trajectory.model_dump_json(exclude_none=True), encoding="utf-8")
 
 
