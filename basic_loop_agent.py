@@ -2,8 +2,7 @@
 
     harbor run ... --agent basic_loop_agent:BasicLoopAgent -m Qwen/Qwen3-8B --ak model_path=tinker://...
 
-From top to bottom: options, model clients and their cache, the agent with its loop (`_converse`) and its record
-(`_record`), and `_trial_to_trajectory`, which turns a finished trial into training data.
+From top to bottom: options, model clients, their cache, the record, the agent (`_converse` is the loop), training data.
 """
 
 import asyncio
@@ -17,7 +16,7 @@ import shlex
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import Any, Literal, Self
 from uuid import uuid4
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
@@ -31,10 +30,8 @@ from harbor.models.metric import UsageInfo
 from harbor.models.trial.result import TrialResult
 from pydantic import BaseModel, Field, model_validator
 
-if TYPE_CHECKING:  # torch, transformers, tinker and litellm take seconds to import: only the code that needs one does
-    import tinker_cookbook.rl.types
-
 __version__ = "0.1.0"
+_IDS = ("prompt_token_ids", "completion_token_ids", "logprobs")  # of a RolloutDetail, of an LLMResponse, of a Turn
 
 try:  # Harbor 0.23 and later: BaseAgent parses the options, and does so before any trial starts
     from harbor.agents.capabilities import AgentCapabilities
@@ -99,39 +96,34 @@ class CutOffUsage(UsageInfo):
 
 
 class TinkerClient:
-    """Mixed into Harbor's TinkerLLM: one service per process, and a `call` that keeps every reply. Harbor 0.16 to 0.24
-    pass a cut-off one off as complete, 0.25 drops its ids; the private attributes are the same in all of them."""
+    """Mixed into TinkerLLM (private attributes alike in Harbor 0.16 to 0.25): one service per process, and every reply
+    whole. TinkerLLM's own `call` passes a cut-off reply off as complete (up to 0.24) or drops its ids (0.25)."""
 
     async def _ensure_client(self) -> Any:
         if self._sampling_client is None:
-            service = await asyncio.to_thread(_tinker_service, self.api_base)
+            service = await asyncio.to_thread(_tinker_service, self.tinker.ServiceClient, self.api_base)
             source = {"model_path": self._model_path} if self._model_path else {"base_model": self._model_name}
             self._sampling_client = await service.create_sampling_client_async(**source)
         return self._sampling_client
 
-    async def call(self, prompt: str, message_history: list[dict] | None = None, **kwargs: Any) -> LLMResponse:
+    async def call(self, prompt: str, message_history: Any = (), **kwargs: Any) -> LLMResponse:
         """Sample one reply; its content is the renderer's: text, or a list of parts as soon as the model thinks."""
-        from tinker import SamplingParams
-
         client = await self._ensure_client()
-        messages = [*(message_history or []), {"role": "user", "content": prompt}]
-        rendered = self._renderer.build_generation_prompt(messages)
+        rendered = self._renderer.build_generation_prompt([*message_history, {"role": "user", "content": prompt}])
         if (room := self._context_limit - rendered.length) < 1:
             raise ContextLengthExceededError(f"{rendered.length} prompt tokens fill the {self._context_limit} allowed")
         params = {name: getattr(self, f"_{name}") for name in ("temperature", "seed", "top_k", "top_p")}
         params |= {"max_tokens": min(self._max_tokens, room), "stop": self._renderer.get_stop_sequences()}
-        result = await client.sample_async(prompt=rendered, num_samples=1, sampling_params=SamplingParams(**params))
-        sampled, prompt_ids = result.sequences[0], rendered.to_ints()
-        counts = {"prompt_tokens": len(prompt_ids), "completion_tokens": len(sampled.tokens), "cache_tokens": 0}
+        params = self.tinker.SamplingParams(**params)
+        sampled = (await client.sample_async(prompt=rendered, num_samples=1, sampling_params=params)).sequences[0]
+        counts = {"prompt_tokens": rendered.length, "completion_tokens": len(sampled.tokens), "cache_tokens": 0}
         usage = (CutOffUsage if sampled.stop_reason == "length" else UsageInfo)(**counts, cost_usd=0.0)
-        reply = LLMResponse(content="", usage=usage)
-        if self._collect_rollout_details:
-            reply.prompt_token_ids, reply.completion_token_ids = prompt_ids, list(sampled.tokens)
-            reply.logprobs = list(sampled.logprobs or [])
+        ids = dict(zip(_IDS, (rendered.to_ints(), list(sampled.tokens), list(sampled.logprobs or [])), strict=True))
+        reply = LLMResponse(content="", usage=usage, **(ids if self._collect_rollout_details else {}))
         try:
             reply.content = self._renderer.parse_response(sampled.tokens)[0]["content"]
         except Exception as error:
-            error.sampled_reply = reply  # for the record
+            error.sampled_reply = reply
             raise
         return reply
 
@@ -141,28 +133,23 @@ class LiteLLMClient:
 
     def _extract_usage_info(self, response: Any) -> UsageInfo | None:
         usage, choice = super()._extract_usage_info(response), response["choices"][0]
-        if usage is None or choice["finish_reason"] != "length":
-            return usage
-        choice["finish_reason"] = "stop"  # or the reply would become an error, without its ids and usage
-        return CutOffUsage(**usage.model_dump())
+        if usage and choice["finish_reason"] == "length":  # the reply would become an error, without its ids and usage
+            choice["finish_reason"], usage = "stop", CutOffUsage(**usage.model_dump())
+        return usage
 
 
-_CLIENTS_PER_LOOP = 8  # a training run brings a new checkpoint each step
 _clients: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple, Any]] = WeakKeyDictionary()  # latest used last
 _locks: WeakValueDictionary[tuple, asyncio.Lock] = WeakValueDictionary()  # weak: a lock refers to its loop for good
 _services: dict[tuple, Any] = {}
 
 
-def _tinker_service(api_base: str | None) -> Any:
-    """The process's one `tinker.ServiceClient` of this service; each would hold 11 file descriptors and a session that
-    heartbeats for good. Blocks until the session is open, so call it in a thread."""
-    import tinker
-
-    key = tinker.ServiceClient, api_base or os.environ.get("TINKER_BASE_URL"), os.environ.get("TINKER_API_KEY")
-    if key not in _services:
-        _services.setdefault(key, tinker.ServiceClient(**({"base_url": api_base} if api_base else {})))
-    getattr(_services[key], "holder", None)  # tinker 0.38 opens the session on first use
-    return _services[key]
+def _tinker_service(service_class: Any, api_base: str | None) -> Any:
+    """The process's only client of this service: each holds a session and 11 file descriptors for good. Blocks."""
+    key = service_class, api_base or os.environ.get("TINKER_BASE_URL"), os.environ.get("TINKER_API_KEY")
+    if (service := _services.get(key)) is None:
+        service = _services.setdefault(key, service_class(**({"base_url": api_base} if api_base else {})))
+    getattr(service, "holder", None)  # opens the session, which tinker 0.38 would do on the event loop
+    return service
 
 
 @atexit.register
@@ -178,8 +165,12 @@ def _utf8(text: str | bytes | None) -> str:
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
-def _turn(reply: LLMResponse, step_id: int) -> atif.Step:
-    """A model call that returned, as a recorded turn. Nothing else makes one, and none costs more than the last."""
+def _add_step(steps: list[atif.Step], **fields: Any) -> None:
+    steps.append(atif.Step(step_id=len(steps) + 1, timestamp=datetime.now(UTC).isoformat(), **fields))
+
+
+def _add_turn(steps: list[atif.Step], reply: LLMResponse) -> None:
+    """Record a model call that returned; nothing else does. Ids are assigned, as pydantic's constructor copies them."""
     text, thinking, metrics = reply.content or "", reply.reasoning_content, atif.Metrics()
     if not isinstance(text, str):  # parts, from a renderer that knows thinking
         thinking = "".join(part["thinking"] for part in text if part["type"] == "thinking")
@@ -189,34 +180,21 @@ def _turn(reply: LLMResponse, step_id: int) -> atif.Step:
     if usage := reply.usage:
         metrics.prompt_tokens, metrics.completion_tokens = usage.prompt_tokens, usage.completion_tokens
         metrics.cached_tokens, metrics.cost_usd = usage.cache_tokens, usage.cost_usd or None  # Harbor: 0.0 if unknown
-    # Assigned, for pydantic's constructor would copy each prompt, and prompts grow with the conversation.
     metrics.prompt_token_ids, metrics.completion_token_ids = reply.prompt_token_ids, reply.completion_token_ids
     metrics.logprobs = None if None in (reply.logprobs or [None]) else reply.logprobs
-    step = _step(step_id, "agent", _utf8(text))
-    step.reasoning_content, step.metrics = _utf8(thinking) or None, metrics
-    return step
+    _add_step(steps, source="agent", message=_utf8(text), reasoning_content=_utf8(thinking) or None, metrics=metrics)
 
-
-def _step(step_id: int, source: str, message: str) -> atif.Step:
-    return atif.Step(step_id=step_id, timestamp=datetime.now(UTC).isoformat(), source=source, message=message)
-
-
-_IDS = ("prompt_token_ids", "completion_token_ids", "logprobs")
 
 _PROTOCOL = """\
-Solve the task by running commands in its environment. Put them in fenced blocks that open with ```bash: the blocks of a
-reply run in order as one script, and its exit code and output are the next message. Every script starts in a fresh
-shell: files stay, variables and the working directory do not. It is ended after {seconds} seconds. When the task is
-done, reply without such a block."""
-
+Solve the task by running commands in its environment. Put them in fenced blocks that open with ```bash: the blocks of
+a reply run as one script, and its exit code and output are the next message. Every script starts in a fresh shell: files
+stay, variables and the directory do not. It is ended after {seconds} seconds. When done, reply without such a block."""
 _FENCE = re.compile(r"^[ \t]*(`{3,})([^`\n]*)\n(.*?)^[ \t]*\1`*[ \t]*$", re.DOTALL | re.MULTILINE)
-
 # `timeout` ends a script inside the environment and leaves its output so far. What left its process group (setsid, a
 # `timeout` of its own, all with busybox) is found by the mark, which children inherit.
 _TIMED_SCRIPT = """\
 start=$(date +%s)
-BASIC_LOOP_SCRIPT={mark} timeout -k 5 {limit} bash -c {script} </dev/null
-code=$?
+BASIC_LOOP_SCRIPT={mark} timeout -k 5 {limit} bash -c {script} </dev/null; code=$?
 case $code in 124|137) if [ $(($(date +%s) - start)) -ge {limit} ]; then
   kill -9 $(grep -ls BASIC_LOOP_SCRIPT={mark} /proc/[0-9]*/environ | cut -d/ -f3) 2>/dev/null
   printf '\\n[ended: the time limit of {limit} seconds was reached]\\n'
@@ -227,12 +205,9 @@ exit $code"""
 class BasicLoopAgent(_HarborAgent):
     """Samples completions from one model, runs the bash blocks in them if asked to, and records the rollout.
 
-    A run leaves on the `AgentContext`: token counts, `cost_usd` (None: unknown), `metadata` with `stop_reason` (a
-    `StopReason`), `n_episodes` (model calls) and `n_turns_without_ids`, and `rollout_details`: one `RolloutDetail` of
-    Harbor's with an entry per turn in `prompt_token_ids` (list[list[int]], each the whole prompt),
-    `completion_token_ids` (list[list[int]]) and `logprobs` (list[list[float]], natural log, one per completion token).
-    In `logs_dir`: `completion.txt`, the last reply without its thinking, and `trajectory.json` (ATIF). Raises
-    ValueError for no model or a bad option."""
+    A run leaves `completion.txt` (the last reply) and `trajectory.json` (ATIF) in `logs_dir` and, on the context, token
+    counts, `cost_usd` (None: unknown), `metadata` (a `StopReason`, the number of model calls) and `rollout_details`:
+    one Harbor RolloutDetail, its lists with an entry per turn as in `Turn`. Raises ValueError for a bad option."""
 
     options_model = BasicLoopOptions
     options: BasicLoopOptions
@@ -262,23 +237,27 @@ class BasicLoopAgent(_HarborAgent):
         """A new client of this configuration. Takes seconds (torch, tokenizer), so call it in a thread."""
         options, is_tinker = self.options, self.options.model_client == "tinker"
         collect = is_tinker if options.collect_rollout_details is None else options.collect_rollout_details
-        kwargs = {"model_name": self.model_name, "max_tokens": options.max_tokens, "collect_rollout_details": collect}
-        kwargs |= {} if options.temperature is None else {"temperature": options.temperature}
-        kwargs |= options.llm_kwargs or {}
+        kwargs = options.model_dump(include={"max_tokens", "temperature"}, exclude_none=True) | (
+            options.llm_kwargs or {}
+        )
+        kwargs |= {"model_name": self.model_name, "collect_rollout_details": collect}
         if not is_tinker:
             from harbor.llms.lite_llm import LiteLLM
 
             return type("LiteLLMClient", (LiteLLMClient, LiteLLM), {})(api_base=options.api_base, **kwargs)
+        import tinker
         from harbor.llms.tinker import TinkerLLM
 
         if unknown := kwargs.keys() - inspect.signature(TinkerLLM).parameters:
             raise ValueError(f"llm_kwargs: TinkerLLM takes no {', '.join(sorted(unknown))}")
         kwargs |= {"model_path": options.model_path, "renderer_name": options.renderer_name}
-        llm = type("TinkerClient", (TinkerClient, TinkerLLM), {"api_base": options.api_base})(**kwargs)
+        llm = type("TinkerClient", (TinkerClient, TinkerLLM), {"tinker": tinker, "api_base": options.api_base})(
+            **kwargs
+        )
         self.logger.info("Sampling %s", options.model_path or f"the base model {self.model_name}: no model_path given")
         if options.max_turns > 1 and not llm._renderer.has_extension_property:
-            why = "the renderer drops earlier thinking; a ..._preserve_thinking renderer keeps it"
-            self.logger.warning("Each turn will be a training example of its own: %s", why)
+            what = "drops earlier thinking, so each turn becomes a training example of its own"
+            self.logger.warning("Renderer %s %s; a ..._preserve_thinking one keeps it", llm._renderer_name, what)
         return llm
 
     def _cache_key(self) -> tuple:
@@ -288,17 +267,15 @@ class BasicLoopAgent(_HarborAgent):
         return self.model_name, options, os.environ.get("TINKER_BASE_URL"), hash(os.environ.get("TINKER_API_KEY"))
 
     async def _shared_llm(self) -> Any:
-        """The client of this event loop and configuration. The first trial builds it, or the next one if that fails or
-        is cancelled; the others wait."""
-        loop, key = asyncio.get_running_loop(), self._cache_key()
-        clients = _clients.setdefault(loop, {})
-        async with _locks.setdefault((id(loop), *key), asyncio.Lock()):
+        """The client of this loop and configuration. One trial builds it (the next, if that fails), the others wait."""
+        clients, key = _clients.setdefault(asyncio.get_running_loop(), {}), self._cache_key()
+        async with _locks.setdefault((id(clients), *key), asyncio.Lock()):
             if (llm := clients.pop(key, None)) is None:
                 llm = await asyncio.to_thread(self._build_llm)
                 if connect := getattr(llm, "_ensure_client", None):  # the sampling client, also one for all trials
                     await connect()
             clients[key] = llm
-        if len(clients) > _CLIENTS_PER_LOOP:
+        if len(clients) > 8:  # a training run brings a new checkpoint each step
             del clients[next(iter(clients))]
         return llm
 
@@ -311,18 +288,19 @@ class BasicLoopAgent(_HarborAgent):
         await self.resume(instruction, environment, context)
 
     async def resume(self, instruction: str, environment: BaseEnvironment, context: AgentContext) -> None:
-        """Go on with the conversation; the record is of this call's turns alone. What the client or the environment
-        raises is raised unchanged, once the turns so far are recorded."""
-        steps = [
-            _step(1, "system", message["content"]) for message in self._messages[:1] if message["role"] == "system"
-        ]
-        steps.append(_step(len(steps) + 1, "user", _utf8(instruction)))
+        """Go on with the conversation. Only this call's turns are recorded, and before anything is raised."""
+        steps: list[atif.Step] = []
+        if self._messages and self._messages[0]["role"] == "system":
+            _add_step(steps, source="system", message=self._messages[0]["content"])
+        _add_step(steps, source="user", message=_utf8(instruction))
         try:
             chat = Chat(await self._shared_llm())
             chat.messages.extend(self._messages)
             self._messages = chat.messages
             stop_reason = await self._converse(chat, environment, steps)
         except BaseException as error:  # also a cancellation
+            if reply := getattr(error, "sampled_reply", None):
+                _add_turn(steps, reply)
             with contextlib.suppress(OSError):  # of the files: the context has it all, and `error` says more
                 self._record(context, steps, StopReason.ERROR if isinstance(error, Exception) else StopReason.CANCELLED)
             raise
@@ -331,7 +309,7 @@ class BasicLoopAgent(_HarborAgent):
             raise RuntimeError("collect_rollout_details=true, but the server returned no token ids with logprobs")
 
     async def _converse(self, chat: Chat, environment: BaseEnvironment, steps: list[atif.Step]) -> StopReason:
-        """The loop. Change what you like, but append each reply to `steps` before the next await."""
+        """The loop. Change what you like, but let each reply reach `_add_turn` before the next await."""
         prompt = steps[-1].message
         for _ in range(self.options.max_turns):
             try:
@@ -339,15 +317,12 @@ class BasicLoopAgent(_HarborAgent):
             except ContextLengthExceededError:
                 return StopReason.CONTEXT_OVERFLOW
             except OutputLengthExceededError as cut:  # of another client, or the Responses API: text is all there is
-                steps.append(_turn(LLMResponse(content=cut.truncated_response or ""), len(steps) + 1))
+                _add_turn(steps, LLMResponse(content=cut.truncated_response or ""))
                 return StopReason.MAX_TOKENS
-            except Exception as error:
-                if reply := getattr(error, "sampled_reply", None):
-                    steps.append(_turn(reply, len(steps) + 1))
-                raise
-            steps.append(_turn(reply, len(steps) + 1))
-            if isinstance(reply.content, str):  # the next call would fail on a lone surrogate
-                chat.messages[-1]["content"] = _utf8(reply.content)
+            _add_turn(steps, reply)
+            chat.messages[-1]["content"] = (
+                _utf8(text) if isinstance(text := reply.content, str) else text
+            )  # goes back in
             if isinstance(reply.usage, CutOffUsage):
                 return StopReason.MAX_TOKENS
             blocks = _FENCE.findall(steps[-1].message)
@@ -380,7 +355,8 @@ class BasicLoopAgent(_HarborAgent):
         turns, totals = [step.metrics for step in steps if step.metrics], {}
         for name in ("prompt_tokens", "completion_tokens", "cached_tokens", "cost_usd"):
             known = [value for turn in turns if (value := getattr(turn, name)) is not None]
-            totals[f"total_{name}"] = sum(known) if known and len(known) == len(turns) else None  # all of it or nothing
+            whole = len(known) == len(turns) or name != "cost_usd"  # the price of some turns is not the run's
+            totals[f"total_{name}"] = sum(known) if known and whole else None
         context.n_input_tokens, context.n_output_tokens, context.n_cache_tokens, context.cost_usd = totals.values()
         kept = [t for t in turns if t.prompt_token_ids and len(t.completion_token_ids or []) == len(t.logprobs or [])]
         # Chat.rollout_details appends to each list by itself, so one missing piece would misalign all that follow.
@@ -388,14 +364,15 @@ class BasicLoopAgent(_HarborAgent):
         n = len(turns)
         context.metadata = {"stop_reason": str(stop_reason), "n_episodes": n, "n_turns_without_ids": n - len(kept)}
         me = atif.Agent(name=self.name(), version=__version__, model_name=self.model_name)
-        extra = {"model_path": self.options.model_path, **context.metadata}
         final = atif.FinalMetrics(**totals, total_steps=len(steps))
         run_id = self.session_id or uuid4().hex
-        trajectory = atif.Trajectory(session_id=run_id, agent=me, steps=steps, final_metrics=final, extra=extra)
+        view = atif.Trajectory(session_id=run_id, agent=me, steps=steps, final_metrics=final, extra=context.metadata)
+        # In a conversation the prompts would let the file grow with the square of the turns; the context has them.
+        but = {"steps": {"__all__": {"metrics": {"prompt_token_ids"}}}} if n > 1 else None
         self.logs_dir.mkdir(parents=True, exist_ok=True)
         # Without a reply it is empty: an earlier step's, left in the same folder, must not be scored for this step.
         (self.logs_dir / "completion.txt").write_text(steps[-1].message if turns else "", encoding="utf-8")
-        (self.logs_dir / "trajectory.json").write_text(trajectory.model_dump_json(exclude_none=True), encoding="utf-8")
+        (self.logs_dir / "trajectory.json").write_text(view.model_dump_json(exclude_none=True, exclude=but), "utf-8")
 
 
 @dataclass(frozen=True)
@@ -426,10 +403,8 @@ class Trajectory:
 
 
 def _trial_to_trajectory(trial: TrialResult) -> Trajectory | None:
-    """Training data from a finished trial, live or read back with `TrialResult.model_validate_json`.
-
-    None for a trial that failed before it had a score, or that has neither tokens nor a score. Raises ValueError if
-    its ids and logprobs are not aligned (another agent's record)."""
+    """Training data from a finished trial, live or read back with `TrialResult.model_validate_json`. None if it failed
+    before it was scored, or has neither tokens nor a score. Raises ValueError if its ids and logprobs do not align."""
     steps, turns = trial.step_results or [trial], []
     contexts = [step.agent_result for step in steps if step.agent_result]
     for segment in [segment for context in contexts for segment in context.rollout_details or []]:
@@ -459,7 +434,7 @@ def _trial_to_trajectory(trial: TrialResult) -> Trajectory | None:
     )
 
 
-def to_tinker(trajectory: Trajectory) -> "tinker_cookbook.rl.types.Trajectory":
+def to_tinker(trajectory: Trajectory) -> "tinker_cookbook.rl.types.Trajectory":  # noqa: F821, torch is slow to import
     """The trajectory for tinker-cookbook's `TrajectoryGroup`, `compute_advantages` and `assemble_training_data`. Its
     transitions have reward 0.0: pass the trial's reward as the group's `final_rewards_G`."""
     from tinker import ModelInput
@@ -468,9 +443,9 @@ def to_tinker(trajectory: Trajectory) -> "tinker_cookbook.rl.types.Trajectory":
 
     transitions = []
     for turn in trajectory.turns:
-        last = turn is trajectory.turns[-1]
-        stop = "length" if last and trajectory.stop_reason == StopReason.MAX_TOKENS else "stop"
-        action = TokensWithLogprobs(turn.completion_token_ids, turn.logprobs, stop)
-        ob = ModelInput.from_ints(turn.prompt_token_ids)
-        transitions.append(types.Transition(ob=ob, ac=action, reward=0.0, episode_done=last))
+        ob, ac = (
+            ModelInput.from_ints(turn.prompt_token_ids),
+            TokensWithLogprobs(turn.completion_token_ids, turn.logprobs),
+        )
+        transitions.append(types.Transition(ob=ob, ac=ac, reward=0.0, episode_done=turn is trajectory.turns[-1]))
     return types.Trajectory(transitions, final_ob=ModelInput.empty(), stop_reason=trajectory.stop_reason)

@@ -35,7 +35,7 @@ from harbor.models.job.config import JobConfig
 from harbor.models.verifier.result import VerifierResult
 from harbor.verifier.base import BaseVerifier
 
-from basic_loop_agent import _CLIENTS_PER_LOOP, _IDS, _TIMED_SCRIPT, BasicLoopAgent, StopReason
+from basic_loop_agent import _IDS, _TIMED_SCRIPT, BasicLoopAgent, StopReason
 
 ROOT = Path(__file__).parent
 
@@ -338,7 +338,7 @@ def test_the_cache_drops_the_least_recently_used_client_and_those_of_a_closed_lo
     async def main() -> list[Any]:
         first = await agent(max_tokens=1)._shared_llm()
         gone = weakref.ref(await agent(max_tokens=2)._shared_llm())
-        for max_tokens in range(3, 2 + _CLIENTS_PER_LOOP):
+        for max_tokens in range(3, 10):
             assert await agent(max_tokens=1)._shared_llm() is first
             await agent(max_tokens=max_tokens)._shared_llm()
         gc.collect()
