@@ -13,6 +13,7 @@ import inspect
 import os
 import re
 import shlex
+import warnings
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -141,6 +142,8 @@ class LiteLLMClient:
 _clients: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple, Any]] = WeakKeyDictionary()  # latest used last
 _locks: WeakValueDictionary[tuple, asyncio.Lock] = WeakValueDictionary()  # weak: a lock refers to its loop for good
 _services: dict[tuple, Any] = {}
+# The SDK's old names for what 0.38 deprecates are those that Harbor calls, and that it has had since 0.14.
+warnings.filterwarnings("ignore", r"DEPRECATED: \w+\.(create_sampling_client|sample)_async", FutureWarning)
 
 
 def _tinker_service(service_class: Any, api_base: str | None) -> Any:
@@ -187,8 +190,9 @@ def _add_turn(steps: list[atif.Step], reply: LLMResponse) -> None:
 
 _PROTOCOL = """\
 Solve the task by running commands in its environment. Put them in fenced blocks that open with ```bash: the blocks of
-a reply run as one script, and its exit code and output are the next message. Every script starts in a fresh shell: files
-stay, variables and the directory do not. It is ended after {seconds} seconds. When done, reply without such a block."""
+a reply run as one script, and its exit code and output are the next message. Every script starts in a fresh shell: it
+finds files, but no variables or directory, of those before. It is ended after {seconds} seconds. When the task is done,
+reply without such a block."""
 _FENCE = re.compile(r"^[ \t]*(`{3,})([^`\n]*)\n(.*?)^[ \t]*\1`*[ \t]*$", re.DOTALL | re.MULTILINE)
 # `timeout` ends a script inside the environment and leaves its output so far. What left its process group (setsid, a
 # `timeout` of its own, all with busybox) is found by the mark, which children inherit.
@@ -210,7 +214,6 @@ class BasicLoopAgent(_HarborAgent):
     one Harbor RolloutDetail, its lists with an entry per turn as in `Turn`. Raises ValueError for a bad option."""
 
     options_model = BasicLoopOptions
-    options: BasicLoopOptions
 
     def __init__(
         self, *, model_name: str, model_path: str | None = None, renderer_name: str | None = None,
@@ -237,10 +240,8 @@ class BasicLoopAgent(_HarborAgent):
         """A new client of this configuration. Takes seconds (torch, tokenizer), so call it in a thread."""
         options, is_tinker = self.options, self.options.model_client == "tinker"
         collect = is_tinker if options.collect_rollout_details is None else options.collect_rollout_details
-        kwargs = options.model_dump(include={"max_tokens", "temperature"}, exclude_none=True) | (
-            options.llm_kwargs or {}
-        )
-        kwargs |= {"model_name": self.model_name, "collect_rollout_details": collect}
+        kwargs = options.model_dump(include={"max_tokens", "temperature"}, exclude_none=True)
+        kwargs |= {"model_name": self.model_name, "collect_rollout_details": collect, **(options.llm_kwargs or {})}
         if not is_tinker:
             from harbor.llms.lite_llm import LiteLLM
 
@@ -251,9 +252,8 @@ class BasicLoopAgent(_HarborAgent):
         if unknown := kwargs.keys() - inspect.signature(TinkerLLM).parameters:
             raise ValueError(f"llm_kwargs: TinkerLLM takes no {', '.join(sorted(unknown))}")
         kwargs |= {"model_path": options.model_path, "renderer_name": options.renderer_name}
-        llm = type("TinkerClient", (TinkerClient, TinkerLLM), {"tinker": tinker, "api_base": options.api_base})(
-            **kwargs
-        )
+        client = type("TinkerClient", (TinkerClient, TinkerLLM), {"tinker": tinker, "api_base": options.api_base})
+        llm = client(**kwargs)
         self.logger.info("Sampling %s", options.model_path or f"the base model {self.model_name}: no model_path given")
         if options.max_turns > 1 and not llm._renderer.has_extension_property:
             what = "drops earlier thinking, so each turn becomes a training example of its own"
@@ -297,7 +297,7 @@ class BasicLoopAgent(_HarborAgent):
             chat = Chat(await self._shared_llm())
             chat.messages.extend(self._messages)
             self._messages = chat.messages
-            stop_reason = await self._converse(chat, environment, steps)
+            stop_reason = await self._converse(chat, steps[-1].message, environment, steps)
         except BaseException as error:  # also a cancellation
             if reply := getattr(error, "sampled_reply", None):
                 _add_turn(steps, reply)
@@ -308,9 +308,8 @@ class BasicLoopAgent(_HarborAgent):
         if self.options.collect_rollout_details and not context.rollout_details:
             raise RuntimeError("collect_rollout_details=true, but the server returned no token ids with logprobs")
 
-    async def _converse(self, chat: Chat, environment: BaseEnvironment, steps: list[atif.Step]) -> StopReason:
+    async def _converse(self, chat: Chat, prompt: str, environment: BaseEnvironment, steps: list) -> StopReason:
         """The loop. Change what you like, but let each reply reach `_add_turn` before the next await."""
-        prompt = steps[-1].message
         for _ in range(self.options.max_turns):
             try:
                 reply = await chat.chat(prompt)
@@ -320,9 +319,8 @@ class BasicLoopAgent(_HarborAgent):
                 _add_turn(steps, LLMResponse(content=cut.truncated_response or ""))
                 return StopReason.MAX_TOKENS
             _add_turn(steps, reply)
-            chat.messages[-1]["content"] = (
-                _utf8(text) if isinstance(text := reply.content, str) else text
-            )  # goes back in
+            if isinstance(reply.content, str):  # a lone surrogate would fail the next call
+                chat.messages[-1]["content"] = _utf8(reply.content)
             if isinstance(reply.usage, CutOffUsage):
                 return StopReason.MAX_TOKENS
             blocks = _FENCE.findall(steps[-1].message)
@@ -435,17 +433,16 @@ def _trial_to_trajectory(trial: TrialResult) -> Trajectory | None:
 
 
 def to_tinker(trajectory: Trajectory) -> "tinker_cookbook.rl.types.Trajectory":  # noqa: F821, torch is slow to import
-    """The trajectory for tinker-cookbook's `TrajectoryGroup`, `compute_advantages` and `assemble_training_data`. Its
-    transitions have reward 0.0: pass the trial's reward as the group's `final_rewards_G`."""
+    """For tinker-cookbook's RL functions. Every transition has reward 0.0: the trial's goes into `final_rewards_G`."""
     from tinker import ModelInput
     from tinker_cookbook.completers import TokensWithLogprobs
     from tinker_cookbook.rl import types
 
     transitions = []
     for turn in trajectory.turns:
-        ob, ac = (
-            ModelInput.from_ints(turn.prompt_token_ids),
-            TokensWithLogprobs(turn.completion_token_ids, turn.logprobs),
-        )
-        transitions.append(types.Transition(ob=ob, ac=ac, reward=0.0, episode_done=turn is trajectory.turns[-1]))
+        last = turn is trajectory.turns[-1]
+        stop = "length" if last and trajectory.stop_reason == StopReason.MAX_TOKENS else "stop"
+        ac = TokensWithLogprobs(turn.completion_token_ids, turn.logprobs, stop)
+        ob = ModelInput.from_ints(turn.prompt_token_ids)
+        transitions.append(types.Transition(ob=ob, ac=ac, reward=0.0, episode_done=last))
     return types.Trajectory(transitions, final_ob=ModelInput.empty(), stop_reason=trajectory.stop_reason)

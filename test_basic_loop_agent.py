@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 from uuid import uuid4
 
 # The price list that comes with litellm: its download would hold up an offline machine for 8 seconds.
@@ -32,10 +32,11 @@ from harbor.llms.base import ContextLengthExceededError
 from harbor.models import trajectories as atif
 from harbor.models.agent.context import AgentContext
 from harbor.models.job.config import JobConfig
+from harbor.models.trial.result import TrialResult
 from harbor.models.verifier.result import VerifierResult
 from harbor.verifier.base import BaseVerifier
 
-from basic_loop_agent import _IDS, _TIMED_SCRIPT, BasicLoopAgent, StopReason
+from basic_loop_agent import _IDS, _TIMED_SCRIPT, BasicLoopAgent, StopReason, _trial_to_trajectory, to_tinker
 
 ROOT = Path(__file__).parent
 
@@ -833,3 +834,205 @@ def test_no_sampled_token_is_ever_lost_misaligned_or_recorded_twice(agent, tinke
         agents = [step for step in trajectory(one).steps if step.source == "agent"]
         assert [step.metrics.completion_token_ids for step in agents] == [turn[1] for turn in fake.returned], seed
         assert StopReason(context.metadata["stop_reason"]) == trajectory(one).extra["stop_reason"], seed
+
+
+# Real jobs, and from their trials to training data.
+
+
+def run_job(config: JobConfig) -> list[Any]:
+    from harbor.job import Job
+
+    async def main() -> Any:
+        return await (await Job.create(config)).run()
+
+    return asyncio.run(main()).trial_results
+
+
+def tinker_agent(fake: FakeTinker, **kwargs: Any) -> list[dict[str, Any]]:
+    kwargs = {"renderer_name": "qwen3_instruct"} | kwargs
+    return [{"import_path": "basic_loop_agent:BasicLoopAgent", "model_name": fake.name, "kwargs": kwargs}]
+
+
+def from_disk(trial: Any) -> Any:
+    return TrialResult.model_validate_json((Path(trial.trial_uri.removeprefix("file://")) / "result.json").read_text())
+
+
+def test_a_real_job_scores_its_trials_and_names_the_model(tmp_path):
+    kwargs = {"model_client": "litellm", "llm_kwargs": {"mock_response": "Hello, world!"}}
+    trials = run_job(job_config(tmp_path, kwargs, n_attempts=2))
+    for trial in map(from_disk, trials):
+        assert trial.verifier_result.rewards == {"reward": 1.0} and trial.agent_info.version == "0.1.0"
+        assert trial.agent_info.model_info.model_dump() == {"name": "mock", "provider": "openai"}
+        trajectory = _trial_to_trajectory(trial)
+        assert (trajectory.turns, trajectory.reward, trajectory.rewards) == ([], 1.0, {"reward": 1.0})
+        assert trajectory.prompt_tokens and trajectory.completion_tokens and trajectory.cost_usd is None
+        assert trajectory.seconds > 0 and trajectory.stop_reason == "completed" and trajectory.exception_type is None
+        assert (trajectory.task_name, trajectory.trial_name) == (trial.task_name, trial.trial_name)
+
+
+@pytest.mark.parametrize(
+    ("renderer", "replies", "n_datums"),
+    [
+        ("qwen3_instruct", [Sampled("hello world")], 1),
+        ("qwen3_instruct", [Sampled(bash("ls")), Sampled("hello world")], 1),
+        ("qwen3", [Sampled("<think>a</think>" + bash("ls")), Sampled("<think>b</think>hello world")], 2),
+        ("qwen3", [Sampled("<think>a</think>" + bash("ls")), Sampled("hello wo", "length")], 2),
+    ],
+)
+def test_a_jobs_trials_become_datums_with_every_sampled_token(tmp_path, tinker_service, renderer, replies, n_datums):
+    from tinker_cookbook.rl.data_processing import assemble_training_data, compute_advantages
+    from tinker_cookbook.rl.types import TrajectoryGroup
+
+    fake = tinker_service(*replies, *replies)
+    agents = tinker_agent(fake, max_turns=len(replies), renderer_name=renderer)
+    trials = run_job(job_config(tmp_path, {}, agents=agents, n_attempts=2, n_concurrent_trials=1))
+    live, read = ([_trial_to_trajectory(trial) for trial in some] for some in (trials, map(from_disk, trials)))
+    assert live == read
+    sampled = [turn for trajectory in live for turn in trajectory.turns]
+    assert sorted((t.prompt_token_ids, t.completion_token_ids, t.logprobs) for t in sampled) == sorted(fake.returned)
+
+    rollouts = [to_tinker(trajectory) for trajectory in live]
+    group = TrajectoryGroup(rollouts, [1.0, 0.0], [{}, {}])
+    data, _ = assemble_training_data([group], compute_advantages([group]))
+    assert len(data) == 2 * n_datums
+    inputs = [datum.loss_fn_inputs for datum in data]
+    trained = [
+        (int(token), round(float(logprob), 3)) for one in inputs for token, logprob, mask in columns(one) if mask
+    ]
+    expected = [pair for turn in sampled for pair in zip(turn.completion_token_ids, turn.logprobs, strict=True)]
+    assert trained == [(token, round(logprob, 3)) for token, logprob in expected]
+    cut_off = replies[-1].stop_reason == "length"
+    assert [rollout.stop_reason for rollout in rollouts] == ["max_tokens" if cut_off else "completed"] * 2
+    assert [t.ac.stop_reason for t in rollouts[0].transitions] == ["stop"] * (len(replies) - 1) + [
+        "length" if cut_off else "stop"
+    ]
+    assert [t.episode_done for t in rollouts[0].transitions] == [False] * (len(replies) - 1) + [True]
+
+
+def columns(inputs: Any) -> Any:
+    return zip(*(inputs[name].to_torch().tolist() for name in ("target_tokens", "logprobs", "mask")), strict=True)
+
+
+def test_a_timed_out_trial_is_scored_and_keeps_its_turns(tmp_path, tinker_service):
+    async def forever() -> Any:
+        await asyncio.sleep(60)
+
+    fake = tinker_service(Sampled("hello world\n" + bash("ls")), forever)
+    agents = tinker_agent(fake, max_turns=3)
+    agents[0]["override_timeout_sec"] = 8
+    (trial,) = map(from_disk, run_job(job_config(tmp_path, {}, agents=agents)))
+    trajectory = _trial_to_trajectory(trial)
+    assert trajectory.exception_type == "AgentTimeoutError" and trajectory.stop_reason == "cancelled"
+    assert trajectory.reward == 0.0 and len(trajectory.turns) == len(fake.returned) == 1
+
+
+def test_a_trial_that_fails_is_no_training_data_and_an_unscored_one_has_no_reward(tmp_path, tinker_service):
+    fake = tinker_service(RuntimeError("service is gone"))
+    (failed,) = run_job(job_config(tmp_path / "failed", {}, agents=tinker_agent(fake)))
+    assert failed.exception_info.exception_type == "RuntimeError" and _trial_to_trajectory(failed) is None
+    fake = tinker_service(Sampled("hello"))
+    (unscored,) = run_job(job_config(tmp_path / "unscored", {}, agents=tinker_agent(fake), verifier={"disable": True}))
+    trajectory = _trial_to_trajectory(unscored)
+    assert trajectory.reward is None and trajectory.rewards == {} and len(trajectory.turns) == 1
+    unscored.agent_result = AgentContext()
+    assert _trial_to_trajectory(unscored) is None
+
+
+def test_rewards_tokens_and_misaligned_records_of_other_agents(tmp_path, tinker_service):
+    fake = tinker_service(Sampled("hello"))
+    (trial,) = run_job(job_config(tmp_path, {}, agents=tinker_agent(fake)))
+    context = trial.agent_result
+    for rewards, reward in [
+        ({"reward": 1, "style": 0.5}, 1),
+        ({"score": 0.25}, 0.25),
+        ({"a": 1.0, "b": 2.0}, None),
+    ]:
+        trial.verifier_result = VerifierResult(rewards=rewards)
+        trajectory = _trial_to_trajectory(trial)
+        assert trajectory.reward == reward and trajectory.rewards == rewards
+    context.n_input_tokens = context.n_output_tokens = None
+    trajectory, ((prompt, tokens, logprobs),) = _trial_to_trajectory(trial), fake.returned
+    assert (trajectory.prompt_tokens, trajectory.completion_tokens) == (len(prompt), len(tokens))
+    for misaligned in (
+        {"prompt_token_ids": [prompt], "completion_token_ids": [tokens], "logprobs": [logprobs[1:]]},
+        {"prompt_token_ids": [prompt, prompt], "completion_token_ids": [tokens], "logprobs": [logprobs]},
+        {"prompt_token_ids": [prompt], "completion_token_ids": [tokens]},
+    ):
+        context.rollout_details = [misaligned]
+        with pytest.raises(ValueError, match=f"trial {trial.trial_name}: .* not aligned"):
+            _trial_to_trajectory(trial)
+
+
+@pytest.mark.skipif(not hasattr(BasicLoopAgent.__base__.__base__, "resume"), reason="Harbor resumes steps since 0.20")
+def test_a_multi_step_task_resumes_one_conversation_and_gives_one_trajectory(tmp_path, tinker_service):
+    task = tmp_path / "task"
+    for step, instruction in {"first": "remember x", "second": "what was it?"}.items():
+        (task / "steps" / step / "tests").mkdir(parents=True)
+        (task / "steps" / step / "tests" / "test.sh").write_text("exit 0\n")
+        (task / "steps" / step / "instruction.md").write_text(instruction)
+    (task / "environment").mkdir()
+    (task / "environment" / "Dockerfile").write_text("FROM scratch\n")
+    (task / "tests").mkdir()
+    (task / "tests" / "answer.txt").write_text("x")
+    (task / "task.toml").write_text('schema_version = "1.3"\n[[steps]]\nname = "first"\n[[steps]]\nname = "second"\n')
+    fake = tinker_service(Sampled("hello"), Sampled("x"))
+    agents = tinker_agent(fake)
+    agents[0]["resume_trajectory"] = True
+    (trial,) = map(from_disk, run_job(job_config(tmp_path, {}, agents=agents, tasks=[{"path": task}])))
+    assert [len(step.agent_result.rollout_details[0]["logprobs"]) for step in trial.step_results] == [1, 1]
+    trajectory = _trial_to_trajectory(trial)
+    first, second = trajectory.turns
+    assert second.prompt_token_ids[: len(first.prompt_token_ids)] == first.prompt_token_ids
+    assert [(t.prompt_token_ids, t.completion_token_ids, t.logprobs) for t in trajectory.turns] == fake.returned
+    assert trajectory.completion_tokens == sum(len(tokens) for _, tokens, _ in fake.returned)
+    assert trajectory.reward == trial.verifier_result.rewards["reward"] == 0.5
+
+
+def test_the_training_loop_in_the_readme_runs_as_it_stands(tmp_path, tokenizer_dir, monkeypatch):
+    """Only `tinker.ServiceClient` and what the text names for want of a real service are exchanged."""
+    from concurrent.futures import Future
+
+    import tinker
+    from tinker_cookbook.tokenizer_utils import get_tokenizer
+
+    class Training(FakeTinker):
+        trained: ClassVar[list[Any]] = []
+
+        async def create_lora_training_client_async(self, base_model: str) -> "Training":
+            assert base_model == "Qwen/Qwen3-8B"
+            return self
+
+        async def save_weights_for_sampler_async(self, name: str) -> Any:
+            return Done(SimpleNamespace(path=f"tinker://run/sampler_weights/{name}"))
+
+        async def forward_backward_async(self, data: list[Any], loss_fn: str) -> Any:
+            assert loss_fn == "importance_sampling" and all(isinstance(datum, tinker.Datum) for datum in data)
+            assert all(set(d.loss_fn_inputs) == {"target_tokens", "logprobs", "advantages"} for d in data)
+            self.trained.append(data)
+            return Done(None)
+
+        async def optim_step_async(self, params: Any) -> Any:
+            assert isinstance(params, tinker.AdamParams)
+            return Done(None)
+
+    class Done(Future):
+        def __init__(self, result: Any) -> None:
+            super().__init__()
+            self.set_result(result)
+
+        async def result_async(self) -> Any:
+            return self.result()
+
+    (text,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    replies = [Sampled("Hello, world!"), Sampled("no")] * 80
+    fake = Training(tokenizer_dir, *replies)
+    monkeypatch.setattr(tinker, "ServiceClient", fake)
+    monkeypatch.setattr("harbor.llms.tinker.get_tokenizer", lambda name: get_tokenizer(tokenizer_dir))
+    fakes = job_config(tmp_path, {}).model_dump(include={"environment", "verifier", "jobs_dir", "quiet"})
+    monkeypatch.setattr("harbor.models.job.config.JobConfig", lambda **config: JobConfig(**fakes, **config))
+    monkeypatch.chdir(ROOT)
+    exec(compile(text, "README.md", "exec"), {"__name__": "readme"})
+    assert fake.samplers == [{"model_path": f"tinker://run/sampler_weights/{step:04}"} for step in range(10)]
+    assert len(fake.trained) == 10 and all(len(data) == 8 for data in fake.trained)
+    advantages = {float(max(datum.loss_fn_inputs["advantages"].to_torch())) for datum in fake.trained[0]}
+    assert len(advantages) == 2 and fake.services == 2, "one service of the script's, one of the agent's"
