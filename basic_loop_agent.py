@@ -6,13 +6,13 @@ From top to bottom: options, model clients, their cache, the record, the agent (
 """
 
 import asyncio
-import atexit
 import contextlib
 import importlib.util
 import inspect
 import os
 import re
 import shlex
+import threading
 import warnings
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -151,15 +151,14 @@ def _tinker_service(service_class: Any, api_base: str | None) -> Any:
     key = service_class, api_base or os.environ.get("TINKER_BASE_URL"), os.environ.get("TINKER_API_KEY")
     if (service := _services.get(key)) is None:
         service = _services.setdefault(key, service_class(**({"base_url": api_base} if api_base else {})))
+        threading._register_atexit(_close, service)  # private (3.12 to 3.14): at `atexit` the SDK can start no thread
     getattr(service, "holder", None)  # opens the session, which tinker 0.38 would do on the event loop
     return service
 
 
-@atexit.register
-def _close_services() -> None:
-    for service in _services.values():
-        with contextlib.suppress(Exception):  # the service may be gone, and nobody is left to tell
-            service.close("success").result(timeout=5)
+def _close(service: Any) -> None:
+    with contextlib.suppress(Exception):  # it may be gone, and nobody is left to tell
+        service.close("success").result(timeout=5)
 
 
 def _utf8(text: str | bytes | None) -> str:

@@ -435,7 +435,8 @@ def test_a_bad_option_ends_a_job_before_any_trial(tmp_path):
 
 @needs("harbor.agents.options", "harbor agent schema exists since 0.23")
 def test_the_schema_describes_every_option():
-    described = BasicLoopAgent.options_schema()["properties"]
+    schema, own = BasicLoopAgent.options_schema()["properties"], BasicLoopAgent.options_model.__annotations__
+    described = {name: schema[name] for name in own}
     signature = set(inspect.signature(BasicLoopAgent.__init__).parameters) - {"self", "model_name", "kw"}
     assert signature <= set(described) and all(option["description"] for option in described.values())
 
