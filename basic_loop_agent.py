@@ -13,7 +13,6 @@ import os
 import re
 import shlex
 import threading
-import warnings
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -93,7 +92,7 @@ class StopReason(StrEnum):
 
 
 class CutOffUsage(UsageInfo):
-    """The usage of a reply that the sampler ended for its length. Harbor's way, an error, drops the ids and usage."""
+    """Marks a reply that was cut off for its length. Harbor's way, an error, drops its ids and usage."""
 
 
 class TinkerClient:
@@ -104,7 +103,7 @@ class TinkerClient:
         if self._sampling_client is None:
             service = await asyncio.to_thread(_tinker_service, self.tinker.ServiceClient, self.api_base)
             source = {"model_path": self._model_path} if self._model_path else {"base_model": self._model_name}
-            self._sampling_client = await service.create_sampling_client_async(**source)
+            self._sampling_client = await service.create_sampling_client_async(**source)  # the name that Harbor calls
         return self._sampling_client
 
     async def call(self, prompt: str, message_history: Any = (), **kwargs: Any) -> LLMResponse:
@@ -114,8 +113,8 @@ class TinkerClient:
         if (room := self._context_limit - rendered.length) < 1:
             raise ContextLengthExceededError(f"{rendered.length} prompt tokens fill the {self._context_limit} allowed")
         params = {name: getattr(self, f"_{name}") for name in ("temperature", "seed", "top_k", "top_p")}
-        params |= {"max_tokens": min(self._max_tokens, room), "stop": self._renderer.get_stop_sequences()}
-        params = self.tinker.SamplingParams(**params)
+        stop, most = self._renderer.get_stop_sequences(), min(self._max_tokens, room)
+        params = self.tinker.SamplingParams(max_tokens=most, stop=stop, **params)
         sampled = (await client.sample_async(prompt=rendered, num_samples=1, sampling_params=params)).sequences[0]
         counts = {"prompt_tokens": rendered.length, "completion_tokens": len(sampled.tokens), "cache_tokens": 0}
         usage = (CutOffUsage if sampled.stop_reason == "length" else UsageInfo)(**counts, cost_usd=0.0)
@@ -124,8 +123,11 @@ class TinkerClient:
         try:
             reply.content = self._renderer.parse_response(sampled.tokens)[0]["content"]
         except Exception as error:
-            error.sampled_reply = reply
+            error.sampled_reply = reply  # `resume` still records it
             raise
+        if sampled.stop_reason == "length" and isinstance(reply.content, str):  # some templates open the thinking
+            opened = self._renderer.tokenizer.decode(ids["prompt_token_ids"][-4:]).rstrip().endswith("<think>")
+            reply.content = "<think>" * opened + reply.content
         return reply
 
 
@@ -141,19 +143,18 @@ class LiteLLMClient:
 
 _clients: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple, Any]] = WeakKeyDictionary()  # latest used last
 _locks: WeakValueDictionary[tuple, asyncio.Lock] = WeakValueDictionary()  # weak: a lock refers to its loop for good
-_services: dict[tuple, Any] = {}
-# The SDK's old names for what 0.38 deprecates are those that Harbor calls, and that it has had since 0.14.
-warnings.filterwarnings("ignore", r"DEPRECATED: \w+\.(create_sampling_client|sample)_async", FutureWarning)
+_services, _services_lock = {}, threading.Lock()
 
 
 def _tinker_service(service_class: Any, api_base: str | None) -> Any:
     """The process's only client of this service: each holds a session and 11 file descriptors for good. Blocks."""
     key = service_class, api_base or os.environ.get("TINKER_BASE_URL"), os.environ.get("TINKER_API_KEY")
-    if (service := _services.get(key)) is None:
-        service = _services.setdefault(key, service_class(**({"base_url": api_base} if api_base else {})))
-        threading._register_atexit(_close, service)  # private (3.12 to 3.14): at `atexit` the SDK can start no thread
-    getattr(service, "holder", None)  # opens the session, which tinker 0.38 would do on the event loop
-    return service
+    with _services_lock:  # trials of two checkpoints come here in two threads
+        if key not in _services:
+            _services[key] = service_class(**({"base_url": api_base} if api_base else {}))
+            threading._register_atexit(_close, _services[key])  # private: by `atexit`, the SDK can start no thread
+    getattr(_services[key], "holder", None)  # a property that opens the session; tinker 0.38 would do it on the loop
+    return _services[key]
 
 
 def _close(service: Any) -> None:
@@ -167,37 +168,40 @@ def _utf8(text: str | bytes | None) -> str:
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
-def _add_step(steps: list[atif.Step], **fields: Any) -> None:
+def _add_step(steps: list[atif.Step], **fields: Any) -> atif.Step:
     steps.append(atif.Step(step_id=len(steps) + 1, timestamp=datetime.now(UTC).isoformat(), **fields))
+    return steps[-1]
 
 
-def _add_turn(steps: list[atif.Step], reply: LLMResponse) -> None:
-    """Record a model call that returned; nothing else does. Ids are assigned, as pydantic's constructor copies them."""
+def _add_turn(steps: list[atif.Step], reply: LLMResponse) -> atif.Step:
+    """Record a model call, the only place that does. Sets the ids late, as Metrics(...) would copy the whole prompt."""
     text, thinking, metrics = reply.content or "", reply.reasoning_content, atif.Metrics()
     if not isinstance(text, str):  # parts, from a renderer that knows thinking
         thinking = "".join(part["thinking"] for part in text if part["type"] == "thinking")
         text = "".join(part["text"] for part in text if part["type"] == "text")
-    elif match := re.match(r"\s*<think>(.*?)(?:</think>\s*|\Z)", text, re.DOTALL):  # cut off, so left as it is
-        thinking, text = match[1], text[match.end() :]
+    elif match := re.match(r"\s*(?:<think>)?(.*?)</think>\s*|\s*<think>(.*)\Z", text, re.DOTALL):  # left in the text
+        thinking, text = match[1] or match[2], text[match.end() :]
     if usage := reply.usage:
         metrics.prompt_tokens, metrics.completion_tokens = usage.prompt_tokens, usage.completion_tokens
         metrics.cached_tokens, metrics.cost_usd = usage.cache_tokens, usage.cost_usd or None  # Harbor: 0.0 if unknown
     metrics.prompt_token_ids, metrics.completion_token_ids = reply.prompt_token_ids, reply.completion_token_ids
-    metrics.logprobs = None if None in (reply.logprobs or [None]) else reply.logprobs
-    _add_step(steps, source="agent", message=_utf8(text), reasoning_content=_utf8(thinking) or None, metrics=metrics)
+    ids, logprobs = reply.completion_token_ids, reply.logprobs or []
+    whole = reply.prompt_token_ids and ids is not None and len(ids) == len(logprobs) and None not in logprobs
+    metrics.logprobs = logprobs if whole else None  # None: this turn stays out of rollout_details
+    thinking = _utf8(thinking) or None
+    return _add_step(steps, source="agent", message=_utf8(text), reasoning_content=thinking, metrics=metrics)
 
 
 _PROTOCOL = """\
 Solve the task by running commands in its environment. Put them in fenced blocks that open with ```bash: the blocks of
-a reply run as one script, and its exit code and output are the next message. Every script starts in a fresh shell: it
-finds files, but no variables or directory, of those before. It is ended after {seconds} seconds. When the task is done,
-reply without such a block."""
-_FENCE = re.compile(r"^[ \t]*(`{3,})([^`\n]*)\n(.*?)^[ \t]*\1`*[ \t]*$", re.DOTALL | re.MULTILINE)
-# `timeout` ends a script inside the environment and leaves its output so far. What left its process group (setsid, a
-# `timeout` of its own, all with busybox) is found by the mark, which children inherit.
+a reply run as one script, and its exit code and output are the next message. Each script starts in a fresh shell (files
+stay, variables and directory do not) and has {seconds} seconds. When the task is done, reply without such a block."""
+_FENCE = re.compile(r"^[ \t]*(`{3,})([^`\n]*)\n(.*?)(^[ \t]*\1`*[ \t]*$|\Z)", re.DOTALL | re.MULTILINE)
+# All fenced blocks, so that bash quoted in another one does not count; nor does a block without an end.
+# `timeout` ends a script inside the environment and leaves its output so far. Processes outside its group (setsid, a
+# nested `timeout`, all of them with busybox) are found by the mark, which children inherit.
 _TIMED_SCRIPT = """\
-start=$(date +%s)
-BASIC_LOOP_SCRIPT={mark} timeout -k 5 {limit} bash -c {script} </dev/null; code=$?
+start=$(date +%s); BASIC_LOOP_SCRIPT={mark} timeout -k 5 {limit} bash -c -- {script} </dev/null; code=$?
 case $code in 124|137) if [ $(($(date +%s) - start)) -ge {limit} ]; then
   kill -9 $(grep -ls BASIC_LOOP_SCRIPT={mark} /proc/[0-9]*/environ | cut -d/ -f3) 2>/dev/null
   printf '\\n[ended: the time limit of {limit} seconds was reached]\\n'
@@ -206,11 +210,10 @@ exit $code"""
 
 
 class BasicLoopAgent(_HarborAgent):
-    """Samples completions from one model, runs the bash blocks in them if asked to, and records the rollout.
-
-    A run leaves `completion.txt` (the last reply) and `trajectory.json` (ATIF) in `logs_dir` and, on the context, token
-    counts, `cost_usd` (None: unknown), `metadata` (a `StopReason`, the number of model calls) and `rollout_details`:
-    one Harbor RolloutDetail, its lists with an entry per turn as in `Turn`. Raises ValueError for a bad option."""
+    """Samples completions from one model, runs the bash blocks in them if asked to, and records the rollout: on the
+    context token counts, cost (None: unknown), `metadata` (a `StopReason`, the number of model calls) and one Harbor
+    RolloutDetail, whose lists have an entry per turn as in `Turn`; in `logs_dir` completion.txt and trajectory.json.
+    Raises ValueError for a bad option."""
 
     options_model = BasicLoopOptions
 
@@ -255,15 +258,14 @@ class BasicLoopAgent(_HarborAgent):
         llm = client(**kwargs)
         self.logger.info("Sampling %s", options.model_path or f"the base model {self.model_name}: no model_path given")
         if options.max_turns > 1 and not llm._renderer.has_extension_property:
-            what = "drops earlier thinking, so each turn becomes a training example of its own"
-            self.logger.warning("Renderer %s %s; a ..._preserve_thinking one keeps it", llm._renderer_name, what)
+            self.logger.warning("Each turn becomes a training example of its own; use a ..._preserve_thinking renderer")
         return llm
 
     def _cache_key(self) -> tuple:
         """Everything that makes two clients different."""
         loop_only = {"max_turns", "system_prompt", "command_timeout_sec", "max_output_chars"}
         options = self.options.model_dump_json(exclude=loop_only, fallback=repr)
-        return self.model_name, options, os.environ.get("TINKER_BASE_URL"), hash(os.environ.get("TINKER_API_KEY"))
+        return type(self), self.model_name, options, *map(os.environ.get, ("TINKER_BASE_URL", "TINKER_API_KEY"))
 
     async def _shared_llm(self) -> Any:
         """The client of this loop and configuration. One trial builds it (the next, if that fails), the others wait."""
@@ -304,12 +306,10 @@ class BasicLoopAgent(_HarborAgent):
                 self._record(context, steps, StopReason.ERROR if isinstance(error, Exception) else StopReason.CANCELLED)
             raise
         self._record(context, steps, stop_reason)
-        if self.options.collect_rollout_details and not context.rollout_details:
-            raise RuntimeError("collect_rollout_details=true, but the server returned no token ids with logprobs")
 
     async def _converse(self, chat: Chat, prompt: str, environment: BaseEnvironment, steps: list) -> StopReason:
         """The loop. Change what you like, but let each reply reach `_add_turn` before the next await."""
-        for _ in range(self.options.max_turns):
+        for turn in range(self.options.max_turns):
             try:
                 reply = await chat.chat(prompt)
             except ContextLengthExceededError:
@@ -317,16 +317,18 @@ class BasicLoopAgent(_HarborAgent):
             except OutputLengthExceededError as cut:  # of another client, or the Responses API: text is all there is
                 _add_turn(steps, LLMResponse(content=cut.truncated_response or ""))
                 return StopReason.MAX_TOKENS
-            _add_turn(steps, reply)
+            step = _add_turn(steps, reply)
+            if turn == 0 and self.options.collect_rollout_details and step.metrics.logprobs is None:
+                raise RuntimeError("collect_rollout_details=true, but the server returned no token ids with logprobs")
             if isinstance(reply.content, str):  # a lone surrogate would fail the next call
                 chat.messages[-1]["content"] = _utf8(reply.content)
             if isinstance(reply.usage, CutOffUsage):
                 return StopReason.MAX_TOKENS
-            blocks = _FENCE.findall(steps[-1].message)
-            script = "\n".join(text for _, info, text in blocks if info.split()[:1] in (["bash"], ["sh"]))
-            if not script or self.options.max_turns == 1:
+            blocks = _FENCE.findall(step.message.replace("\r\n", "\n")) if self.options.max_turns > 1 else []
+            scripts = [text for _, info, text, end in blocks if end and info.split()[:1] in (["bash"], ["sh"])]
+            if not scripts:
                 return StopReason.COMPLETED
-            prompt = await self._execute(script, environment, steps[-1])
+            prompt = await self._execute("\n".join(scripts).replace("\0", ""), environment, step)
         return StopReason.MAX_TURNS
 
     async def _execute(self, script: str, environment: BaseEnvironment, step: atif.Step) -> str:
@@ -355,9 +357,9 @@ class BasicLoopAgent(_HarborAgent):
             whole = len(known) == len(turns) or name != "cost_usd"  # the price of some turns is not the run's
             totals[f"total_{name}"] = sum(known) if known and whole else None
         context.n_input_tokens, context.n_output_tokens, context.n_cache_tokens, context.cost_usd = totals.values()
-        kept = [t for t in turns if t.prompt_token_ids and len(t.completion_token_ids or []) == len(t.logprobs or [])]
+        kept = [turn for turn in turns if turn.logprobs is not None]
         # Chat.rollout_details appends to each list by itself, so one missing piece would misalign all that follow.
-        context.rollout_details = [{key: [getattr(t, key) or [] for t in kept] for key in _IDS}] if kept else None
+        context.rollout_details = [{key: [getattr(turn, key) for turn in kept] for key in _IDS}] if kept else None
         n = len(turns)
         context.metadata = {"stop_reason": str(stop_reason), "n_episodes": n, "n_turns_without_ids": n - len(kept)}
         me = atif.Agent(name=self.name(), version=__version__, model_name=self.model_name)

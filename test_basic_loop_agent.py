@@ -36,7 +36,7 @@ from harbor.models.trial.result import TrialResult
 from harbor.models.verifier.result import VerifierResult
 from harbor.verifier.base import BaseVerifier
 
-from basic_loop_agent import _IDS, _TIMED_SCRIPT, BasicLoopAgent, StopReason, _trial_to_trajectory, to_tinker
+from basic_loop_agent import _FENCE, _IDS, _TIMED_SCRIPT, BasicLoopAgent, StopReason, _trial_to_trajectory, to_tinker
 
 ROOT = Path(__file__).parent
 
@@ -473,6 +473,13 @@ def test_nothing_in_a_single_completion_is_ever_executed(agent, tinker_service):
     assert environment.commands == [] and context.metadata["stop_reason"] == "completed"
 
 
+def test_a_reply_cut_off_within_the_thinking_that_its_template_opened_has_no_answer(agent, tinker_service):
+    fake = tinker_service(Sampled("I think " + bash("rm x"), "length"))
+    one = agent(renderer_name="qwen3_5")
+    assert run(one).turns == fake.returned and completion(one) == ""
+    assert trajectory(one).steps[-1].reasoning_content == "I think " + bash("rm x")
+
+
 @pytest.mark.parametrize("stop_reason", ["stop", "length"])
 def test_thinking_is_kept_apart_from_the_answer_in_whole_and_in_cut_off_replies(agent, tinker_service, stop_reason):
     fake = tinker_service(Sampled("<think>who?</think>hello world", stop_reason))
@@ -560,7 +567,32 @@ def test_token_ids_that_were_asked_for_and_not_delivered_are_an_error(agent, mon
     one = agent(model_client="litellm", collect_rollout_details=True)
     context = run(one)
     assert "collect_rollout_details" in str(context.raised) and completion(one) == "hello"
-    assert context.metadata["n_turns_without_ids"] == 1
+    assert context.metadata == {"stop_reason": "error", "n_episodes": 1, "n_turns_without_ids": 1}
+
+
+def test_a_turn_that_came_without_its_completion_ids_is_left_out_and_counted(agent, monkeypatch):
+    api(monkeypatch, "hello", ids=True)
+    from harbor.llms.lite_llm import LiteLLM
+
+    monkeypatch.setattr(LiteLLM, "_extract_token_ids", lambda self, response: ([1, 2], None))
+    monkeypatch.setattr(LiteLLM, "_extract_logprobs", lambda self, response: None)
+    context = run(agent(model_client="litellm", llm_kwargs={}, collect_rollout_details=None))
+    assert context.rollout_details is None and context.metadata["n_turns_without_ids"] == 1
+
+
+def test_a_full_context_on_the_first_call_is_no_error_even_where_ids_are_asked_for(agent, monkeypatch):
+    import litellm
+
+    api(monkeypatch, litellm.ContextWindowExceededError("too long", "mock", "openai"))
+    context = run(agent(model_client="litellm", collect_rollout_details=True))
+    assert context.raised is None and context.metadata["stop_reason"] == "context_overflow"
+
+
+def test_thinking_without_its_opening_tag_is_neither_answer_nor_commands(agent, monkeypatch):
+    api(monkeypatch, f"I could\n{bash('rm x')}\nbut no.\n</think>\n\ndone")
+    one, environment = agent(model_client="litellm", max_turns=3), ScriptedEnvironment()
+    run(one, environment)
+    assert completion(one) == "done" and environment.commands == []
 
 
 def test_a_cut_off_api_reply_keeps_its_text_usage_and_ids(agent, monkeypatch):
@@ -622,6 +654,8 @@ def test_the_loop_runs_every_block_of_a_reply_as_one_script_until_a_reply_has_no
         ("````markdown\n```bash\nrm x\n```\n````", None),
         ("```python\na\n```", None),
         ("```bash\nrm x", None),
+        ("```bash\r\na\r\n```", "a\n"),
+        ("```bash\nprintf 'a\0b'\n```", "printf 'ab'\n"),
         ("run `ls`", None),
     ],
 )
@@ -631,6 +665,11 @@ def test_only_whole_fenced_bash_blocks_are_run(agent, tinker_service, reply, run
     run(one, environment)
     calls = [call.arguments["command"] for step in trajectory(one).steps for call in step.tool_calls or []]
     assert calls == ([runs] if runs else []) and len(environment.commands) == len(calls)
+
+
+def test_a_reply_of_nothing_but_opened_fences_is_searched_once_not_once_a_fence():
+    """Else the search takes time with the square of the reply's length: 98 s of a stopped event loop for 256 KB."""
+    assert len(_FENCE.findall("```bash\n" * 1000)) == 1
 
 
 def test_the_commands_of_the_last_turn_are_still_run(agent, tinker_service):
