@@ -95,9 +95,9 @@ class CutOffUsage(UsageInfo):
     """Marks a reply that was cut off for its length. Harbor's way, an error, drops its ids and usage."""
 
 
-class TinkerClient:
-    """Mixed into TinkerLLM (private attributes alike in Harbor 0.16 to 0.25): one service per process, and every reply
-    whole. TinkerLLM's own `call` passes a cut-off reply off as complete (up to 0.24) or drops its ids (0.25)."""
+class TinkerMixin:
+    """Gives Harbor's TinkerLLM the process's one service and whole replies: its own `call` passes a cut-off one off as
+    complete (0.16 to 0.24) or drops its ids (0.25). The private attributes are the same in all these versions."""
 
     async def _ensure_client(self) -> Any:
         if self._sampling_client is None:
@@ -131,8 +131,8 @@ class TinkerClient:
         return reply
 
 
-class LiteLLMClient:
-    """Mixed into Harbor's LiteLLM, whose `call` (0.16 to 0.25) uses this method before it looks at finish_reason."""
+class LiteLLMMixin:
+    """Gives Harbor's LiteLLM whole replies: its `call` (0.16 to 0.25) looks at finish_reason after this method."""
 
     def _extract_usage_info(self, response: Any) -> UsageInfo | None:
         usage, choice = super()._extract_usage_info(response), response["choices"][0]
@@ -247,14 +247,14 @@ class BasicLoopAgent(_HarborAgent):
         if not is_tinker:
             from harbor.llms.lite_llm import LiteLLM
 
-            return type("LiteLLMClient", (LiteLLMClient, LiteLLM), {})(api_base=options.api_base, **kwargs)
+            return type("LiteLLMClient", (LiteLLMMixin, LiteLLM), {})(api_base=options.api_base, **kwargs)
         import tinker
         from harbor.llms.tinker import TinkerLLM
 
         if unknown := kwargs.keys() - inspect.signature(TinkerLLM).parameters:
             raise ValueError(f"llm_kwargs: TinkerLLM takes no {', '.join(sorted(unknown))}")
         kwargs |= {"model_path": options.model_path, "renderer_name": options.renderer_name}
-        client = type("TinkerClient", (TinkerClient, TinkerLLM), {"tinker": tinker, "api_base": options.api_base})
+        client = type("TinkerClient", (TinkerMixin, TinkerLLM), {"tinker": tinker, "api_base": options.api_base})
         llm = client(**kwargs)
         self.logger.info("Sampling %s", options.model_path or f"the base model {self.model_name}: no model_path given")
         if options.max_turns > 1 and not llm._renderer.has_extension_property:
@@ -362,16 +362,16 @@ class BasicLoopAgent(_HarborAgent):
         context.rollout_details = [{key: [getattr(turn, key) for turn in kept] for key in _IDS}] if kept else None
         n = len(turns)
         context.metadata = {"stop_reason": str(stop_reason), "n_episodes": n, "n_turns_without_ids": n - len(kept)}
-        me = atif.Agent(name=self.name(), version=__version__, model_name=self.model_name)
+        agent = atif.Agent(name=self.name(), version=__version__, model_name=self.model_name)
         final = atif.FinalMetrics(**totals, total_steps=len(steps))
-        run_id = self.session_id or uuid4().hex
-        view = atif.Trajectory(session_id=run_id, agent=me, steps=steps, final_metrics=final, extra=context.metadata)
+        run = self.session_id or uuid4().hex
+        view = atif.Trajectory(session_id=run, agent=agent, steps=steps, final_metrics=final, extra=context.metadata)
         # In a conversation the prompts would let the file grow with the square of the turns; the context has them.
-        but = {"steps": {"__all__": {"metrics": {"prompt_token_ids"}}}} if n > 1 else None
+        omit = {"steps": {"__all__": {"metrics": {"prompt_token_ids"}}}} if n > 1 else None
         self.logs_dir.mkdir(parents=True, exist_ok=True)
         # Without a reply it is empty: an earlier step's, left in the same folder, must not be scored for this step.
         (self.logs_dir / "completion.txt").write_text(steps[-1].message if turns else "", encoding="utf-8")
-        (self.logs_dir / "trajectory.json").write_text(view.model_dump_json(exclude_none=True, exclude=but), "utf-8")
+        (self.logs_dir / "trajectory.json").write_text(view.model_dump_json(exclude_none=True, exclude=omit), "utf-8")
 
 
 @dataclass(frozen=True)
