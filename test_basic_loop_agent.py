@@ -576,7 +576,7 @@ def test_a_turn_that_came_without_its_completion_ids_is_left_out_and_counted(age
 
     monkeypatch.setattr(LiteLLM, "_extract_token_ids", lambda self, response: ([1, 2], None))
     monkeypatch.setattr(LiteLLM, "_extract_logprobs", lambda self, response: None)
-    context = run(agent(model_client="litellm", llm_kwargs={}, collect_rollout_details=None))
+    context = run(agent(model_client="litellm", collect_rollout_details=True))
     assert context.rollout_details is None and context.metadata["n_turns_without_ids"] == 1
 
 
@@ -744,14 +744,16 @@ def test_an_environment_that_is_gone_is_raised_unchanged_with_the_turns_recorded
 
 
 def test_a_script_over_its_time_is_ended_with_all_it_started_and_keeps_its_output(agent, tinker_service, tmp_path):
-    """The script text, run for real: by a shell of the test's own, on commands of the test's own."""
+    """The wrapper, run for real: by a shell of the test's own, on commands of the test's own."""
     tinker_service(Sampled(bash("x")), Sampled("done"))
-    escapes = "echo so far; setsid sleep 61.5 & timeout 99 sleep 62.5 & trap '' TERM; sleep 63.5"
+    own = f"6{uuid4().int % 10**9}"  # seconds that no other process on the machine sleeps
+    escapes = f"echo so far; setsid sleep {own}.1 & timeout 99 sleep {own}.2 & trap '' TERM; sleep {own}.3"
     script = _TIMED_SCRIPT.format(mark=uuid4().hex, limit=1, script=shlex.quote(escapes))
     ended = subprocess.run(["sh", "-c", script], capture_output=True, text=True, timeout=30)
     assert ended.returncode in (124, 137) and ended.stdout.startswith("so far\n")
     assert "the time limit of 1 seconds was reached" in ended.stdout
-    assert not [p for p in Path("/proc").glob("[0-9]*/cmdline") if re.search(rb"sleep\0006[123]\.5", read(p))]
+    left = [path for path in Path("/proc").glob("[0-9]*/cmdline") if f"sleep\0{own}".encode() in read(path)]
+    assert not left
     inner = _TIMED_SCRIPT.format(mark=uuid4().hex, limit=60, script=shlex.quote("timeout 0.1 sleep 5"))
     assert (quick := subprocess.run(["sh", "-c", inner], capture_output=True)).returncode == 124 and not quick.stdout
 
@@ -815,7 +817,8 @@ def test_a_log_folder_that_cannot_be_written_leaves_the_context_whole_and_hides_
     agent, tinker_service, tmp_path
 ):
     fake = tinker_service(Sampled("hello"), RuntimeError("service is gone"))
-    (tmp_path / "completion.txt").symlink_to("/dev/full")
+    for name in ("completion.txt", "trajectory.json"):
+        (tmp_path / name).symlink_to("/dev/full")
     one = agent()
     context = run(one)
     assert "No space left on device" in str(context.raised) and context.turns == fake.returned
@@ -967,9 +970,10 @@ def test_a_timed_out_trial_is_scored_and_keeps_its_turns(tmp_path, tinker_servic
 
 
 def test_a_trial_that_fails_is_no_training_data_and_an_unscored_one_has_no_reward(tmp_path, tinker_service):
-    fake = tinker_service(RuntimeError("service is gone"))
-    (failed,) = run_job(job_config(tmp_path / "failed", {}, agents=tinker_agent(fake)))
-    assert failed.exception_info.exception_type == "RuntimeError" and _trial_to_trajectory(failed) is None
+    fake = tinker_service(Sampled(bash("ls")), RuntimeError("service is gone"))
+    (failed,) = run_job(job_config(tmp_path / "failed", {}, agents=tinker_agent(fake, max_turns=2)))
+    assert failed.exception_info.exception_type == "RuntimeError" and failed.agent_result.rollout_details
+    assert _trial_to_trajectory(failed) is None
     fake = tinker_service(Sampled("hello"))
     (unscored,) = run_job(job_config(tmp_path / "unscored", {}, agents=tinker_agent(fake), verifier={"disable": True}))
     trajectory = _trial_to_trajectory(unscored)
