@@ -86,18 +86,25 @@ class HostVerifier(BaseVerifier):
 # Fakes for single runs.
 
 
+async def next_answer(script: list[Any]) -> Any:
+    """A script's next item, its last one again and again: returned, raised if an exception, awaited if a function."""
+    answer = script.pop(0) if len(script) > 1 else script[0]
+    if callable(answer):
+        answer = await answer()
+    if isinstance(answer, BaseException):
+        raise answer
+    return answer
+
+
 class ScriptedEnvironment:
-    """Answers `exec` from a list of results, exceptions or callables; the last one repeats. Keeps the commands."""
+    """Answers `exec` from a script of results. Keeps the commands."""
 
     def __init__(self, *script: Any) -> None:
         self.script, self.commands = list(script) or [ExecResult(return_code=0)], []
 
     async def exec(self, command: str, **kwargs: Any) -> ExecResult:
         self.commands.append(command)
-        answer = self.script.pop(0) if len(self.script) > 1 else self.script[0]
-        if isinstance(answer, BaseException):
-            raise answer
-        return await answer() if callable(answer) else answer
+        return await next_answer(self.script)
 
 
 @dataclass
@@ -128,12 +135,8 @@ class FakeTinker:
 
     async def sample_async(self, prompt: Any, num_samples: int, sampling_params: Any) -> Any:
         self.requests.append((prompt.to_ints(), sampling_params))
-        answer = self.script.pop(0) if len(self.script) > 1 else self.script[0]
         await asyncio.sleep(0)
-        if callable(answer):
-            answer = await answer()
-        if isinstance(answer, BaseException):
-            raise answer
+        answer = await next_answer(self.script)
         tokens = answer.tokens if answer.tokens is not None else self.encode(answer.text, answer.stop_reason)
         own = [-((len(self.returned) + 1) + i / 1000) for i in range(len(tokens))]
         logprobs = own if answer.logprobs == "own" else answer.logprobs
@@ -299,7 +302,7 @@ def test_another_event_loop_or_configuration_gets_a_client_of_its_own_on_the_sam
 
 def test_a_build_that_fails_or_is_cancelled_is_tried_again_by_the_next_trial(agent, tinker_service, monkeypatch):
     fake, build = tinker_service(), BasicLoopAgent._build_llm
-    failures = [RuntimeError("no tokenizer"), None, None]
+    failures = [None, None, RuntimeError("no tokenizer")]  # the last comes first
     started = asyncio.Event()
 
     def flaky(self: BasicLoopAgent) -> Any:
@@ -312,7 +315,6 @@ def test_a_build_that_fails_or_is_cancelled_is_tried_again_by_the_next_trial(age
         await asyncio.sleep(60)
 
     monkeypatch.setattr(BasicLoopAgent, "_build_llm", flaky)
-    failures[:] = [None, None, RuntimeError("no tokenizer")]
 
     async def main() -> None:
         with pytest.raises(RuntimeError, match="no tokenizer"):
@@ -523,9 +525,7 @@ def api(monkeypatch: pytest.MonkeyPatch, *script: Any, finish: str = "stop", ids
 
     async def acompletion(**request: Any) -> Any:
         requests.append({**request, "messages": [dict(message) for message in request["messages"]]})
-        answer = answers.pop(0) if len(answers) > 1 else answers[0]
-        if isinstance(answer, BaseException):
-            raise answer
+        answer = await next_answer(answers)
         choice = {"message": {"role": "assistant", "content": answer}, "finish_reason": finish}
         usage = {"prompt_tokens": 10, "completion_tokens": 3, "total_tokens": 13}
         response = litellm.ModelResponse(model="mock", choices=[choice], usage=usage)
@@ -761,7 +761,7 @@ def test_a_script_over_its_time_is_ended_with_all_it_started_and_keeps_its_outpu
 def test_a_second_run_starts_clean_and_resume_goes_on(agent, tinker_service):
     fake = tinker_service(Sampled("one"), Sampled("two"), Sampled("three"))
     one = agent(system_prompt="Be brief.")
-    first, resumed, second = run(one, instruction="a"), Context(), None
+    first, resumed = run(one, instruction="a"), Context()
 
     async def resume() -> None:
         await one.resume(instruction="b", environment=ScriptedEnvironment(), context=resumed)
@@ -783,11 +783,9 @@ def test_an_answer_of_an_earlier_step_is_never_left_to_be_scored(agent, tinker_s
 
 @pytest.mark.parametrize("where", ["before", "during the call", "command", "after"])
 def test_a_cancelled_run_keeps_its_finished_turns(agent, tinker_service, where):
-    hang = asyncio.Event
-
     async def forever() -> Any:
         reached.set()
-        await hang().wait()
+        await asyncio.Event().wait()
 
     script = {"before": [forever], "during the call": [Sampled(bash("a")), forever]}.get(where, [Sampled(bash("a"))])
     fake = tinker_service(*script)
