@@ -293,7 +293,9 @@ def test_another_event_loop_or_configuration_gets_a_client_of_its_own_on_the_sam
         agent(collect_rollout_details=False),
     ]
     same = agent(max_turns=5, system_prompt="x", command_timeout_sec=1, max_output_chars=1)
-    first = asyncio.run(clients(base, same, *others))
+    asked = [base, same, *others]
+    first, again = (both := asyncio.run(clients(*asked, *asked)))[: len(asked)], both[len(asked) :]
+    assert all(one is other for one, other in zip(first, again, strict=True))
     assert first[0] is first[1] and len(set(map(id, first))) == 1 + len(others)
     assert asyncio.run(clients(base))[0] not in first
     assert fake.services == 1 and len(fake.samplers) == 2 + len(others)
