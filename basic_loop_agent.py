@@ -1,22 +1,32 @@
 """BasicLoopAgent: a minimal, single-file agent for Harbor that records every token it samples.
 
-    harbor run ... --agent basic_loop_agent:BasicLoopAgent -m Qwen/Qwen3-8B --ak model_path=tinker://...
+    harbor run ... --agent basic_loop_agent:BasicLoopAgent -m Qwen/Qwen3-8B \
+      --ak model_path=tinker://...
 
-From top to bottom: options, model clients, their cache, the record, the agent (`_converse` is the loop), training data.
+From top to bottom: the options, the record of a turn, the agent (`_converse` is its loop), the
+commands, the conversation, what a trial leaves, the model clients, their cache, training data.
 """
 
 import asyncio
+import concurrent.futures
 import contextlib
+import copy
+import functools
 import importlib.util
 import inspect
+import itertools
+import math
 import os
 import re
 import shlex
 import threading
+from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Any, Literal, Self
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self
 from uuid import uuid4
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
@@ -26,207 +36,203 @@ from harbor.llms.base import ContextLengthExceededError, LLMResponse, OutputLeng
 from harbor.llms.chat import Chat
 from harbor.models import trajectories as atif
 from harbor.models.agent.context import AgentContext
+from harbor.models.agent.rollout_detail import RolloutDetail
 from harbor.models.metric import UsageInfo
 from harbor.models.trial.result import TrialResult
 from pydantic import BaseModel, Field, model_validator
 
-__version__ = "0.1.0"
-_IDS = ("prompt_token_ids", "completion_token_ids", "logprobs")  # of a RolloutDetail, of an LLMResponse, of a Turn
+__version__ = "0.2.0"
 
-try:  # Harbor 0.23 and later: BaseAgent parses the options, and does so before any trial starts
+try:
+    # Harbor 0.23 and later: BaseAgent parses the options, and does so before any trial starts.
     from harbor.agents.capabilities import AgentCapabilities
     from harbor.agents.options import AgentOptions
 
-    class _HarborAgent(BaseAgent):
+    class HarborAgent(BaseAgent):
         capabilities = AgentCapabilities(atif=True, resume=True)
 
-except ImportError:  # Harbor 0.16 to 0.22 swallows unknown kwargs: here each trial parses the options
+except ImportError:
+    # Harbor 0.13 to 0.22 swallows unknown arguments: here each trial parses the options.
     AgentOptions = BaseModel
 
-    class _HarborAgent(BaseAgent):
-        SUPPORTS_ATIF = SUPPORTS_RESUME = True
+    class HarborAgent(BaseAgent):
+        SUPPORTS_ATIF = True
+        SUPPORTS_RESUME = True
+        session_id: str | None = None
 
-        def __init__(self, **kw: Any) -> None:
-            super().__init__(**{k: kw.pop(k) for k in inspect.signature(BaseAgent.__init__).parameters if k in kw})
-            self.options = self.options_model(**kw)
+        def __init__(self, **kwargs: Any) -> None:
+            harbors = {"extra_env", "override_setup_timeout_sec"}
+            harbors.update(inspect.signature(BaseAgent.__init__).parameters)
+            options = {name: kwargs.pop(name) for name in kwargs.keys() - harbors}
+            super().__init__(**kwargs)
+            self.options = self.options_model(**options)
 
 
-class BasicLoopOptions(AgentOptions, extra="forbid", coerce_numbers_to_str=True, hide_input_in_errors=True):
-    """What `--ak key=value` accepts. Errors hide the input, for `llm_kwargs` may hold an API key."""
+class BasicLoopOptions(
+    AgentOptions, extra="forbid", coerce_numbers_to_str=True, hide_input_in_errors=True
+):
+    """What `--ak key=value` accepts: the one place where an option and its default stand.
 
-    model_path: str | None = Field(None, description="Tinker checkpoint to sample, tinker://...; default: base model.")
-    renderer_name: str | None = Field(None, description="tinker-cookbook renderer; default: the model's recommended.")
-    max_tokens: int = Field(512, ge=1, description="Most tokens that one model call may sample.")
-    temperature: float | None = Field(1.0, ge=0, description="Sampling temperature; null leaves it to the client.")
-    max_turns: int = Field(1, ge=1, description="Most model calls; above 1, the bash blocks of a reply are run.")
-    system_prompt: str | None = Field(None, description="System message, verbatim; default: the loop's protocol.")
-    model_client: Literal["tinker", "litellm"] = Field("tinker", description="Harbor's TinkerLLM or its LiteLLM.")
-    api_base: str | None = Field(None, description="Base URL of the model's server; default: the client's own.")
-    llm_kwargs: dict[str, Any] | None = Field(None, description="More arguments of the client: top_p, seed, ...")
-    collect_rollout_details: bool | None = Field(None, description="Record token ids; default: with tinker only.")
-    command_timeout_sec: int = Field(120, ge=1, description="Seconds after which a reply's commands are ended.")
-    max_output_chars: int = Field(10_000, ge=1, description="Characters of command output that the model sees.")
+    Neither an error nor `repr` shows `llm_kwargs`, for it may hold an API key.
+    """
+
+    model_path: str | None = Field(
+        None, description="Tinker checkpoint to sample, tinker://...; default: the base model."
+    )
+    renderer_name: str | None = Field(
+        None, description="tinker-cookbook renderer; default: the one recommended for the model."
+    )
+    max_tokens: int = Field(
+        512, ge=1, description="Most tokens that one model call may sample, thinking included."
+    )
+    temperature: float | None = Field(
+        1.0, ge=0, description="Sampling temperature; null leaves it to the client."
+    )
+    max_turns: int = Field(
+        1, ge=1, description="Most model calls; above 1, the bash blocks of a reply are run."
+    )
+    system_prompt: str | None = Field(
+        None, description="System message, verbatim; default: the loop's protocol."
+    )
+    model_client: Literal["tinker", "litellm"] = Field(
+        "tinker", description="Harbor's TinkerLLM, or its LiteLLM for API models and servers."
+    )
+    api_base: str | None = Field(
+        None, description="Base URL of the model's server; default: the client's own."
+    )
+    llm_kwargs: dict[str, Any] | None = Field(
+        None, repr=False, description="More arguments of the client: top_p, seed, ..."
+    )
+    collect_rollout_details: bool | None = Field(
+        None, description="Record token ids; default: with the Tinker client only."
+    )
+    rerender_history: bool = Field(
+        False, description="Tinker: render the history anew each turn, as the template would."
+    )
+    session_id: str | None = Field(
+        None, description="LiteLLM: sent as X-Session-ID, for routers; default: the trial's."
+    )
+    command_timeout_sec: int = Field(
+        120, ge=1, description="Seconds after which a reply's commands are ended."
+    )
+    max_output_chars: int = Field(
+        10_000, ge=1, description="Most command output that the model sees, in bytes of UTF-8."
+    )
+
+    @property
+    def collects_ids(self) -> bool:
+        if self.collect_rollout_details is None:
+            return self.model_client == "tinker"
+        return self.collect_rollout_details
 
     @model_validator(mode="after")
     def _fits_the_client(self) -> Self:
         if self.model_path is not None and not self.model_path.startswith("tinker://"):
-            raise ValueError("model_path must be a Tinker checkpoint: tinker://<run>/sampler_weights/<name>")
-        if twice := {"model_name", *type(self).model_fields}.intersection(self.llm_kwargs or ()):
-            raise ValueError(f"llm_kwargs holds {', '.join(sorted(twice))}: use the option of that name instead")
+            raise ValueError(
+                "model_path must be a Tinker checkpoint: tinker://<run>/sampler_weights/<name>"
+            )
+        # Harbor 0.25 adds options that are not this agent's, such as reasoning_effort.
+        own = type(self).model_fields.keys() - AgentOptions.model_fields.keys()
+        twice = (own | {"model_name"}).intersection(self.llm_kwargs or ())
+        if twice:
+            names = ", ".join(sorted(twice))
+            raise ValueError(f"llm_kwargs holds {names}: use the option of that name instead")
         if self.model_client == "litellm" and (self.model_path or self.renderer_name):
-            raise ValueError("model_path and renderer_name are for tinker: drop them, or set model_client=tinker")
-        if self.model_client == "tinker" and not all(map(importlib.util.find_spec, ("tinker", "tinker_cookbook"))):
-            raise ValueError("tinker is missing: run `pip install 'harbor[tinker]'`, or set model_client=litellm")
+            raise ValueError(
+                "model_path and renderer_name are for tinker: drop them, or set model_client=tinker"
+            )
+        packages = ("tinker", "tinker_cookbook")
+        if self.model_client == "tinker" and not all(map(importlib.util.find_spec, packages)):
+            raise ValueError(
+                "tinker is missing: run `pip install 'harbor[tinker]'`, or set model_client=litellm"
+            )
         return self
 
 
 class StopReason(StrEnum):
-    """Why a run ended, under the names of `tinker_cookbook.rl.types.StopReason` where it has them."""
+    """Why a run ended, under the names of `tinker_cookbook.rl.types.StopReason` where it has them.
 
-    COMPLETED = "completed"  # the reply holds no command, or was the one completion asked for
-    MAX_TURNS = "max_turns"  # `max_turns` model calls were made; the commands of the last reply were still run
-    MAX_TOKENS = "max_tokens"  # the reply was cut off at `max_tokens` or the end of the context; nothing in it was run
-    CONTEXT_OVERFLOW = "context_overflow"  # the conversation left no room in the context window for a reply
-    CANCELLED = "cancelled"  # from outside: the agent's timeout, or Ctrl-C
-    ERROR = "error"  # an exception, which Harbor keeps as the trial's exception_info
+    The trial is scored after all of them but ERROR, and Ctrl-C.
+    """
 
-
-class CutOffUsage(UsageInfo):
-    """Marks a reply that was cut off for its length. Harbor's way, an error, drops its ids and usage."""
-
-
-class TinkerMixin:
-    """Gives Harbor's TinkerLLM the process's one service and whole replies: its own `call` passes a cut-off one off as
-    complete (0.16 to 0.24) or drops its ids (0.25). The private attributes are the same in all these versions."""
-
-    async def _ensure_client(self) -> Any:
-        if self._sampling_client is None:
-            service = await asyncio.to_thread(_tinker_service, self.tinker.ServiceClient, self.api_base)
-            source = {"model_path": self._model_path} if self._model_path else {"base_model": self._model_name}
-            self._sampling_client = await service.create_sampling_client_async(**source)  # the name that Harbor calls
-        return self._sampling_client
-
-    async def call(self, prompt: str, message_history: Any = (), **kwargs: Any) -> LLMResponse:
-        """Sample one reply; its content is the renderer's: text, or a list of parts as soon as the model thinks."""
-        client = await self._ensure_client()
-        rendered = self._renderer.build_generation_prompt([*message_history, {"role": "user", "content": prompt}])
-        if (room := self._context_limit - rendered.length) < 1:
-            raise ContextLengthExceededError(f"{rendered.length} prompt tokens fill the {self._context_limit} allowed")
-        params = {name: getattr(self, f"_{name}") for name in ("temperature", "seed", "top_k", "top_p")}
-        stop, most = self._renderer.get_stop_sequences(), min(self._max_tokens, room)
-        params = self.tinker.SamplingParams(max_tokens=most, stop=stop, **params)
-        sampled = (await client.sample_async(prompt=rendered, num_samples=1, sampling_params=params)).sequences[0]
-        counts = {"prompt_tokens": rendered.length, "completion_tokens": len(sampled.tokens), "cache_tokens": 0}
-        usage = (CutOffUsage if sampled.stop_reason == "length" else UsageInfo)(**counts, cost_usd=0.0)
-        ids = dict(zip(_IDS, (rendered.to_ints(), list(sampled.tokens), list(sampled.logprobs or [])), strict=True))
-        reply = LLMResponse(content="", usage=usage, **(ids if self._collect_rollout_details else {}))
-        try:
-            reply.content = self._renderer.parse_response(sampled.tokens)[0]["content"]
-        except Exception as error:
-            error.sampled_reply = reply  # `resume` still records it
-            raise
-        if sampled.stop_reason == "length" and isinstance(reply.content, str):  # some templates open the thinking
-            opened = self._renderer.tokenizer.decode(ids["prompt_token_ids"][-4:]).rstrip().endswith("<think>")
-            reply.content = "<think>" * opened + reply.content
-        return reply
+    # The reply holds no command, or was the one completion asked for.
+    COMPLETED = "completed"
+    # `max_turns` model calls were made; the commands of the last reply were still run.
+    MAX_TURNS = "max_turns"
+    # The reply was cut off, at `max_tokens` or the end of the context; nothing in it was run.
+    MAX_TOKENS = "max_tokens"
+    # The conversation left no room in the context window for a reply.
+    CONTEXT_OVERFLOW = "context_overflow"
+    # From outside: the agent's timeout, or Ctrl-C.
+    CANCELLED = "cancelled"
+    # An exception, which Harbor keeps as the trial's exception_info.
+    ERROR = "error"
 
 
-class LiteLLMMixin:
-    """Gives Harbor's LiteLLM whole replies: its `call` (0.16 to 0.25) looks at finish_reason after this method."""
+@dataclass
+class Turn:
+    """One model call, exactly as sampled. All that a trial leaves is derived from its turns.
 
-    def _extract_usage_info(self, response: Any) -> UsageInfo | None:
-        usage, choice = super()._extract_usage_info(response), response["choices"][0]
-        if usage and choice["finish_reason"] == "length":  # the reply would become an error, without its ids and usage
-            choice["finish_reason"], usage = "stop", CutOffUsage(**usage.model_dump())
-        return usage
+    A turn that was read back from a trial's result has the first three fields only.
+    """
 
+    # Shape [n_prompt], earlier turns included. None: not asked for, or the server gave none.
+    prompt_token_ids: list[int] | None
+    # Shape [n_completion], the stop token included.
+    completion_token_ids: list[int] | None
+    # Shape [n_completion], natural logarithms, under the policy that sampled.
+    logprobs: list[float] | None
+    # The reply, and the thinking that is no part of it.
+    text: str = ""
+    thinking: str = ""
+    # Tokens, and US dollars, where 0.0 is Harbor's way to say unknown.
+    usage: UsageInfo | None = None
+    # Whether the reply ended for its length.
+    cut_off: bool = False
+    # What the reply asked to run, and what the model was told after it.
+    script: str | None = None
+    told: str | None = None
+    timestamp: str | None = None
 
-_clients: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple, Any]] = WeakKeyDictionary()  # latest used last
-_locks: WeakValueDictionary[tuple, asyncio.Lock] = WeakValueDictionary()  # weak: a lock refers to its loop for good
-_services, _services_lock = {}, threading.Lock()
+    @property
+    def has_finite_logprobs(self) -> bool:
+        """Whether each logprob is a number: a policy that diverged gives NaN."""
+        return all(one is not None and math.isfinite(one) for one in self.logprobs or [])
 
-
-def _tinker_service(service_class: Any, api_base: str | None) -> Any:
-    """The process's only client of this service: each holds a session and 11 file descriptors for good. Blocks."""
-    key = service_class, api_base or os.environ.get("TINKER_BASE_URL"), os.environ.get("TINKER_API_KEY")
-    with _services_lock:  # trials of two checkpoints come here in two threads
-        if key not in _services:
-            _services[key] = service_class(**({"base_url": api_base} if api_base else {}))
-            threading._register_atexit(_close, _services[key])  # private: by `atexit`, the SDK can start no thread
-    getattr(_services[key], "holder", None)  # a property that opens the session; tinker 0.38 would do it on the loop
-    return _services[key]
-
-
-def _close(service: Any) -> None:
-    with contextlib.suppress(Exception):  # it may be gone, and nobody is left to tell
-        service.close("success").result(timeout=5)
-
-
-def _utf8(text: str | bytes | None) -> str:
-    """Text that tokenizers and files accept: pairs of surrogates are joined, lone ones replaced."""
-    text = text.decode("utf-8", "replace") if isinstance(text, bytes) else str(text or "")
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-
-
-def _add_step(steps: list[atif.Step], **fields: Any) -> atif.Step:
-    steps.append(atif.Step(step_id=len(steps) + 1, timestamp=datetime.now(UTC).isoformat(), **fields))
-    return steps[-1]
+    @property
+    def is_trainable(self) -> bool:
+        """Whether ids and logprobs are all there, of one length, and finite."""
+        if not self.prompt_token_ids or self.completion_token_ids is None:
+            return False
+        aligned = len(self.completion_token_ids) == len(self.logprobs or [])
+        return aligned and self.has_finite_logprobs
 
 
-def _add_turn(steps: list[atif.Step], reply: LLMResponse) -> atif.Step:
-    """Record a model call, the only place that does. Sets the ids late, as Metrics(...) would copy the whole prompt."""
-    text, thinking, metrics = reply.content or "", reply.reasoning_content, atif.Metrics()
-    if not isinstance(text, str):  # parts, from a renderer that knows thinking
-        thinking = "".join(part["thinking"] for part in text if part["type"] == "thinking")
-        text = "".join(part["text"] for part in text if part["type"] == "text")
-    elif match := re.match(r"\s*(?:<think>)?(.*?)</think>\s*|\s*<think>(.*)\Z", text, re.DOTALL):  # left in the text
-        thinking, text = match[1] or match[2], text[match.end() :]
-    if usage := reply.usage:
-        metrics.prompt_tokens, metrics.completion_tokens = usage.prompt_tokens, usage.completion_tokens
-        metrics.cached_tokens, metrics.cost_usd = usage.cache_tokens, usage.cost_usd or None  # Harbor: 0.0 if unknown
-    metrics.prompt_token_ids, metrics.completion_token_ids = reply.prompt_token_ids, reply.completion_token_ids
-    ids, logprobs = reply.completion_token_ids, reply.logprobs or []
-    whole = reply.prompt_token_ids and ids is not None and len(ids) == len(logprobs) and None not in logprobs
-    metrics.logprobs = logprobs if whole else None  # None: this turn stays out of rollout_details
-    thinking = _utf8(thinking) or None
-    return _add_step(steps, source="agent", message=_utf8(text), reasoning_content=thinking, metrics=metrics)
+class BasicLoopAgent(HarborAgent):
+    """Samples from one model, runs the bash blocks of its replies if asked to, and records it all.
 
+    Each trial leaves on the context: token counts, cost (None: unknown), `metadata` (the
+    `StopReason`, the number of model calls) and one Harbor RolloutDetail, whose lists have an
+    entry for each `Turn`; in `logs_dir`: completion.txt, the last reply, and trajectory.json, in
+    Harbor's format ATIF.
 
-_PROTOCOL = """\
-Solve the task by running commands in its environment. Put them in fenced blocks that open with ```bash: the blocks of
-a reply run as one script, and its exit code and output are the next message. Each script starts in a fresh shell (files
-stay, variables and directory do not) and has {seconds} seconds. When the task is done, reply without such a block."""
-_FENCE = re.compile(r"^[ \t]*(`{3,})([^`\n]*)\n(.*?)(^[ \t]*\1`*[ \t]*$|\Z)", re.DOTALL | re.MULTILINE)
-# All fenced blocks, so that bash quoted in another one does not count; nor does a block without an end.
-# `timeout` ends a script inside the environment and leaves its output so far. Processes outside its group (setsid, a
-# nested `timeout`, all of them with busybox) are found by the mark, which children inherit.
-_TIMED_SCRIPT = """\
-start=$(date +%s); BASIC_LOOP_SCRIPT={mark} timeout -k 5 {limit} bash -c -- {script} </dev/null; code=$?
-case $code in 124|137) if [ $(($(date +%s) - start)) -ge {limit} ]; then
-  kill -9 $(grep -ls BASIC_LOOP_SCRIPT={mark} /proc/[0-9]*/environ | cut -d/ -f3) 2>/dev/null
-  printf '\\n[ended: the time limit of {limit} seconds was reached]\\n'
-fi;; esac
-exit $code"""
+    Takes the options of `BasicLoopOptions` by keyword. Raises ValueError for a bad option, a
+    missing API key or no model, before any container starts.
+    """
 
+    options_model: ClassVar[type[BasicLoopOptions]] = BasicLoopOptions
 
-class BasicLoopAgent(_HarborAgent):
-    """Samples completions from one model, runs the bash blocks in them if asked to, and records the rollout: on the
-    context token counts, cost (None: unknown), `metadata` (a `StopReason`, the number of model calls) and one Harbor
-    RolloutDetail, whose lists have an entry per turn as in `Turn`; in `logs_dir` completion.txt and trajectory.json.
-    Raises ValueError for a bad option."""
+    # What the model is told of the loop; {seconds} becomes the time limit of a script.
+    protocol: ClassVar[str] = """\
+Solve the task by running commands in its environment. Put them in fenced blocks that open with \
+```bash: the blocks of a reply run as one script, and its exit code and output are the next \
+message. Each script starts in a fresh shell (files stay, variables and directory do not) and has \
+{seconds} seconds. When the task is done, reply without such a block."""
 
-    options_model = BasicLoopOptions
-
-    def __init__(
-        self, *, model_name: str, model_path: str | None = None, renderer_name: str | None = None,
-        max_tokens: int = 512, temperature: float | None = 1.0, max_turns: int = 1, system_prompt: str | None = None,
-        model_client: str = "tinker", api_base: str | None = None, **kw: Any,
-    ) -> None:  # fmt: skip
-        given = {name: value for name, value in locals().items() if name in BasicLoopOptions.model_fields}
-        if not model_name:
-            raise ValueError("no model: name one with -m, such as -m Qwen/Qwen3-8B")
-        super().__init__(model_name=model_name, **given, **kw)
-        self._messages: list[dict[str, Any]] = []  # the conversation so far, for resume()
+    def __init__(self, *, model_name: str | None, **kwargs: Any) -> None:
+        super().__init__(model_name=model_name, **kwargs)
+        check_model(model_name, self.options)
+        self._conversation: Conversation | None = None
 
     @staticmethod
     def name() -> str:
@@ -236,214 +242,1091 @@ class BasicLoopAgent(_HarborAgent):
         return __version__
 
     async def setup(self, environment: BaseEnvironment) -> None:
-        """Nothing to install: the model is called from the host."""
+        """Build the model client: importing torch is no part of the agent's own time."""
+        await self._shared_llm()
+
+    async def run(
+        self, instruction: str, environment: BaseEnvironment, context: AgentContext
+    ) -> None:
+        """Solve a task in a new conversation."""
+        self._conversation = None
+        await self.resume(instruction, environment, context)
+
+    async def resume(
+        self, instruction: str, environment: BaseEnvironment, context: AgentContext
+    ) -> None:
+        """Go on with the conversation. Only this call's turns are recorded.
+
+        They are on the context and in the files before anything is raised.
+        """
+        if self._conversation is None:
+            self._conversation = Conversation(self._system_message(), self.options)
+        conversation = self._conversation
+        conversation.session_id = self.options.session_id or self.session_id
+        conversation.begin(instruction)
+        try:
+            conversation.use(await self._shared_llm())
+            stop_reason = await self._converse(conversation, environment)
+        except BaseException as error:
+            # Also a cancellation. The context has it all, and `error` says more than a full disk.
+            is_error = isinstance(error, Exception)
+            with contextlib.suppress(OSError):
+                reason = StopReason.ERROR if is_error else StopReason.CANCELLED
+                self._record(conversation, reason, context)
+            raise
+        self._record(conversation, stop_reason, context)
+
+    async def _converse(
+        self, conversation: "Conversation", environment: BaseEnvironment
+    ) -> StopReason:
+        """The loop. The conversation records what the model says, and what `tell` tells it.
+
+        To have the model forget, edit `conversation.messages` (for the Responses API call
+        `conversation.reset_response_chain()` too): an edited history is rendered anew.
+        """
+        for _ in range(self.options.max_turns):
+            # Sample, and record.
+            try:
+                turn = await self._sample(conversation)
+            except ContextLengthExceededError:
+                return StopReason.CONTEXT_OVERFLOW
+
+            # Stop?
+            if turn.cut_off:
+                return StopReason.MAX_TOKENS
+            if self.options.max_turns == 1:
+                return StopReason.COMPLETED
+            turn.script = self.script_in(turn.text)
+            if turn.script is None:
+                return StopReason.COMPLETED
+
+            # Act, and observe.
+            conversation.tell(await self._execute(turn.script, environment))
+        return StopReason.MAX_TURNS
+
+    def script_in(self, reply: str) -> str | None:
+        """The bash script that a reply asks to run; None if it asks for nothing."""
+        blocks = [block for language, block in fenced_blocks(reply) if language in ("bash", "sh")]
+        return "\n".join(blocks) if blocks else None
+
+    async def _sample(self, conversation: "Conversation") -> Turn:
+        """One model call. Once more, on a new session, where the service has ended the last."""
+        try:
+            return await conversation.sample()
+        except Exception as error:
+            llm = conversation.llm
+            if not (isinstance(llm, TinkerMixin) and is_gone(error)):
+                raise
+        _loop_clients().drop(self._cache_key(), llm)
+        conversation.use(await self._shared_llm())
+        return await conversation.sample()
+
+    async def _execute(self, script: str, environment: BaseEnvironment) -> str:
+        """Run a script in the environment, never on the host. Returns what the model is told."""
+        limit = self.options.command_timeout_sec
+        mark = uuid4().hex
+        arguments = ("basic-loop", mark, str(limit), str(self.options.max_output_chars))
+        # No argument can hold a NUL.
+        script = valid_text(script).replace("\0", "")
+        command = shlex.join(["bash", "-c", _RUN, *arguments, script])
+        # Linux takes 128 KiB an argument, and some environments quote the command once more.
+        size = len(shlex.quote(command).encode())
+        if size > 120_000:
+            return f"Not run: the script is too long ({size:,} bytes). Split it into smaller ones."
+        try:
+            # Docker's own limit would raise RuntimeError and end the trial: ours comes first.
+            async with asyncio.timeout(limit + 20):
+                result = await environment.exec(command, timeout_sec=limit + 60)
+        except TimeoutError:
+            await end_script(environment, mark)
+            return f"Exit code: 124\nOutput:\n[no answer; the time limit is {limit} seconds]"
+        except asyncio.CancelledError:
+            # Else it would go on while the tests run.
+            await asyncio.shield(end_script(environment, mark))
+            raise
+        # The script's output, what its background processes wrote since, why it was ended.
+        pieces = valid_text(result.stdout).split(f"end-of-{mark}")
+        texts = [pieces[0].removesuffix("\n"), valid_text(result.stderr).removesuffix("\n")]
+        if len(pieces) > 1 and pieces[-1]:
+            texts.append(f"[ended: {pieces[-1]}]")
+        output = "\n".join(filter(None, texts)) or "(none)"
+        return f"Exit code: {result.return_code}\nOutput:\n{output}"
+
+    def _system_message(self) -> str:
+        if self.options.system_prompt is not None or self.options.max_turns == 1:
+            return self.options.system_prompt or ""
+        return self.protocol.replace("{seconds}", str(self.options.command_timeout_sec))
+
+    def _record(
+        self, conversation: "Conversation", stop_reason: StopReason, context: AgentContext
+    ) -> None:
+        """Put the run onto the context, then into the files. Raises OSError of these."""
+        turns = conversation.turns
+        usage = total_usage(turns)
+        context.n_input_tokens = usage.total_prompt_tokens
+        context.n_output_tokens = usage.total_completion_tokens
+        context.n_cache_tokens = usage.total_cached_tokens
+        context.cost_usd = usage.total_cost_usd
+        context.metadata = {"stop_reason": str(stop_reason), "n_episodes": len(turns)}
+        if self.options.collects_ids:
+            context.rollout_details = rollout_details(turns)
+            n_trainable = sum(turn.is_trainable for turn in turns)
+            n_breaks = count_prefix_breaks([*conversation.earlier, *turns])
+            context.metadata["n_turns_without_ids"] = len(turns) - n_trainable
+            context.metadata["n_prefix_breaks"] = n_breaks
+            if n_breaks:
+                self.logger.info("%d prompts do not begin with the turn before", n_breaks)
+        agent = atif.Agent(name=self.name(), version=__version__, model_name=self.model_name)
+        trajectory = to_atif(conversation, agent, context.metadata)
+        # Without a reply it is empty: an earlier step's, in the same folder, must not be scored.
+        write_file(self.logs_dir / "completion.txt", turns[-1].text if turns else "")
+        write_file(self.logs_dir / "trajectory.json", trajectory.model_dump_json(exclude_none=True))
 
     def _build_llm(self) -> Any:
-        """A new client of this configuration. Takes seconds (torch, tokenizer), so call it in a thread."""
-        options, is_tinker = self.options, self.options.model_client == "tinker"
-        collect = is_tinker if options.collect_rollout_details is None else options.collect_rollout_details
-        kwargs = options.model_dump(include={"max_tokens", "temperature"}, exclude_none=True)
-        kwargs |= {"model_name": self.model_name, "collect_rollout_details": collect, **(options.llm_kwargs or {})}
-        if not is_tinker:
-            from harbor.llms.lite_llm import LiteLLM
-
-            return type("LiteLLMClient", (LiteLLMMixin, LiteLLM), {})(api_base=options.api_base, **kwargs)
-        import tinker
-        from harbor.llms.tinker import TinkerLLM
-
-        if unknown := kwargs.keys() - inspect.signature(TinkerLLM).parameters:
-            raise ValueError(f"llm_kwargs: TinkerLLM takes no {', '.join(sorted(unknown))}")
-        kwargs |= {"model_path": options.model_path, "renderer_name": options.renderer_name}
-        client = type("TinkerClient", (TinkerMixin, TinkerLLM), {"tinker": tinker, "api_base": options.api_base})
-        llm = client(**kwargs)
-        self.logger.info("Sampling %s", options.model_path or f"the base model {self.model_name}: no model_path given")
-        if options.max_turns > 1 and not llm._renderer.has_extension_property:
-            self.logger.warning("Each turn becomes a training example of its own; use a ..._preserve_thinking renderer")
-        return llm
+        """A new client of this configuration. Takes seconds, so it is called in a thread."""
+        kwargs = {
+            "model_name": self.model_name,
+            "max_tokens": self.options.max_tokens,
+            "api_base": self.options.api_base,
+            "collect_rollout_details": self.options.collects_ids,
+            **(self.options.llm_kwargs or {}),
+        }
+        if self.options.temperature is not None:
+            kwargs["temperature"] = self.options.temperature
+        if self.options.model_client == "litellm":
+            return litellm_client_class()(**kwargs)
+        self.logger.info("Sampling %s", self.options.model_path or f"base model {self.model_name}")
+        return tinker_client_class()(
+            model_path=self.options.model_path,
+            renderer_name=self.options.renderer_name,
+            **kwargs,
+        )
 
     def _cache_key(self) -> tuple:
         """Everything that makes two clients different."""
-        loop_only = {"max_turns", "system_prompt", "command_timeout_sec", "max_output_chars"}
+        loop_only = {
+            "max_turns",
+            "system_prompt",
+            "rerender_history",
+            "session_id",
+            "command_timeout_sec",
+            "max_output_chars",
+        }
         options = self.options.model_dump_json(exclude=loop_only, fallback=repr)
-        return type(self), self.model_name, options, *map(os.environ.get, ("TINKER_BASE_URL", "TINKER_API_KEY"))
+        return type(self), self.model_name, options, service_key(self.options.api_base)
 
     async def _shared_llm(self) -> Any:
-        """The client of this loop and configuration. One trial builds it (the next, if that fails), the others wait."""
-        clients, key = _clients.setdefault(asyncio.get_running_loop(), {}), self._cache_key()
-        async with _locks.setdefault((id(clients), *key), asyncio.Lock()):
-            if (llm := clients.pop(key, None)) is None:
-                llm = await asyncio.to_thread(self._build_llm)
-                if connect := getattr(llm, "_ensure_client", None):  # the sampling client, also one for all trials
-                    await connect()
-            clients[key] = llm
-        if len(clients) > 8:  # a training run brings a new checkpoint each step
-            del clients[next(iter(clients))]
-        return llm
+        """The client of this event loop and configuration, which all its trials share."""
 
-    async def run(self, instruction: str, environment: BaseEnvironment, context: AgentContext) -> None:
-        """Solve a task in a new conversation."""
-        system = self.options.system_prompt
-        if system is None and self.options.max_turns > 1:
-            system = _PROTOCOL.format(seconds=self.options.command_timeout_sec)
-        self._messages = [{"role": "system", "content": _utf8(system)}] if system else []
-        await self.resume(instruction, environment, context)
+        async def build() -> Any:
+            llm = await in_thread(self._build_llm)
+            if isinstance(llm, TinkerMixin):
+                await llm.connect()
+            return llm
 
-    async def resume(self, instruction: str, environment: BaseEnvironment, context: AgentContext) -> None:
-        """Go on with the conversation. Only this call's turns are recorded, and before anything is raised."""
-        steps: list[atif.Step] = []
-        if self._messages and self._messages[0]["role"] == "system":
-            _add_step(steps, source="system", message=self._messages[0]["content"])
-        _add_step(steps, source="user", message=_utf8(instruction))
+        return await _loop_clients().get(self._cache_key(), build)
+
+
+# `help` and `inspect` show the options, whose defaults stand in one place only.
+_parameters = inspect.signature(BasicLoopAgent.__init__).parameters
+BasicLoopAgent.__init__.__signature__ = inspect.Signature(
+    [
+        _parameters["self"],
+        _parameters["model_name"],
+        *inspect.signature(BasicLoopOptions).parameters.values(),
+        _parameters["kwargs"],
+    ]
+)
+
+
+# The commands: which text is a script, and how it is run.
+
+_FENCED_BLOCK = re.compile(
+    r"""
+    ^ (?P<indent> [ \t]* (?: (?: [-*+] | \d{1,9}[.)] ) [ \t]+ )* )  # also of a list's item
+    (?P<fence> (?P<mark> [`~] ) (?P=mark){2,} ) (?P<info> [^`\n]* ) \n
+    (?P<content> .*? )
+    (?P<end> ^ [ \t]* (?P=fence) (?P=mark)* [ \t]* $ | \Z )
+    """,
+    re.DOTALL | re.MULTILINE | re.VERBOSE,
+)
+
+
+def fenced_blocks(text: str) -> list[tuple[str, str]]:
+    """The ``` blocks of a Markdown text, as (language, content); one without an end is none.
+
+    What looks like a block inside another one, or inside ~~~, is quoted and none either.
+    """
+    blocks = []
+    for block in _FENCED_BLOCK.finditer(text.replace("\r\n", "\n")):
+        if block["end"] and block["mark"] == "`":
+            # Markdown's rule: an indented block loses that much of each line's indent.
+            indent = re.compile(rf"^[ \t]{{0,{len(block['indent'])}}}", re.MULTILINE)
+            language = block["info"].strip().partition(" ")[0]
+            blocks.append((language, indent.sub("", block["content"])))
+    return blocks
+
+
+# Both run inside the environment, as `bash -c TEXT basic-loop MARK [SECONDS BYTES SCRIPT]`. What a
+# script starts is found by the mark in its environment, which children inherit, also those that
+# left its process group.
+_END_ALL = r"""
+exec 2>/dev/null
+mark=$1 file=/dev/shm
+[ -w $file ] || file=/tmp
+file=$file/basic-loop-$mark
+end_all() {
+  for _ in 1 2 3; do
+    pids=$(grep -ls "BASIC_LOOP_SCRIPT=$mark" /proc/[0-9]*/environ | cut -d/ -f3)
+    [ -n "$pids" ] || break
+    kill -9 $pids
+  done
+}
+"""
+# The output goes through a pipe into a file, so that no more than BYTES of it are returned,
+# whatever is written; past `most` the script is ended. A process left in the background keeps the
+# pipe, and `cat` reads on for it; so a line behind the script's last one shows that all before it
+# has reached the file.
+_RUN = (
+    _END_ALL
+    + r"""
+limit=$2 shown=$3 script=$4 most=4000000 end=end-of-$mark why=
+exec 3> >(
+  exec >/dev/null
+  tee $file | head -c $most
+  if [ $(wc -c <$file) -ge $most ]; then : >$file.full; end_all; fi
+  exec cat
+)
+SECONDS=0
+BASIC_LOOP_SCRIPT=$mark timeout -k 5 $limit bash -c -- "$script" </dev/null >&3 2>&1 3>&-
+code=$?
+case $code in 124|137|143)
+  if [ $SECONDS -ge $limit ]; then
+    end_all
+    code=124
+    why="the time limit of $limit seconds was reached"
+  fi
+esac
+printf '%s\n' $end >&3
+exec 3>&-
+for _ in {1..200}; do
+  if [ -e $file.full ]; then why="it wrote more than $most bytes"; break; fi
+  if grep -qs $end $file; then break; fi
+  sleep 0.02
+done
+size=$(wc -c <$file)
+half=$((shown / 2)) rest=$((shown - shown / 2 + ${#end} + 1))
+if [ $size -le $((half + rest)) ]; then cat $file; else
+  head -c $half $file
+  printf '\n[... %d bytes left out ...]\n' $((size - half - rest))
+  tail -c $rest $file
+fi
+rm -f $file $file.full
+printf '%s%s' $end "$why"
+exit $code
+"""
+)
+_END = _END_ALL + "end_all; rm -f $file $file.full"
+
+
+async def end_script(environment: BaseEnvironment, mark: str) -> None:
+    """End what a script started; gives up after 10 seconds."""
+    # The environment may be gone, and the trial goes on, or ends, for its own reason.
+    with contextlib.suppress(Exception):
+        async with asyncio.timeout(10):
+            command = shlex.join(["bash", "-c", _END, "basic-loop", mark])
+            await environment.exec(command, timeout_sec=15)
+
+
+def valid_text(text: str | bytes | None) -> str:
+    """Text that tokenizers and files accept: surrogate pairs are joined, lone ones replaced."""
+    if isinstance(text, bytes):
+        text = text.decode("utf-8", "replace")
+    return (text or "").encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+# The conversation: Harbor's Chat, with a record of its turns.
+
+
+@dataclass
+class Reply(LLMResponse):
+    """A reply of this file's clients, with what Harbor's response has no field for."""
+
+    cut_off: bool = False
+    # The renderer's, raised once the turn is recorded.
+    error: Exception | None = None
+    # What the reply was sampled from: a tinker.ModelInput.
+    prompt: Any = None
+
+
+class Conversation(Chat):
+    """Harbor's Chat for one trial: it records each call as a `Turn`, and what the model is told.
+
+    Clients serve many trials at once, so what belongs to one conversation stands here.
+    """
+
+    def __init__(self, system: str, options: BasicLoopOptions) -> None:
+        super().__init__(model=None)
+        self.options = options
+        self.session_id: str | None = None
+        self.system = valid_text(system)
+        if system:
+            self.messages.append({"role": "system", "content": self.system})
+        # What this run began with, its turns, and the last turn of the run before.
+        self.instruction = ""
+        self.turns: list[Turn] = []
+        self.earlier: list[Turn] = []
+        # The last reply, if the next prompt can go on from its tokens, and its messages.
+        self.last: Reply | None = None
+        self._as_sent: list[dict[str, Any]] = []
+        self._unsent: list[str] = []
+
+    def use(self, llm: Any) -> None:
+        """Sample from this client from now on."""
+        self.llm = llm
+        # Harbor's Chat (0.13 to 0.25) has no public way to replace its client.
+        self._model = llm
+
+    def begin(self, instruction: str) -> None:
+        """Start a run: the model is told this next, after what it was not yet told."""
+        self.earlier = self.turns[-1:] or self.earlier
+        self.turns = []
+        self.instruction = valid_text(instruction)
+        self._unsent.append(self.instruction)
+
+    def tell(self, text: str) -> None:
+        """Have the model told this next. For Tinker, special tokens in it stay plain text."""
+        text = valid_text(text)
+        told = self.turns[-1].told
+        self.turns[-1].told = f"{told}\n\n{text}" if told else text
+        self._unsent.append(self.llm.defused(text) if isinstance(self.llm, TinkerMixin) else text)
+
+    async def sample(self) -> Turn:
+        """Send what was not yet sent, and record the reply. Raises what the client raises."""
+        if self.messages != self._as_sent:
+            self.last = None
+            self._as_sent = []
+        prompt = "\n\n".join(self._unsent)
+        is_own = isinstance(self.llm, TinkerMixin | LiteLLMMixin)
+        own = {"conversation": self} if is_own else {}
         try:
-            chat = Chat(await self._shared_llm())
-            chat.messages.extend(self._messages)
-            self._messages = chat.messages
-            stop_reason = await self._converse(chat, steps[-1].message, environment, steps)
-        except BaseException as error:  # also a cancellation
-            if reply := getattr(error, "sampled_reply", None):
-                _add_turn(steps, reply)
-            with contextlib.suppress(OSError):  # of the files: the context has it all, and `error` says more
-                self._record(context, steps, StopReason.ERROR if isinstance(error, Exception) else StopReason.CANCELLED)
-            raise
-        self._record(context, steps, stop_reason)
+            reply = await self.chat(prompt, **own)
+        except OutputLengthExceededError as cut:
+            # Of the Responses API, or of another client: the text is all there is.
+            reply = Reply(content=cut.truncated_response or "", cut_off=True)
+        turn = to_turn(reply)
+        if not self.options.collects_ids:
+            turn.prompt_token_ids = turn.completion_token_ids = turn.logprobs = None
+        self.turns.append(turn)
+        self._unsent.clear()
+        self.last = None if self.options.rerender_history else reply
+        # Copies, so that an edit is noticed; of what is new, so that each turn costs the same.
+        self._as_sent += copy.deepcopy(self.messages[len(self._as_sent) :])
+        if getattr(reply, "error", None):
+            raise reply.error
+        no_ids = turn.prompt_token_ids is None or turn.logprobs is None
+        if self.options.collect_rollout_details and len(self.turns) == 1 and no_ids:
+            raise RuntimeError(
+                "collect_rollout_details=true, but the server returned no token ids with logprobs"
+            )
+        return turn
 
-    async def _converse(self, chat: Chat, prompt: str, environment: BaseEnvironment, steps: list) -> StopReason:
-        """The loop. Change what you like, but let each reply reach `_add_turn` before the next await."""
-        for turn in range(self.options.max_turns):
+
+def to_turn(reply: LLMResponse) -> Turn:
+    """The record of a reply; the only place that makes one."""
+    thinking = reply.reasoning_content or ""
+    text = reply.content or ""
+    if isinstance(text, list):
+        # Parts, from a renderer that knows thinking.
+        thinking = "".join(part["thinking"] for part in text if part["type"] == "thinking")
+        text = "".join(part["text"] for part in text if part["type"] == "text")
+    if not reply.reasoning_content:
+        left_in_text, text = split_thinking(text)
+        thinking += left_in_text
+    return Turn(
+        prompt_token_ids=reply.prompt_token_ids,
+        completion_token_ids=reply.completion_token_ids,
+        logprobs=reply.logprobs,
+        text=valid_text(text),
+        # Some renderers put a second tag before what began with one.
+        thinking=valid_text(thinking).lstrip().removeprefix("<think>"),
+        usage=reply.usage,
+        cut_off=getattr(reply, "cut_off", False),
+        timestamp=datetime.now(UTC).isoformat(),
+    )
+
+
+_OPENING_TAG = re.compile(r"\s*<think>")
+_CLOSING_TAG_ALONE = re.compile(r"^[ \t]*</think>[ \t]*\r?$", re.MULTILINE)
+
+
+def split_thinking(text: str) -> tuple[str, str]:
+    """The thinking and the answer of a reply that holds both.
+
+    What a <think> at its start opens is thinking, to the end where it is never closed. Without
+    one the prompt may have opened it: then a </think> on a line of its own closes it.
+    """
+    thinking = ""
+    start = 0
+    while opening := _OPENING_TAG.match(text, start):
+        end = text.find("</think>", opening.end())
+        if end < 0:
+            return thinking + text[opening.end() :], ""
+        thinking += text[opening.end() : end]
+        start = end + len("</think>")
+    alone = _CLOSING_TAG_ALONE.search(text)
+    if start == 0 and alone and "<think>" not in text[: alone.start()]:
+        thinking = text[: alone.start()]
+        start = alone.end()
+    return thinking, text[start:].lstrip() if start else text
+
+
+# What a trial leaves, derived from its turns.
+
+
+def rollout_details(turns: list[Turn]) -> list[RolloutDetail] | None:
+    """One Harbor RolloutDetail, an entry per turn in each list; None without any ids.
+
+    Turns that cannot be trained on are left out. (Chat.rollout_details appends to each list by
+    itself, so one missing piece would misalign all that follow.)
+    """
+    kept = [turn for turn in turns if turn.is_trainable]
+    if not kept:
+        return None
+    detail = RolloutDetail(
+        prompt_token_ids=[turn.prompt_token_ids for turn in kept],
+        completion_token_ids=[turn.completion_token_ids for turn in kept],
+        logprobs=[turn.logprobs or [] for turn in kept],
+    )
+    return [detail]
+
+
+def count_prefix_breaks(turns: list[Turn]) -> int:
+    """How many prompts do not begin with the turn before: its prompt and its completion."""
+    with_ids = [turn for turn in turns if turn.prompt_token_ids and turn.completion_token_ids]
+    n_breaks = 0
+    for before, turn in itertools.pairwise(with_ids):
+        context = before.prompt_token_ids + before.completion_token_ids
+        n_breaks += turn.prompt_token_ids[: len(context)] != context
+    return n_breaks
+
+
+def total_usage(turns: list[Turn]) -> atif.FinalMetrics:
+    """Tokens and cost of all turns; None: unknown."""
+    totals = atif.FinalMetrics()
+    known = [turn.usage for turn in turns if turn.usage]
+    if known:
+        totals.total_prompt_tokens = sum(usage.prompt_tokens for usage in known)
+        totals.total_completion_tokens = sum(usage.completion_tokens for usage in known)
+        totals.total_cached_tokens = sum(usage.cache_tokens for usage in known)
+    # The price of some turns is not the run's.
+    costs = [usage.cost_usd for usage in known if usage.cost_usd]
+    if costs and len(costs) == len(turns):
+        totals.total_cost_usd = sum(costs)
+    return totals
+
+
+def to_atif(
+    conversation: Conversation, agent: atif.Agent, metadata: dict[str, Any]
+) -> atif.Trajectory:
+    """The run in ATIF (harbor.models.trajectories), which `harbor view` shows."""
+    turns = conversation.turns
+    steps: list[dict[str, Any]] = [{"source": "user", "message": conversation.instruction}]
+    if conversation.system:
+        steps.insert(0, {"source": "system", "message": conversation.system})
+    for turn in turns:
+        metrics = {
+            # In a conversation they would let the file grow with the square of the turns.
+            "prompt_token_ids": turn.prompt_token_ids if len(turns) == 1 else None,
+            "completion_token_ids": turn.completion_token_ids,
+            # JSON has no NaN.
+            "logprobs": turn.logprobs if turn.has_finite_logprobs else None,
+        }
+        if turn.usage:
+            metrics["prompt_tokens"] = turn.usage.prompt_tokens
+            metrics["completion_tokens"] = turn.usage.completion_tokens
+            metrics["cached_tokens"] = turn.usage.cache_tokens
+            metrics["cost_usd"] = turn.usage.cost_usd or None
+        step = {
+            "source": "agent",
+            "message": turn.text,
+            "reasoning_content": turn.thinking or None,
+            "metrics": metrics,
+            "timestamp": turn.timestamp,
+        }
+        steps.append(step)
+        if turn.told and turn.script:
+            step["observation"] = {"results": [{"content": turn.told}]}
+        elif turn.told:
+            steps.append({"source": "user", "message": turn.told})
+    for number, step in enumerate(steps, start=1):
+        step["step_id"] = number
+    return atif.Trajectory(
+        session_id=conversation.session_id or uuid4().hex,
+        agent=agent,
+        steps=steps,
+        final_metrics=total_usage(turns),
+        extra=metadata,
+    )
+
+
+def write_file(path: Path, text: str) -> None:
+    """Put a file at `path`, whatever lies there. Raises OSError if that cannot be done.
+
+    With Docker the folder is the container's /logs/agent, where a command may have put a link, a
+    pipe or a folder of this name: nothing there is opened, and a folder is moved aside.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_name(f"{path.name}.{uuid4().hex}")
+    try:
+        # "x" is O_EXCL, which follows no link.
+        with fresh.open("x", encoding="utf-8") as file:
+            file.write(text)
+        if path.is_dir() and not path.is_symlink():
+            path.rename(path.with_name(f"{path.name}.{uuid4().hex}"))
+        fresh.replace(path)
+    finally:
+        fresh.unlink(missing_ok=True)
+
+
+# The model clients: Harbor's own, for whole replies and exact prompts.
+
+# A tokenizer is shared by all threads, and raises "Already borrowed" when two use it at once.
+_tokenizing = threading.Lock()
+
+# A short conversation, from which the template shows what it puts around a new user message.
+_PROBE = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+_LONGER_PROBE = [*_PROBE, _PROBE[0], {"role": "assistant", "content": "c"}]
+
+
+class TinkerMixin:
+    """What this file adds to Harbor's TinkerLLM.
+
+    One session for the whole process, prompts that go on from the sampled tokens, and whole
+    replies: TinkerLLM's own `call` passes a cut-off reply off as complete (Harbor 0.13 to 0.24) or
+    drops its ids (0.25). Its private attributes are the same in all these versions.
+    """
+
+    def __init__(self, *, api_base: str | None, **kwargs: Any) -> None:
+        import harbor.llms.tinker
+
+        unknown = kwargs.keys() - inspect.signature(super().__init__).parameters
+        if unknown:
+            raise ValueError(f"llm_kwargs: TinkerLLM takes no {', '.join(sorted(unknown))}")
+        # Outside the lock, for it takes seconds; the cookbook keeps what it has loaded.
+        harbor.llms.tinker.get_tokenizer(kwargs["model_name"])
+        with _tokenizing:
+            super().__init__(**kwargs)
+            self._stop = self._renderer.get_stop_sequences()
+            self._boundary = self._find_boundary()
+        self._api_base = api_base
+        # Each text that is a token of its own. (The Inkling models' tokenizer has no list of them.)
+        added = getattr(self._renderer.tokenizer, "get_added_vocab", dict)()
+        special = [re.escape(text) for text in added if len(text.strip()) > 1]
+        self._special = re.compile(f"(?=(?:{'|'.join(special) or '(?!)'})).", re.DOTALL)
+
+    async def connect(self) -> None:
+        """Open the sampling client. Raises what the SDK raises, as for a missing checkpoint."""
+        service = await in_thread(open_service, self._api_base)
+        try:
+            self._sampling_client = await self._sampler_of(service)
+        except Exception as error:
+            if not is_gone(error):
+                raise
+            # The session is over, or there is no such checkpoint: a new session tells.
+            fresh = await in_thread(new_service, self._api_base)
             try:
-                reply = await chat.chat(prompt)
-            except ContextLengthExceededError:
-                return StopReason.CONTEXT_OVERFLOW
-            except OutputLengthExceededError as cut:  # of another client, or the Responses API: text is all there is
-                _add_turn(steps, LLMResponse(content=cut.truncated_response or ""))
-                return StopReason.MAX_TOKENS
-            step = _add_turn(steps, reply)
-            if turn == 0 and self.options.collect_rollout_details and step.metrics.logprobs is None:
-                raise RuntimeError("collect_rollout_details=true, but the server returned no token ids with logprobs")
-            if isinstance(reply.content, str):  # a lone surrogate would fail the next call
-                chat.messages[-1]["content"] = _utf8(reply.content)
-            if isinstance(reply.usage, CutOffUsage):
-                return StopReason.MAX_TOKENS
-            blocks = _FENCE.findall(step.message.replace("\r\n", "\n")) if self.options.max_turns > 1 else []
-            scripts = [text for _, info, text, end in blocks if end and info.split()[:1] in (["bash"], ["sh"])]
-            if not scripts:
-                return StopReason.COMPLETED
-            prompt = await self._execute("\n".join(scripts).replace("\0", ""), environment, step)
-        return StopReason.MAX_TURNS
+                self._sampling_client = await self._sampler_of(fresh)
+            except BaseException:
+                close_service(fresh)
+                raise
+            key = service_key(self._api_base)
+            if _services.get(key) is not service:
+                # Another trial was faster.
+                close_service(fresh)
+                return await self.connect()
+            _services[key] = fresh
+            close_service(service)
 
-    async def _execute(self, script: str, environment: BaseEnvironment, step: atif.Step) -> str:
-        """Run a script in the environment, never on the host; note it on the step and return what the model is told."""
-        limit, most = self.options.command_timeout_sec, self.options.max_output_chars
-        step.tool_calls = [atif.ToolCall(tool_call_id="1", function_name="bash", arguments={"command": script})]
-        command = _TIMED_SCRIPT.format(mark=uuid4().hex, limit=limit, script=shlex.quote(script))
+    async def _sampler_of(self, service: Any) -> Any:
+        source = {"model_path": self._model_path}
+        if self._model_path is None:
+            source = {"base_model": self._model_name}
+        return await finished(await in_thread(service.create_sampling_client, **source))
+
+    async def _ensure_client(self) -> Any:
+        if self._sampling_client is None:
+            await self.connect()
+        return self._sampling_client
+
+    async def call(
+        self,
+        prompt: str,
+        message_history: list[dict[str, Any]] | None = None,
+        conversation: Conversation | None = None,
+        **kwargs: Any,
+    ) -> Reply:
+        """Sample one reply; its content is text, or a list of parts as soon as the model thinks.
+
+        Raises ContextLengthExceededError when the context has no room for a reply.
+        """
+        import tinker
+
+        client = await self._ensure_client()
+        messages = [*(message_history or []), {"role": "user", "content": prompt}]
+        with _tokenizing:
+            model_input, prompt_ids = self._next_prompt(
+                messages, conversation.last if conversation else None
+            )
+        room = self._context_limit - len(prompt_ids)
+        if room < 1:
+            raise ContextLengthExceededError(
+                f"{len(prompt_ids)} prompt tokens fill the {self._context_limit} allowed"
+            )
+        params = tinker.SamplingParams(
+            max_tokens=min(self._max_tokens, room),
+            temperature=self._temperature,
+            stop=self._stop,
+            seed=self._seed,
+            top_k=self._top_k,
+            top_p=self._top_p,
+        )
         try:
-            async with asyncio.timeout(limit + 60):
-                result = await environment.exec(command, timeout_sec=limit + 30)
-            texts = map(_utf8, (result.stdout, result.stderr))
-            code, output = result.return_code, "\n".join(text.removesuffix("\n") for text in texts if text)
-        except TimeoutError:  # the environment hangs: `timeout` never got its turn
-            code, output = 124, f"[no answer from the environment; the time limit is {limit} seconds]"
-        if (left_out := len(output) - most) > 0:
-            output = f"{output[: most // 2]}\n[... {left_out} characters left out ...]\n{output[most // 2 - most :]}"
-        told = f"Exit code: {code}\nOutput:\n{output or '(none)'}"
-        step.observation = atif.Observation(results=[atif.ObservationResult(source_call_id="1", content=told)])
-        return told
+            sampling = client.sample(prompt=model_input, num_samples=1, sampling_params=params)
+            sequence = (await finished(sampling)).sequences[0]
+        except Exception as error:
+            if says_context_is_full(error):
+                raise ContextLengthExceededError(str(error)) from error
+            raise
+        tokens = list(sequence.tokens)
+        reply = Reply(
+            content="",
+            cut_off=sequence.stop_reason == "length",
+            usage=UsageInfo(
+                prompt_tokens=len(prompt_ids),
+                completion_tokens=len(tokens),
+                cache_tokens=0,
+                cost_usd=0.0,
+            ),
+            prompt_token_ids=prompt_ids,
+            completion_token_ids=tokens,
+            logprobs=None if sequence.logprobs is None else list(sequence.logprobs),
+            prompt=model_input,
+        )
+        try:
+            with _tokenizing:
+                reply.content = self._parse(prompt_ids, tokens, reply.cut_off)
+        except Exception as error:
+            reply.error = error
+        return reply
 
-    def _record(self, context: AgentContext, steps: list[atif.Step], stop_reason: StopReason) -> None:
-        """Put the run onto the context, then into the files. Raises OSError when a file cannot be written."""
-        turns, totals = [step.metrics for step in steps if step.metrics], {}
-        for name in ("prompt_tokens", "completion_tokens", "cached_tokens", "cost_usd"):
-            known = [value for turn in turns if (value := getattr(turn, name)) is not None]
-            whole = len(known) == len(turns) or name != "cost_usd"  # the price of some turns is not the run's
-            totals[f"total_{name}"] = sum(known) if known and whole else None
-        context.n_input_tokens, context.n_output_tokens, context.n_cache_tokens, context.cost_usd = totals.values()
-        kept = [turn for turn in turns if turn.logprobs is not None]
-        # Chat.rollout_details appends to each list by itself, so one missing piece would misalign all that follow.
-        context.rollout_details = [{key: [getattr(turn, key) for turn in kept] for key in _IDS}] if kept else None
-        n = len(turns)
-        context.metadata = {"stop_reason": str(stop_reason), "n_episodes": n, "n_turns_without_ids": n - len(kept)}
-        agent = atif.Agent(name=self.name(), version=__version__, model_name=self.model_name)
-        final = atif.FinalMetrics(**totals, total_steps=len(steps))
-        run = self.session_id or uuid4().hex
-        view = atif.Trajectory(session_id=run, agent=agent, steps=steps, final_metrics=final, extra=context.metadata)
-        # In a conversation the prompts would let the file grow with the square of the turns; the context has them.
-        omit = {"steps": {"__all__": {"metrics": {"prompt_token_ids"}}}} if n > 1 else None
-        self.logs_dir.mkdir(parents=True, exist_ok=True)
-        # Without a reply it is empty: an earlier step's, left in the same folder, must not be scored for this step.
-        (self.logs_dir / "completion.txt").write_text(steps[-1].message if turns else "", encoding="utf-8")
-        (self.logs_dir / "trajectory.json").write_text(view.model_dump_json(exclude_none=True, exclude=omit), "utf-8")
+    def _next_prompt(
+        self, messages: list[dict[str, Any]], last: Reply | None
+    ) -> tuple[Any, list[int]]:
+        """The last prompt, its completion as sampled, and what the template puts around a message.
+
+        Rendered from the messages where that cannot be trusted: in the first turn, after an edit
+        of the history, and after a reply that has no stop token or another than the template's.
+        """
+        from tinker import EncodedTextChunk, ModelInput
+
+        if last is not None and last.prompt is not None and last.completion_token_ids:
+            around = self._around(messages[-1])
+            if around[:1] == last.completion_token_ids[-1:]:
+                completion = EncodedTextChunk(tokens=last.completion_token_ids)
+                new = EncodedTextChunk(tokens=around[1:])
+                ids = [*last.prompt_token_ids, *last.completion_token_ids, *around[1:]]
+                return ModelInput(chunks=[*last.prompt.chunks, completion, new]), ids
+        rendered = self._renderer.build_generation_prompt(messages)
+        return rendered, rendered.to_ints()
+
+    def _around(self, user: dict[str, Any]) -> list[int]:
+        """From the stop token before a user message to the start of the reply; [] if unknown."""
+        rendered = self._renderer.build_generation_prompt([*_PROBE, user]).to_ints()
+        n_before = len(self._boundary or [])
+        return rendered[n_before:] if rendered[:n_before] == self._boundary else []
+
+    def _find_boundary(self) -> list[int] | None:
+        """The tokens of `_PROBE` up to the assistant's stop token.
+
+        None if what follows is not the same in a longer conversation.
+        """
+        user = {"role": "user", "content": "d"}
+        short = self._renderer.build_generation_prompt([*_PROBE, user]).to_ints()
+        long = self._renderer.build_generation_prompt([*_LONGER_PROBE, user]).to_ints()
+        n_same = 0
+        while n_same < len(short) and short[-n_same - 1] == long[-n_same - 1]:
+            n_same += 1
+        boundary = short[: len(short) - n_same]
+        stop = short[len(boundary)]
+        return boundary if stop in self._stop else None
+
+    def defused(self, text: str) -> str:
+        """Text without special tokens: a zero-width space breaks each of them up."""
+        return self._special.sub("\\g<0>\u200b", text)
+
+    def _parse(
+        self, prompt_ids: list[int], tokens: list[int], cut_off: bool
+    ) -> str | list[dict[str, Any]]:
+        """A reply's content, its thinking in a part of its own or between tags."""
+        tokenizer = self._renderer.tokenizer
+        stop = self._stop[0]
+        # Renderers leave a reply without a stop token as it is, thinking and all.
+        needs_stop = cut_off and isinstance(stop, int) and stop not in tokens[-1:]
+        whole = [*tokens, stop] if needs_stop else tokens
+        content = self._renderer.parse_response(whole)[0]["content"]
+        is_text = isinstance(content, str)
+        plain = content if is_text else "".join(part.get("text", "") for part in content)
+        # Many templates open the thinking in the prompt, and a reply may never close it.
+        if tokenizer.decode(prompt_ids[-4:]).rstrip().endswith("<think>"):
+            closed = "</think>" in tokenizer.decode(tokens)
+            if not closed or (is_text and not content.startswith("<think>")):
+                return f"<think>{plain.removeprefix('<think>')}"
+        # gpt-oss: the header of a message, and nothing after it.
+        return f"<think>{plain}" if plain.startswith("<|channel|>") else content
 
 
-@dataclass(frozen=True)
-class Turn:
-    """One model call, exactly as sampled."""
+def is_gone(error: Exception) -> bool:
+    """Whether a Tinker session, or a checkpoint, does not exist (any more)."""
+    # The SDK (0.38) has no class for what a service says that was closed.
+    return getattr(error, "status_code", None) in (404, 410) or "is closed" in str(error)
 
-    prompt_token_ids: list[int]  # shape [n_prompt], earlier turns included
-    completion_token_ids: list[int]  # shape [n_completion]
-    logprobs: list[float]  # shape [n_completion], natural log, under the policy that sampled
+
+def says_context_is_full(error: Exception) -> bool:
+    """Whether Tinker refused a prompt for its length; the phrases are those of Harbor's client."""
+    phrases = ("context length", "context_length", "maximum context", "token limit", "too long")
+    return any(phrase in str(error).lower() for phrase in phrases)
+
+
+# How the server says that the reply to the current call ended; trials share the client.
+_finish_reason: ContextVar[str | None] = ContextVar("finish_reason", default=None)
+
+
+class LiteLLMMixin:
+    """What this file adds to Harbor's LiteLLM: whole replies, and the trial's session id."""
+
+    async def call(
+        self,
+        prompt: str,
+        message_history: list[dict[str, Any]] | None = None,
+        conversation: Conversation | None = None,
+        **kwargs: Any,
+    ) -> Reply:
+        """One model call. Raises what Harbor's LiteLLM raises, after its three attempts."""
+        if conversation and conversation.session_id:
+            headers = self._llm_kwargs.get("extra_headers") or {}
+            kwargs["extra_headers"] = {**headers, "X-Session-ID": conversation.session_id}
+            # Closed APIs refuse fields that they do not know, and return no ids either.
+            if self._collect_rollout_details:
+                kwargs["extra_body"] = {"session_id": conversation.session_id}
+        _finish_reason.set(None)
+        response = await super().call(prompt, message_history or [], **kwargs)
+        # A lone surrogate would fail the next call.
+        response.content = valid_text(response.content)
+        return Reply(**vars(response), cut_off=_finish_reason.get() == "length")
+
+    def _extract_usage_info(self, response: Any) -> UsageInfo | None:
+        # `call` (Harbor 0.13 to 0.25) looks at finish_reason after this method: a reply that was
+        # cut off would become an error there, without its ids and usage.
+        choice = response["choices"][0]
+        _finish_reason.set(choice["finish_reason"])
+        if choice["finish_reason"] == "length":
+            choice["finish_reason"] = "stop"
+        return super()._extract_usage_info(response)
+
+
+@functools.cache
+def tinker_client_class() -> type:
+    """The client for Tinker, made on first use: importing its base class imports torch."""
+    from harbor.llms.tinker import TinkerLLM
+
+    class TinkerClient(TinkerMixin, TinkerLLM):
+        pass
+
+    return TinkerClient
+
+
+@functools.cache
+def litellm_client_class() -> type:
+    """The client for API models, made on first use: importing litellm takes seconds."""
+    from harbor.llms.lite_llm import LiteLLM
+
+    class LiteLLMClient(LiteLLMMixin, LiteLLM):
+        pass
+
+    return LiteLLMClient
+
+
+_API_PROVIDERS = ("anthropic", "gemini", "hosted_vllm", "openai", "openrouter")
+
+
+def check_model(model_name: str | None, options: BasicLoopOptions) -> None:
+    """Raise ValueError where no model is named, or one that this client or user cannot call."""
+    if not model_name:
+        raise ValueError("no model: name one with -m, such as -m Qwen/Qwen3-8B")
+    provider = model_name.partition("/")[0]
+    if options.model_client == "tinker":
+        if provider in _API_PROVIDERS and "gpt-oss" not in model_name:
+            raise ValueError(f"{model_name} is an API model: set model_client=litellm")
+        missing = [] if has_tinker_key() else ["TINKER_API_KEY"]
+    else:
+        missing = missing_api_keys(model_name, options.llm_kwargs or {})
+    if missing:
+        raise ValueError(f"no API key for {model_name}: set {', '.join(missing)}")
+
+
+def has_tinker_key() -> bool:
+    """Whether the SDK finds a key; from 0.38 on it may also be stored, or printed by a command."""
+    if os.environ.get("TINKER_API_KEY"):
+        return True
+    try:
+        from tinker.auth import tinker_has_credentials
+    except ImportError:
+        return False
+    return tinker_has_credentials()
+
+
+def missing_api_keys(model_name: str, llm_kwargs: dict[str, Any]) -> list[str]:
+    """The environment variables that litellm wants to be set for this model's API key."""
+    usual = model_name.partition("/")[0].upper() + "_API_KEY"
+    if usual in os.environ or llm_kwargs.keys() & {"api_key", "mock_response"}:
+        return []
+    from litellm import validate_environment
+
+    missing = validate_environment(model_name)["missing_keys"]
+    # Other credentials, such as a cloud's, can come from places where litellm does not look.
+    return [name for name in missing if name.endswith("_API_KEY")]
+
+
+# The cache: one client for all trials of an event loop and configuration.
+
+
+class LoopClients:
+    """The clients of one event loop by their configuration, the latest used last."""
+
+    def __init__(self) -> None:
+        self._clients: dict[tuple, Any] = {}
+        # Weak: a lock refers to its event loop, and would keep it for good.
+        self._locks: WeakValueDictionary[tuple, asyncio.Lock] = WeakValueDictionary()
+
+    async def get(self, key: tuple, build: Callable[[], Any]) -> Any:
+        """The client for `key`. One trial builds it (the next, if that fails), the others wait."""
+        lock = self._locks.setdefault(key, asyncio.Lock())
+        async with lock:
+            client = self._clients.pop(key, None)
+            if client is None:
+                client = await build()
+            self._clients[key] = client
+        # A training run brings a new checkpoint each step.
+        if len(self._clients) > 8:
+            del self._clients[next(iter(self._clients))]
+        return client
+
+    def drop(self, key: tuple, client: Any) -> None:
+        """Forget a client, unless another trial has done so and built a new one."""
+        if self._clients.get(key) is client:
+            del self._clients[key]
+
+
+_clients: WeakKeyDictionary[asyncio.AbstractEventLoop, LoopClients] = WeakKeyDictionary()
+
+
+def _loop_clients() -> LoopClients:
+    return _clients.setdefault(asyncio.get_running_loop(), LoopClients())
+
+
+# The process's Tinker services: each holds a session, which its background thread keeps alive, and
+# about 11 file descriptors.
+_services: dict[tuple, Any] = {}
+_services_lock = threading.Lock()
+
+
+def service_key(api_base: str | None) -> tuple:
+    """What makes two services different: the server and the key."""
+    return api_base or os.environ.get("TINKER_BASE_URL"), os.environ.get("TINKER_API_KEY")
+
+
+def open_service(api_base: str | None) -> Any:
+    """The process's one client of this service. Blocks until its session is open."""
+    key = service_key(api_base)
+    # Trials of two checkpoints come here in two threads.
+    with _services_lock:
+        if key not in _services:
+            _services[key] = new_service(api_base)
+        service = _services[key]
+    # A property that opens the session; tinker 0.38 would do it on the event loop.
+    getattr(service, "holder", None)
+    return service
+
+
+def new_service(api_base: str | None) -> Any:
+    """A client of Tinker's service, with a session of its own."""
+    import tinker
+
+    return tinker.ServiceClient(**({"base_url": api_base} if api_base else {}))
+
+
+def close_service(service: Any) -> Any:
+    """Finish a session, in the background. Returns the SDK's future, or None."""
+    # It may be gone, and nobody is left to tell.
+    with contextlib.suppress(Exception):
+        return service.close("success")
+
+
+def _close_services() -> None:
+    for service in _services.values():
+        with contextlib.suppress(Exception):
+            close_service(service).result(timeout=5)
+
+
+# Private in the standard library (3.12 to 3.14): by `atexit`, the SDK can start no thread.
+threading._register_atexit(_close_services)
+
+
+async def in_thread(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Like asyncio.to_thread, but in a daemon thread.
+
+    While Tinker is down its SDK retries for minutes, and Python waits at exit for other threads.
+    """
+    future: concurrent.futures.Future = concurrent.futures.Future()
+    # From here on it cannot be cancelled, and takes whatever comes.
+    future.set_running_or_notify_cancel()
+
+    def work() -> None:
+        try:
+            future.set_result(function(*args, **kwargs))
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=work, daemon=True).start()
+    return await asyncio.wrap_future(future)
+
+
+async def finished(result: Any) -> Any:
+    """What a call of the Tinker SDK comes to: it gives an awaitable from 0.38 on.
+
+    Before, `sample` gives a concurrent future and `create_sampling_client` the client itself.
+    """
+    if isinstance(result, concurrent.futures.Future):
+        return await asyncio.wrap_future(result)
+    return await result if inspect.isawaitable(result) else result
+
+
+# Training data.
 
 
 @dataclass(frozen=True)
 class Trajectory:
-    """A finished trial as a trainer sees it. Usage is summed over the steps of the task, None where unknown."""
+    """A finished trial as a trainer sees it. Usage is summed over the task's steps."""
 
-    turns: list[Turn]  # of all steps, in order; none for API models
-    reward: float | None  # the reward named "reward", or the only one
-    rewards: dict[str, float]  # all that the verifier gave
+    # Of all steps, in order, with ids and logprobs; none for API models.
+    turns: list[Turn]
+    # The reward named "reward", or the only one; None: not scored, or several of other names.
+    reward: float | None
+    # All that the verifier gave.
+    rewards: dict[str, float]
+    # None: unknown.
     prompt_tokens: int | None
     completion_tokens: int | None
     cached_tokens: int | None
     cost_usd: float | None
-    seconds: float | None  # wall time of the agent
-    stop_reason: str | None  # the `StopReason` of the last step; None for another agent's trial
+    # Wall time of the agent.
+    seconds: float | None
+    # The `StopReason` of the last step; None for another agent's trial.
+    stop_reason: str | None
     task_name: str
     trial_name: str
-    exception_type: str | None  # such as "AgentTimeoutError"
+    # Such as "AgentTimeoutError".
+    exception_type: str | None
 
 
-def _trial_to_trajectory(trial: TrialResult) -> Trajectory | None:
-    """Training data from a finished trial, live or read back with `TrialResult.model_validate_json`. None if it failed
-    before it was scored, or has neither tokens nor a score. Raises ValueError if its ids and logprobs do not align."""
-    steps, turns = trial.step_results or [trial], []
+def trial_to_trajectory(trial: TrialResult) -> Trajectory | None:
+    """Training data from a finished trial, live or from `TrialResult.model_validate_json`.
+
+    None if the trial failed before it was scored, or has neither tokens nor a score. Raises
+    ValueError where ids and logprobs do not align, or a logprob or reward is not finite.
+    """
+    steps = trial.step_results or [trial]
     contexts = [step.agent_result for step in steps if step.agent_result]
-    for segment in [segment for context in contexts for segment in context.rollout_details or []]:
-        prompts, completions, logprobs = [segment.get(name) or [] for name in _IDS]
-        if len(prompts) != len(completions) or [*map(len, completions)] != [*map(len, logprobs)]:
-            raise ValueError(f"trial {trial.trial_name}: token ids and logprobs are not aligned, do not train on them")
-        turns += map(Turn, prompts, completions, logprobs)
+    turns: list[Turn] = []
+    for context in contexts:
+        for segment in context.rollout_details or []:
+            turns += turns_of(segment, trial.trial_name)
     rewards = (trial.verifier_result and trial.verifier_result.rewards) or {}
-    errors = [part.exception_info.exception_type for part in (trial, *steps) if part.exception_info]
-    if not rewards and (errors or not turns):
+    for name, value in rewards.items():
+        if not math.isfinite(value):
+            raise ValueError(f"trial {trial.trial_name}: the reward {name!r} is {value}")
+    failures = [part.exception_info for part in (trial, *steps) if part.exception_info]
+    if not rewards and (failures or not turns):
         return None
+    reward = rewards.get("reward")
+    if len(rewards) == 1:
+        (reward,) = rewards.values()
     n_prompt, n_cached, n_completion, cost = trial.compute_token_cost_totals()
-    clocks = [step.agent_execution for step in steps if step.agent_execution and step.agent_execution.finished_at]
+    if n_prompt is None and turns:
+        n_prompt = sum(len(turn.prompt_token_ids) for turn in turns)
+    if n_completion is None and turns:
+        n_completion = sum(len(turn.completion_token_ids) for turn in turns)
+    clocks = [step.agent_execution for step in steps if step.agent_execution]
+    spans = [clock.finished_at - clock.started_at for clock in clocks if clock.finished_at]
+    metadata = contexts[-1].metadata if contexts else None
     return Trajectory(
         turns=turns,
-        reward=rewards.get("reward", next(iter(rewards.values())) if len(rewards) == 1 else None),
+        reward=reward,
         rewards=rewards,
-        prompt_tokens=sum(len(t.prompt_token_ids) for t in turns) or None if n_prompt is None else n_prompt,
-        completion_tokens=sum(len(t.logprobs) for t in turns) or None if n_completion is None else n_completion,
+        prompt_tokens=n_prompt,
+        completion_tokens=n_completion,
         cached_tokens=n_cached,
         cost_usd=cost,
-        seconds=sum((clock.finished_at - clock.started_at).total_seconds() for clock in clocks) if clocks else None,
-        stop_reason=(contexts[-1].metadata or {}).get("stop_reason") if contexts else None,
+        seconds=sum(span.total_seconds() for span in spans) if spans else None,
+        stop_reason=(metadata or {}).get("stop_reason"),
         task_name=trial.task_name,
         trial_name=trial.trial_name,
-        exception_type=errors[0] if errors else None,
+        exception_type=failures[0].exception_type if failures else None,
     )
 
 
-def to_tinker(trajectory: Trajectory) -> "tinker_cookbook.rl.types.Trajectory":  # noqa: F821, torch is slow to import
-    """For tinker-cookbook's RL functions. Every transition has reward 0.0: the trial's goes into `final_rewards_G`."""
+# The name under which it was first copied.
+_trial_to_trajectory = trial_to_trajectory
+
+
+def turns_of(segment: RolloutDetail, trial_name: str) -> list[Turn]:
+    """The turns of a RolloutDetail. Raises ValueError if it cannot be trained on."""
+    prompts = segment.get("prompt_token_ids") or []
+    completions = segment.get("completion_token_ids") or []
+    logprobs = segment.get("logprobs") or []
+    lengths = [len(ids) for ids in completions]
+    if len(prompts) != len(completions) or lengths != [len(one) for one in logprobs]:
+        raise ValueError(
+            f"trial {trial_name}: token ids and logprobs are not aligned, do not train on them"
+        )
+    turns = [Turn(*fields) for fields in zip(prompts, completions, logprobs, strict=True)]
+    if not all(turn.has_finite_logprobs for turn in turns):
+        raise ValueError(f"trial {trial_name}: a logprob is not finite, do not train on it")
+    return turns
+
+
+def to_tinker(trajectory: Trajectory) -> "tinker_cookbook.rl.types.Trajectory":  # noqa: F821
+    """For tinker-cookbook's RL functions. Imports torch.
+
+    Every transition has reward 0.0: the trial's goes into `TrajectoryGroup.final_rewards_G`.
+    """
     from tinker import ModelInput
     from tinker_cookbook.completers import TokensWithLogprobs
     from tinker_cookbook.rl import types
 
     transitions = []
     for turn in trajectory.turns:
-        last = turn is trajectory.turns[-1]
-        stop = "length" if last and trajectory.stop_reason == StopReason.MAX_TOKENS else "stop"
-        ac = TokensWithLogprobs(turn.completion_token_ids, turn.logprobs, stop)
-        ob = ModelInput.from_ints(turn.prompt_token_ids)
-        transitions.append(types.Transition(ob=ob, ac=ac, reward=0.0, episode_done=last))
-    return types.Trajectory(transitions, final_ob=ModelInput.empty(), stop_reason=trajectory.stop_reason)
+        is_last = turn is trajectory.turns[-1]
+        cut_off = is_last and trajectory.stop_reason == StopReason.MAX_TOKENS
+        stop_reason = "length" if cut_off else "stop"
+        transition = types.Transition(
+            ob=ModelInput.from_ints(turn.prompt_token_ids),
+            ac=TokensWithLogprobs(turn.completion_token_ids, turn.logprobs, stop_reason),
+            reward=0.0,
+            episode_done=is_last,
+        )
+        transitions.append(transition)
+    return types.Trajectory(
+        transitions, final_ob=ModelInput.empty(), stop_reason=trajectory.stop_reason
+    )
