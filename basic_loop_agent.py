@@ -14,13 +14,12 @@ import copy
 import functools
 import importlib.util
 import inspect
-import itertools
 import math
 import os
 import re
 import shlex
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -42,6 +41,10 @@ from harbor.models.trial.result import TrialResult
 from pydantic import BaseModel, Field, model_validator
 
 __version__ = "0.2.0"
+
+# A chat message as Harbor and tinker-cookbook have it: its role, and its content.
+Message = dict[str, Any]
+Ids = list[int]
 
 try:
     # Harbor 0.23 and later: BaseAgent parses the options, and does so before any trial starts.
@@ -127,24 +130,27 @@ class BasicLoopOptions(
 
     @model_validator(mode="after")
     def _fits_the_client(self) -> Self:
-        if self.model_path is not None and not self.model_path.startswith("tinker://"):
-            raise ValueError(
-                "model_path must be a Tinker checkpoint: tinker://<run>/sampler_weights/<name>"
-            )
         # Harbor 0.25 adds options that are not this agent's, such as reasoning_effort.
         own = type(self).model_fields.keys() - AgentOptions.model_fields.keys()
-        twice = (own | {"model_name"}).intersection(self.llm_kwargs or ())
-        if twice:
-            names = ", ".join(sorted(twice))
-            raise ValueError(f"llm_kwargs holds {names}: use the option of that name instead")
-        if self.model_client == "litellm" and (self.model_path or self.renderer_name):
+        for name in self.llm_kwargs or ():
+            if name == "model_name" or name in own:
+                raise ValueError(f"llm_kwargs holds {name}: use the option of that name instead")
+        if self.model_client == "litellm":
+            if self.model_path or self.renderer_name:
+                raise ValueError(
+                    "model_path and renderer_name are for tinker: "
+                    "drop them, or set model_client=tinker"
+                )
+            return self
+        for package in ("tinker", "tinker_cookbook"):
+            if importlib.util.find_spec(package) is None:
+                raise ValueError(
+                    f"{package} is missing: run `pip install 'harbor[tinker]'`, "
+                    "or set model_client=litellm"
+                )
+        if not (self.model_path or "tinker://").startswith("tinker://"):
             raise ValueError(
-                "model_path and renderer_name are for tinker: drop them, or set model_client=tinker"
-            )
-        packages = ("tinker", "tinker_cookbook")
-        if self.model_client == "tinker" and not all(map(importlib.util.find_spec, packages)):
-            raise ValueError(
-                "tinker is missing: run `pip install 'harbor[tinker]'`, or set model_client=litellm"
+                "model_path must be a Tinker checkpoint: tinker://<run>/sampler_weights/<name>"
             )
         return self
 
@@ -177,9 +183,9 @@ class Turn:
     """
 
     # Shape [n_prompt], earlier turns included. None: not asked for, or the server gave none.
-    prompt_token_ids: list[int] | None
+    prompt_token_ids: Ids | None
     # Shape [n_completion], the stop token included.
-    completion_token_ids: list[int] | None
+    completion_token_ids: Ids | None
     # Shape [n_completion], natural logarithms, under the policy that sampled.
     logprobs: list[float] | None
     # The reply, and the thinking that is no part of it.
@@ -194,18 +200,27 @@ class Turn:
     told: str | None = None
     timestamp: str | None = None
 
+    def drop_ids(self) -> None:
+        """Keep the text only."""
+        self.prompt_token_ids = None
+        self.completion_token_ids = None
+        self.logprobs = None
+
     @property
     def has_finite_logprobs(self) -> bool:
         """Whether each logprob is a number: a policy that diverged gives NaN."""
-        return all(one is not None and math.isfinite(one) for one in self.logprobs or [])
+        for logprob in self.logprobs or []:
+            if logprob is None or not math.isfinite(logprob):
+                return False
+        return True
 
     @property
     def is_trainable(self) -> bool:
         """Whether ids and logprobs are all there, of one length, and finite."""
         if not self.prompt_token_ids or self.completion_token_ids is None:
             return False
-        aligned = len(self.completion_token_ids) == len(self.logprobs or [])
-        return aligned and self.has_finite_logprobs
+        n_logprobs = len(self.logprobs or [])
+        return n_logprobs == len(self.completion_token_ids) and self.has_finite_logprobs
 
 
 class BasicLoopAgent(HarborAgent):
@@ -268,11 +283,13 @@ message. Each script starts in a fresh shell (files stay, variables and director
             conversation.use(await self._shared_llm())
             stop_reason = await self._converse(conversation, environment)
         except BaseException as error:
-            # Also a cancellation. The context has it all, and `error` says more than a full disk.
-            is_error = isinstance(error, Exception)
+            # Also a cancellation, which is no Exception.
+            stop_reason = StopReason.CANCELLED
+            if isinstance(error, Exception):
+                stop_reason = StopReason.ERROR
+            # The context has it all, and `error` says more than a full disk.
             with contextlib.suppress(OSError):
-                reason = StopReason.ERROR if is_error else StopReason.CANCELLED
-                self._record(conversation, reason, context)
+                self._record(conversation, stop_reason, context)
             raise
         self._record(conversation, stop_reason, context)
 
@@ -306,8 +323,11 @@ message. Each script starts in a fresh shell (files stay, variables and director
 
     def script_in(self, reply: str) -> str | None:
         """The bash script that a reply asks to run; None if it asks for nothing."""
-        blocks = [block for language, block in fenced_blocks(reply) if language in ("bash", "sh")]
-        return "\n".join(blocks) if blocks else None
+        scripts = []
+        for language, block in fenced_blocks(reply):
+            if language in ("bash", "sh"):
+                scripts.append(block)
+        return "\n".join(scripts) if scripts else None
 
     async def _sample(self, conversation: "Conversation") -> Turn:
         """One model call. Once more, on a new session, where the service has ended the last."""
@@ -325,10 +345,9 @@ message. Each script starts in a fresh shell (files stay, variables and director
         """Run a script in the environment, never on the host. Returns what the model is told."""
         limit = self.options.command_timeout_sec
         mark = uuid4().hex
-        arguments = ("basic-loop", mark, str(limit), str(self.options.max_output_chars))
         # No argument can hold a NUL.
         script = valid_text(script).replace("\0", "")
-        command = shlex.join(["bash", "-c", _RUN, *arguments, script])
+        command = in_bash(_RUN, mark, str(limit), str(self.options.max_output_chars), script)
         # Linux takes 128 KiB an argument, and some environments quote the command once more.
         size = len(shlex.quote(command).encode())
         if size > 120_000:
@@ -345,17 +364,18 @@ message. Each script starts in a fresh shell (files stay, variables and director
             await asyncio.shield(end_script(environment, mark))
             raise
         # The script's output, what its background processes wrote since, why it was ended.
-        pieces = valid_text(result.stdout).split(f"end-of-{mark}")
-        texts = [pieces[0].removesuffix("\n"), valid_text(result.stderr).removesuffix("\n")]
-        if len(pieces) > 1 and pieces[-1]:
-            texts.append(f"[ended: {pieces[-1]}]")
-        output = "\n".join(filter(None, texts)) or "(none)"
-        return f"Exit code: {result.return_code}\nOutput:\n{output}"
+        output, _, rest = valid_text(result.stdout).partition(f"end-of-{mark}")
+        why_ended = rest.rpartition(f"end-of-{mark}")[2]
+        texts = [output, valid_text(result.stderr), why_ended.strip()]
+        told = "\n".join(text.removesuffix("\n") for text in texts if text)
+        return f"Exit code: {result.return_code}\nOutput:\n{told or '(none)'}"
 
     def _system_message(self) -> str:
-        if self.options.system_prompt is not None or self.options.max_turns == 1:
-            return self.options.system_prompt or ""
-        return self.protocol.replace("{seconds}", str(self.options.command_timeout_sec))
+        system = self.options.system_prompt
+        if system is None and self.options.max_turns > 1:
+            limit = str(self.options.command_timeout_sec)
+            system = self.protocol.replace("{seconds}", limit)
+        return system or ""
 
     def _record(
         self, conversation: "Conversation", stop_reason: StopReason, context: AgentContext
@@ -376,11 +396,18 @@ message. Each script starts in a fresh shell (files stay, variables and director
             context.metadata["n_prefix_breaks"] = n_breaks
             if n_breaks:
                 self.logger.info("%d prompts do not begin with the turn before", n_breaks)
-        agent = atif.Agent(name=self.name(), version=__version__, model_name=self.model_name)
-        trajectory = to_atif(conversation, agent, context.metadata)
+        trajectory = atif.Trajectory(
+            session_id=conversation.session_id or uuid4().hex,
+            agent=atif.Agent(name=self.name(), version=__version__, model_name=self.model_name),
+            steps=to_steps(conversation),
+            final_metrics=usage,
+            extra=context.metadata,
+        )
         # Without a reply it is empty: an earlier step's, in the same folder, must not be scored.
-        write_file(self.logs_dir / "completion.txt", turns[-1].text if turns else "")
-        write_file(self.logs_dir / "trajectory.json", trajectory.model_dump_json(exclude_none=True))
+        completion = turns[-1].text if turns else ""
+        write_file(self.logs_dir / "completion.txt", completion)
+        view = trajectory.model_dump_json(exclude_none=True)
+        write_file(self.logs_dir / "trajectory.json", view)
 
     def _build_llm(self) -> Any:
         """A new client of this configuration. Takes seconds, so it is called in a thread."""
@@ -395,12 +422,11 @@ message. Each script starts in a fresh shell (files stay, variables and director
             kwargs["temperature"] = self.options.temperature
         if self.options.model_client == "litellm":
             return litellm_client_class()(**kwargs)
-        self.logger.info("Sampling %s", self.options.model_path or f"base model {self.model_name}")
-        return tinker_client_class()(
-            model_path=self.options.model_path,
-            renderer_name=self.options.renderer_name,
-            **kwargs,
-        )
+        kwargs["model_path"] = self.options.model_path
+        kwargs["renderer_name"] = self.options.renderer_name
+        source = self.options.model_path or f"base model {self.model_name}"
+        self.logger.info("Sampling %s", source)
+        return tinker_client_class()(**kwargs)
 
     def _cache_key(self) -> tuple:
         """Everything that makes two clients different."""
@@ -417,14 +443,13 @@ message. Each script starts in a fresh shell (files stay, variables and director
 
     async def _shared_llm(self) -> Any:
         """The client of this event loop and configuration, which all its trials share."""
+        return await _loop_clients().get(self._cache_key(), self._connected_llm)
 
-        async def build() -> Any:
-            llm = await in_thread(self._build_llm)
-            if isinstance(llm, TinkerMixin):
-                await llm.connect()
-            return llm
-
-        return await _loop_clients().get(self._cache_key(), build)
+    async def _connected_llm(self) -> Any:
+        llm = await in_thread(self._build_llm)
+        if isinstance(llm, TinkerMixin):
+            await llm.connect()
+        return llm
 
 
 # `help` and `inspect` show the options, whose defaults stand in one place only.
@@ -467,8 +492,8 @@ def fenced_blocks(text: str) -> list[tuple[str, str]]:
     return blocks
 
 
-# Both run inside the environment, as `bash -c TEXT basic-loop MARK [SECONDS BYTES SCRIPT]`. What a
-# script starts is found by the mark in its environment, which children inherit, also those that
+# Both run inside the environment, with the arguments MARK [SECONDS BYTES SCRIPT]. What a script
+# starts is found by the mark in its environment, which children inherit, also those that
 # left its process group.
 _END_ALL = r"""
 exec 2>/dev/null
@@ -522,11 +547,16 @@ if [ $size -le $((half + rest)) ]; then cat $file; else
   tail -c $rest $file
 fi
 rm -f $file $file.full
-printf '%s%s' $end "$why"
+printf '%s%s' $end "${why:+[ended: $why]}"
 exit $code
 """
 )
 _END = _END_ALL + "end_all; rm -f $file $file.full"
+
+
+def in_bash(text: str, *arguments: str) -> str:
+    """The command that has bash run a text with these arguments."""
+    return shlex.join(["bash", "-c", text, "basic-loop", *arguments])
 
 
 async def end_script(environment: BaseEnvironment, mark: str) -> None:
@@ -534,8 +564,7 @@ async def end_script(environment: BaseEnvironment, mark: str) -> None:
     # The environment may be gone, and the trial goes on, or ends, for its own reason.
     with contextlib.suppress(Exception):
         async with asyncio.timeout(10):
-            command = shlex.join(["bash", "-c", _END, "basic-loop", mark])
-            await environment.exec(command, timeout_sec=15)
+            await environment.exec(in_bash(_END, mark), timeout_sec=15)
 
 
 def valid_text(text: str | bytes | None) -> str:
@@ -552,6 +581,7 @@ def valid_text(text: str | bytes | None) -> str:
 class Reply(LLMResponse):
     """A reply of this file's clients, with what Harbor's response has no field for."""
 
+    # Whether it ended for its length.
     cut_off: bool = False
     # The renderer's, raised once the turn is recorded.
     error: Exception | None = None
@@ -576,9 +606,9 @@ class Conversation(Chat):
         self.instruction = ""
         self.turns: list[Turn] = []
         self.earlier: list[Turn] = []
-        # The last reply, if the next prompt can go on from its tokens, and its messages.
+        # The last reply, if the next prompt may go on from its tokens, and a copy of its messages.
         self.last: Reply | None = None
-        self._as_sent: list[dict[str, Any]] = []
+        self._as_sent: list[Message] = []
         self._unsent: list[str] = []
 
     def use(self, llm: Any) -> None:
@@ -589,7 +619,8 @@ class Conversation(Chat):
 
     def begin(self, instruction: str) -> None:
         """Start a run: the model is told this next, after what it was not yet told."""
-        self.earlier = self.turns[-1:] or self.earlier
+        if self.turns:
+            self.earlier = self.turns[-1:]
         self.turns = []
         self.instruction = valid_text(instruction)
         self._unsent.append(self.instruction)
@@ -597,35 +628,39 @@ class Conversation(Chat):
     def tell(self, text: str) -> None:
         """Have the model told this next. For Tinker, special tokens in it stay plain text."""
         text = valid_text(text)
-        told = self.turns[-1].told
-        self.turns[-1].told = f"{told}\n\n{text}" if told else text
-        self._unsent.append(self.llm.defused(text) if isinstance(self.llm, TinkerMixin) else text)
+        turn = self.turns[-1]
+        turn.told = text if turn.told is None else f"{turn.told}\n\n{text}"
+        if isinstance(self.llm, TinkerMixin):
+            text = self.llm.defused(text)
+        self._unsent.append(text)
 
     async def sample(self) -> Turn:
         """Send what was not yet sent, and record the reply. Raises what the client raises."""
         if self.messages != self._as_sent:
+            # Edited: it is rendered anew.
             self.last = None
             self._as_sent = []
         prompt = "\n\n".join(self._unsent)
-        is_own = isinstance(self.llm, TinkerMixin | LiteLLMMixin)
-        own = {"conversation": self} if is_own else {}
         try:
-            reply = await self.chat(prompt, **own)
+            if isinstance(self.llm, TinkerMixin | LiteLLMMixin):
+                reply = await self.chat(prompt, conversation=self)
+            else:
+                reply = await self.chat(prompt)
         except OutputLengthExceededError as cut:
             # Of the Responses API, or of another client: the text is all there is.
             reply = Reply(content=cut.truncated_response or "", cut_off=True)
         turn = to_turn(reply)
         if not self.options.collects_ids:
-            turn.prompt_token_ids = turn.completion_token_ids = turn.logprobs = None
+            turn.drop_ids()
         self.turns.append(turn)
         self._unsent.clear()
-        self.last = None if self.options.rerender_history else reply
+        if not self.options.rerender_history:
+            self.last = reply
         # Copies, so that an edit is noticed; of what is new, so that each turn costs the same.
         self._as_sent += copy.deepcopy(self.messages[len(self._as_sent) :])
-        if getattr(reply, "error", None):
+        if isinstance(reply, Reply) and reply.error:
             raise reply.error
-        no_ids = turn.prompt_token_ids is None or turn.logprobs is None
-        if self.options.collect_rollout_details and len(self.turns) == 1 and no_ids:
+        if self.options.collect_rollout_details and turn.logprobs is None and not self.turns[1:]:
             raise RuntimeError(
                 "collect_rollout_details=true, but the server returned no token ids with logprobs"
             )
@@ -638,8 +673,8 @@ def to_turn(reply: LLMResponse) -> Turn:
     text = reply.content or ""
     if isinstance(text, list):
         # Parts, from a renderer that knows thinking.
-        thinking = "".join(part["thinking"] for part in text if part["type"] == "thinking")
-        text = "".join(part["text"] for part in text if part["type"] == "text")
+        thinking = text_of(reply.content, "thinking")
+        text = text_of(reply.content, "text")
     if not reply.reasoning_content:
         left_in_text, text = split_thinking(text)
         thinking += left_in_text
@@ -651,9 +686,16 @@ def to_turn(reply: LLMResponse) -> Turn:
         # Some renderers put a second tag before what began with one.
         thinking=valid_text(thinking).lstrip().removeprefix("<think>"),
         usage=reply.usage,
-        cut_off=getattr(reply, "cut_off", False),
+        cut_off=isinstance(reply, Reply) and reply.cut_off,
         timestamp=datetime.now(UTC).isoformat(),
     )
+
+
+def text_of(content: str | list[Message], kind: str) -> str:
+    """All text of a message's content, or of its parts of a kind: "text" or "thinking"."""
+    if isinstance(content, str):
+        return content
+    return "".join(part.get(kind, "") for part in content)
 
 
 _OPENING_TAG = re.compile(r"\s*<think>")
@@ -674,11 +716,12 @@ def split_thinking(text: str) -> tuple[str, str]:
             return thinking + text[opening.end() :], ""
         thinking += text[opening.end() : end]
         start = end + len("</think>")
-    alone = _CLOSING_TAG_ALONE.search(text)
-    if start == 0 and alone and "<think>" not in text[: alone.start()]:
-        thinking = text[: alone.start()]
-        start = alone.end()
-    return thinking, text[start:].lstrip() if start else text
+    if start:
+        return thinking, text[start:].lstrip()
+    closing = _CLOSING_TAG_ALONE.search(text)
+    if closing is None or "<think>" in text[: closing.start()]:
+        return "", text
+    return text[: closing.start()], text[closing.end() :].lstrip()
 
 
 # What a trial leaves, derived from its turns.
@@ -703,11 +746,13 @@ def rollout_details(turns: list[Turn]) -> list[RolloutDetail] | None:
 
 def count_prefix_breaks(turns: list[Turn]) -> int:
     """How many prompts do not begin with the turn before: its prompt and its completion."""
-    with_ids = [turn for turn in turns if turn.prompt_token_ids and turn.completion_token_ids]
     n_breaks = 0
-    for before, turn in itertools.pairwise(with_ids):
-        context = before.prompt_token_ids + before.completion_token_ids
-        n_breaks += turn.prompt_token_ids[: len(context)] != context
+    context: Ids = []
+    for turn in turns:
+        if turn.prompt_token_ids and turn.completion_token_ids:
+            if turn.prompt_token_ids[: len(context)] != context:
+                n_breaks += 1
+            context = turn.prompt_token_ids + turn.completion_token_ids
     return n_breaks
 
 
@@ -726,22 +771,20 @@ def total_usage(turns: list[Turn]) -> atif.FinalMetrics:
     return totals
 
 
-def to_atif(
-    conversation: Conversation, agent: atif.Agent, metadata: dict[str, Any]
-) -> atif.Trajectory:
-    """The run in ATIF (harbor.models.trajectories), which `harbor view` shows."""
-    turns = conversation.turns
-    steps: list[dict[str, Any]] = [{"source": "user", "message": conversation.instruction}]
+def to_steps(conversation: Conversation) -> list[Message]:
+    """The run as steps of ATIF (harbor.models.trajectories), which `harbor view` shows."""
+    steps = [{"source": "user", "message": conversation.instruction}]
     if conversation.system:
         steps.insert(0, {"source": "system", "message": conversation.system})
-    for turn in turns:
+    for turn in conversation.turns:
         metrics = {
-            # In a conversation they would let the file grow with the square of the turns.
-            "prompt_token_ids": turn.prompt_token_ids if len(turns) == 1 else None,
             "completion_token_ids": turn.completion_token_ids,
             # JSON has no NaN.
             "logprobs": turn.logprobs if turn.has_finite_logprobs else None,
         }
+        # In a conversation they would let the file grow with the square of the turns.
+        if len(conversation.turns) == 1:
+            metrics["prompt_token_ids"] = turn.prompt_token_ids
         if turn.usage:
             metrics["prompt_tokens"] = turn.usage.prompt_tokens
             metrics["completion_tokens"] = turn.usage.completion_tokens
@@ -761,13 +804,7 @@ def to_atif(
             steps.append({"source": "user", "message": turn.told})
     for number, step in enumerate(steps, start=1):
         step["step_id"] = number
-    return atif.Trajectory(
-        session_id=conversation.session_id or uuid4().hex,
-        agent=agent,
-        steps=steps,
-        final_metrics=total_usage(turns),
-        extra=metadata,
-    )
+    return steps
 
 
 def write_file(path: Path, text: str) -> None:
@@ -783,7 +820,7 @@ def write_file(path: Path, text: str) -> None:
         with fresh.open("x", encoding="utf-8") as file:
             file.write(text)
         if path.is_dir() and not path.is_symlink():
-            path.rename(path.with_name(f"{path.name}.{uuid4().hex}"))
+            path.rename(f"{fresh}.aside")
         fresh.replace(path)
     finally:
         fresh.unlink(missing_ok=True)
@@ -794,9 +831,14 @@ def write_file(path: Path, text: str) -> None:
 # A tokenizer is shared by all threads, and raises "Already borrowed" when two use it at once.
 _tokenizing = threading.Lock()
 
+
+def user(text: str) -> Message:
+    return {"role": "user", "content": text}
+
+
 # A short conversation, from which the template shows what it puts around a new user message.
-_PROBE = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-_LONGER_PROBE = [*_PROBE, _PROBE[0], {"role": "assistant", "content": "c"}]
+_PROBE = [user("a"), {"role": "assistant", "content": "b"}]
+_LONGER_PROBE = [*_PROBE, user("a"), {"role": "assistant", "content": "c"}]
 
 
 class TinkerMixin:
@@ -810,9 +852,10 @@ class TinkerMixin:
     def __init__(self, *, api_base: str | None, **kwargs: Any) -> None:
         import harbor.llms.tinker
 
-        unknown = kwargs.keys() - inspect.signature(super().__init__).parameters
-        if unknown:
-            raise ValueError(f"llm_kwargs: TinkerLLM takes no {', '.join(sorted(unknown))}")
+        known = inspect.signature(super().__init__).parameters
+        for name in kwargs:
+            if name not in known:
+                raise ValueError(f"llm_kwargs: TinkerLLM takes no {name}")
         # Outside the lock, for it takes seconds; the cookbook keeps what it has loaded.
         harbor.llms.tinker.get_tokenizer(kwargs["model_name"])
         with _tokenizing:
@@ -820,10 +863,7 @@ class TinkerMixin:
             self._stop = self._renderer.get_stop_sequences()
             self._boundary = self._find_boundary()
         self._api_base = api_base
-        # Each text that is a token of its own. (The Inkling models' tokenizer has no list of them.)
-        added = getattr(self._renderer.tokenizer, "get_added_vocab", dict)()
-        special = [re.escape(text) for text in added if len(text.strip()) > 1]
-        self._special = re.compile(f"(?=(?:{'|'.join(special) or '(?!)'})).", re.DOTALL)
+        self._special = self._special_texts()
 
     async def connect(self) -> None:
         """Open the sampling client. Raises what the SDK raises, as for a missing checkpoint."""
@@ -834,19 +874,23 @@ class TinkerMixin:
             if not is_gone(error):
                 raise
             # The session is over, or there is no such checkpoint: a new session tells.
-            fresh = await in_thread(new_service, self._api_base)
-            try:
-                self._sampling_client = await self._sampler_of(fresh)
-            except BaseException:
-                close_service(fresh)
-                raise
-            key = service_key(self._api_base)
-            if _services.get(key) is not service:
-                # Another trial was faster.
-                close_service(fresh)
-                return await self.connect()
-            _services[key] = fresh
-            close_service(service)
+            await self._connect_anew(service)
+
+    async def _connect_anew(self, old: Any) -> None:
+        new = await in_thread(new_service, self._api_base)
+        try:
+            self._sampling_client = await self._sampler_of(new)
+        except BaseException:
+            close_service(new)
+            raise
+        key = service_key(self._api_base)
+        if _services.get(key) is old:
+            _services[key] = new
+            close_service(old)
+        else:
+            # Another trial was faster.
+            close_service(new)
+            await self.connect()
 
     async def _sampler_of(self, service: Any) -> Any:
         source = {"model_path": self._model_path}
@@ -862,7 +906,7 @@ class TinkerMixin:
     async def call(
         self,
         prompt: str,
-        message_history: list[dict[str, Any]] | None = None,
+        message_history: Sequence[Message] = (),
         conversation: Conversation | None = None,
         **kwargs: Any,
     ) -> Reply:
@@ -873,15 +917,13 @@ class TinkerMixin:
         import tinker
 
         client = await self._ensure_client()
-        messages = [*(message_history or []), {"role": "user", "content": prompt}]
+        last = conversation.last if conversation else None
         with _tokenizing:
-            model_input, prompt_ids = self._next_prompt(
-                messages, conversation.last if conversation else None
-            )
-        room = self._context_limit - len(prompt_ids)
+            model_input, ids = self._next_prompt([*message_history, user(prompt)], last)
+        room = self._context_limit - len(ids)
         if room < 1:
             raise ContextLengthExceededError(
-                f"{len(prompt_ids)} prompt tokens fill the {self._context_limit} allowed"
+                f"{len(ids)} prompt tokens fill the {self._context_limit} allowed"
             )
         params = tinker.SamplingParams(
             max_tokens=min(self._max_tokens, room),
@@ -893,15 +935,19 @@ class TinkerMixin:
         )
         try:
             sampling = client.sample(prompt=model_input, num_samples=1, sampling_params=params)
-            sequence = (await finished(sampling)).sequences[0]
+            response = await finished(sampling)
         except Exception as error:
             if says_context_is_full(error):
                 raise ContextLengthExceededError(str(error)) from error
             raise
+        reply = self._to_reply(response.sequences[0], ids)
+        reply.prompt = model_input
+        return reply
+
+    def _to_reply(self, sequence: Any, prompt_ids: Ids) -> Reply:
         tokens = list(sequence.tokens)
         reply = Reply(
             content="",
-            cut_off=sequence.stop_reason == "length",
             usage=UsageInfo(
                 prompt_tokens=len(prompt_ids),
                 completion_tokens=len(tokens),
@@ -910,19 +956,18 @@ class TinkerMixin:
             ),
             prompt_token_ids=prompt_ids,
             completion_token_ids=tokens,
-            logprobs=None if sequence.logprobs is None else list(sequence.logprobs),
-            prompt=model_input,
+            cut_off=sequence.stop_reason == "length",
         )
+        if sequence.logprobs is not None:
+            reply.logprobs = list(sequence.logprobs)
         try:
             with _tokenizing:
-                reply.content = self._parse(prompt_ids, tokens, reply.cut_off)
+                reply.content = self._parse(reply)
         except Exception as error:
             reply.error = error
         return reply
 
-    def _next_prompt(
-        self, messages: list[dict[str, Any]], last: Reply | None
-    ) -> tuple[Any, list[int]]:
+    def _next_prompt(self, messages: list[Message], last: Reply | None) -> tuple[Any, Ids]:
         """The last prompt, its completion as sampled, and what the template puts around a message.
 
         Rendered from the messages where that cannot be trusted: in the first turn, after an edit
@@ -930,76 +975,101 @@ class TinkerMixin:
         """
         from tinker import EncodedTextChunk, ModelInput
 
-        if last is not None and last.prompt is not None and last.completion_token_ids:
+        if last and last.prompt and last.completion_token_ids:
             around = self._around(messages[-1])
             if around[:1] == last.completion_token_ids[-1:]:
-                completion = EncodedTextChunk(tokens=last.completion_token_ids)
-                new = EncodedTextChunk(tokens=around[1:])
-                ids = [*last.prompt_token_ids, *last.completion_token_ids, *around[1:]]
-                return ModelInput(chunks=[*last.prompt.chunks, completion, new]), ids
+                new = around[1:]
+                chunks = [
+                    *last.prompt.chunks,
+                    EncodedTextChunk(tokens=last.completion_token_ids),
+                    EncodedTextChunk(tokens=new),
+                ]
+                ids = last.prompt_token_ids + last.completion_token_ids + new
+                return ModelInput(chunks=chunks), ids
         rendered = self._renderer.build_generation_prompt(messages)
         return rendered, rendered.to_ints()
 
-    def _around(self, user: dict[str, Any]) -> list[int]:
-        """From the stop token before a user message to the start of the reply; [] if unknown."""
-        rendered = self._renderer.build_generation_prompt([*_PROBE, user]).to_ints()
+    def _around(self, message: Message) -> Ids:
+        """From the stop token before a user's message to the start of the reply; [] if unknown."""
+        rendered = self._render([*_PROBE, message])
         n_before = len(self._boundary or [])
-        return rendered[n_before:] if rendered[:n_before] == self._boundary else []
+        if rendered[:n_before] != self._boundary:
+            return []
+        return rendered[n_before:]
 
-    def _find_boundary(self) -> list[int] | None:
+    def _find_boundary(self) -> Ids | None:
         """The tokens of `_PROBE` up to the assistant's stop token.
 
         None if what follows is not the same in a longer conversation.
         """
-        user = {"role": "user", "content": "d"}
-        short = self._renderer.build_generation_prompt([*_PROBE, user]).to_ints()
-        long = self._renderer.build_generation_prompt([*_LONGER_PROBE, user]).to_ints()
-        n_same = 0
-        while n_same < len(short) and short[-n_same - 1] == long[-n_same - 1]:
-            n_same += 1
-        boundary = short[: len(short) - n_same]
-        stop = short[len(boundary)]
-        return boundary if stop in self._stop else None
+        short = self._render([*_PROBE, user("d")])
+        long = self._render([*_LONGER_PROBE, user("d")])
+        n_before = len(short)
+        for one, other in zip(reversed(short), reversed(long), strict=False):
+            if one != other:
+                break
+            n_before -= 1
+        if n_before == len(short) or short[n_before] not in self._stop:
+            return None
+        return short[:n_before]
+
+    def _render(self, messages: list[Message]) -> Ids:
+        return self._renderer.build_generation_prompt(messages).to_ints()
+
+    def _special_texts(self) -> re.Pattern[str] | None:
+        """Matches the first character of each text that is a token of its own."""
+        # The tokenizer of the Inkling models has no list of them.
+        added = getattr(self._renderer.tokenizer, "get_added_vocab", dict)()
+        texts = [re.escape(text) for text in added if len(text.strip()) > 1]
+        if not texts:
+            return None
+        return re.compile(f"(?=(?:{'|'.join(texts)})).", re.DOTALL)
 
     def defused(self, text: str) -> str:
         """Text without special tokens: a zero-width space breaks each of them up."""
+        if self._special is None:
+            return text
         return self._special.sub("\\g<0>\u200b", text)
 
-    def _parse(
-        self, prompt_ids: list[int], tokens: list[int], cut_off: bool
-    ) -> str | list[dict[str, Any]]:
+    def _parse(self, reply: Reply) -> str | list[Message]:
         """A reply's content, its thinking in a part of its own or between tags."""
-        tokenizer = self._renderer.tokenizer
+        decode = self._renderer.tokenizer.decode
+        tokens = reply.completion_token_ids
         stop = self._stop[0]
         # Renderers leave a reply without a stop token as it is, thinking and all.
-        needs_stop = cut_off and isinstance(stop, int) and stop not in tokens[-1:]
-        whole = [*tokens, stop] if needs_stop else tokens
-        content = self._renderer.parse_response(whole)[0]["content"]
-        is_text = isinstance(content, str)
-        plain = content if is_text else "".join(part.get("text", "") for part in content)
+        if reply.cut_off and isinstance(stop, int) and tokens[-1:] != [stop]:
+            tokens = [*tokens, stop]
+        content = self._renderer.parse_response(tokens)[0]["content"]
+        text = text_of(content, "text")
+        is_thought = False
         # Many templates open the thinking in the prompt, and a reply may never close it.
-        if tokenizer.decode(prompt_ids[-4:]).rstrip().endswith("<think>"):
-            closed = "</think>" in tokenizer.decode(tokens)
-            if not closed or (is_text and not content.startswith("<think>")):
-                return f"<think>{plain.removeprefix('<think>')}"
+        if decode(reply.prompt_token_ids[-4:]).rstrip().endswith("<think>"):
+            closed = "</think>" in decode(tokens)
+            is_thought = not closed or text is content
         # gpt-oss: the header of a message, and nothing after it.
-        return f"<think>{plain}" if plain.startswith("<|channel|>") else content
+        if text.startswith("<|channel|>"):
+            is_thought = True
+        if not is_thought:
+            return content
+        return "<think>" + text.removeprefix("<think>")
 
 
 def is_gone(error: Exception) -> bool:
     """Whether a Tinker session, or a checkpoint, does not exist (any more)."""
+    status = getattr(error, "status_code", None)
     # The SDK (0.38) has no class for what a service says that was closed.
-    return getattr(error, "status_code", None) in (404, 410) or "is closed" in str(error)
+    return status in (404, 410) or "is closed" in str(error)
 
 
 def says_context_is_full(error: Exception) -> bool:
     """Whether Tinker refused a prompt for its length; the phrases are those of Harbor's client."""
+    message = str(error).lower()
     phrases = ("context length", "context_length", "maximum context", "token limit", "too long")
-    return any(phrase in str(error).lower() for phrase in phrases)
+    return any(phrase in message for phrase in phrases)
 
 
 # How the server says that the reply to the current call ended; trials share the client.
-_finish_reason: ContextVar[str | None] = ContextVar("finish_reason", default=None)
+_finish_reason = ContextVar("finish_reason", default="")
 
 
 class LiteLLMMixin:
@@ -1008,22 +1078,25 @@ class LiteLLMMixin:
     async def call(
         self,
         prompt: str,
-        message_history: list[dict[str, Any]] | None = None,
+        message_history: Sequence[Message] = (),
         conversation: Conversation | None = None,
         **kwargs: Any,
     ) -> Reply:
         """One model call. Raises what Harbor's LiteLLM raises, after its three attempts."""
         if conversation and conversation.session_id:
-            headers = self._llm_kwargs.get("extra_headers") or {}
-            kwargs["extra_headers"] = {**headers, "X-Session-ID": conversation.session_id}
+            headers = dict(self._llm_kwargs.get("extra_headers") or {})
+            headers["X-Session-ID"] = conversation.session_id
+            kwargs["extra_headers"] = headers
             # Closed APIs refuse fields that they do not know, and return no ids either.
             if self._collect_rollout_details:
                 kwargs["extra_body"] = {"session_id": conversation.session_id}
-        _finish_reason.set(None)
-        response = await super().call(prompt, message_history or [], **kwargs)
+        _finish_reason.set("")
+        response = await super().call(prompt, list(message_history), **kwargs)
+        reply = Reply(**vars(response))
+        reply.cut_off = _finish_reason.get() == "length"
         # A lone surrogate would fail the next call.
-        response.content = valid_text(response.content)
-        return Reply(**vars(response), cut_off=_finish_reason.get() == "length")
+        reply.content = valid_text(reply.content)
+        return reply
 
     def _extract_usage_info(self, response: Any) -> UsageInfo | None:
         # `call` (Harbor 0.13 to 0.25) looks at finish_reason after this method: a reply that was
@@ -1061,18 +1134,26 @@ _API_PROVIDERS = ("anthropic", "gemini", "hosted_vllm", "openai", "openrouter")
 
 
 def check_model(model_name: str | None, options: BasicLoopOptions) -> None:
-    """Raise ValueError where no model is named, or one that this client or user cannot call."""
+    """Raise ValueError where no model is named, or one that cannot be called: no key, no client."""
     if not model_name:
         raise ValueError("no model: name one with -m, such as -m Qwen/Qwen3-8B")
     provider = model_name.partition("/")[0]
     if options.model_client == "tinker":
         if provider in _API_PROVIDERS and "gpt-oss" not in model_name:
             raise ValueError(f"{model_name} is an API model: set model_client=litellm")
-        missing = [] if has_tinker_key() else ["TINKER_API_KEY"]
-    else:
-        missing = missing_api_keys(model_name, options.llm_kwargs or {})
-    if missing:
-        raise ValueError(f"no API key for {model_name}: set {', '.join(missing)}")
+        if not has_tinker_key():
+            raise ValueError("no API key for Tinker: set TINKER_API_KEY")
+        return
+    given = options.llm_kwargs or {}
+    usual = f"{provider.upper()}_API_KEY"
+    if usual in os.environ or "api_key" in given or "mock_response" in given:
+        return
+    from litellm import validate_environment
+
+    for name in validate_environment(model_name)["missing_keys"]:
+        # Other credentials, such as a cloud's, can come from places where litellm does not look.
+        if name.endswith("_API_KEY"):
+            raise ValueError(f"no API key for {model_name}: set {name}")
 
 
 def has_tinker_key() -> bool:
@@ -1084,18 +1165,6 @@ def has_tinker_key() -> bool:
     except ImportError:
         return False
     return tinker_has_credentials()
-
-
-def missing_api_keys(model_name: str, llm_kwargs: dict[str, Any]) -> list[str]:
-    """The environment variables that litellm wants to be set for this model's API key."""
-    usual = model_name.partition("/")[0].upper() + "_API_KEY"
-    if usual in os.environ or llm_kwargs.keys() & {"api_key", "mock_response"}:
-        return []
-    from litellm import validate_environment
-
-    missing = validate_environment(model_name)["missing_keys"]
-    # Other credentials, such as a cloud's, can come from places where litellm does not look.
-    return [name for name in missing if name.endswith("_API_KEY")]
 
 
 # The cache: one client for all trials of an event loop and configuration.
@@ -1119,7 +1188,8 @@ class LoopClients:
             self._clients[key] = client
         # A training run brings a new checkpoint each step.
         if len(self._clients) > 8:
-            del self._clients[next(iter(self._clients))]
+            oldest = next(iter(self._clients))
+            del self._clients[oldest]
         return client
 
     def drop(self, key: tuple, client: Any) -> None:
@@ -1143,7 +1213,8 @@ _services_lock = threading.Lock()
 
 def service_key(api_base: str | None) -> tuple:
     """What makes two services different: the server and the key."""
-    return api_base or os.environ.get("TINKER_BASE_URL"), os.environ.get("TINKER_API_KEY")
+    server = api_base or os.environ.get("TINKER_BASE_URL")
+    return server, os.environ.get("TINKER_API_KEY")
 
 
 def open_service(api_base: str | None) -> Any:
@@ -1163,7 +1234,9 @@ def new_service(api_base: str | None) -> Any:
     """A client of Tinker's service, with a session of its own."""
     import tinker
 
-    return tinker.ServiceClient(**({"base_url": api_base} if api_base else {}))
+    if api_base is None:
+        return tinker.ServiceClient()
+    return tinker.ServiceClient(base_url=api_base)
 
 
 def close_service(service: Any) -> Any:
@@ -1183,12 +1256,12 @@ def _close_services() -> None:
 threading._register_atexit(_close_services)
 
 
-async def in_thread(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+async def in_thread(function: Callable, *args: Any, **kwargs: Any) -> Any:
     """Like asyncio.to_thread, but in a daemon thread.
 
     While Tinker is down its SDK retries for minutes, and Python waits at exit for other threads.
     """
-    future: concurrent.futures.Future = concurrent.futures.Future()
+    future = concurrent.futures.Future()
     # From here on it cannot be cancelled, and takes whatever comes.
     future.set_running_or_notify_cancel()
 
@@ -1208,8 +1281,10 @@ async def finished(result: Any) -> Any:
     Before, `sample` gives a concurrent future and `create_sampling_client` the client itself.
     """
     if isinstance(result, concurrent.futures.Future):
-        return await asyncio.wrap_future(result)
-    return await result if inspect.isawaitable(result) else result
+        result = asyncio.wrap_future(result)
+    if inspect.isawaitable(result):
+        return await result
+    return result
 
 
 # Training data.
@@ -1252,13 +1327,15 @@ def trial_to_trajectory(trial: TrialResult) -> Trajectory | None:
     for context in contexts:
         for segment in context.rollout_details or []:
             turns += turns_of(segment, trial.trial_name)
-    rewards = (trial.verifier_result and trial.verifier_result.rewards) or {}
+    rewards = trial.verifier_result.rewards if trial.verifier_result else None
+    rewards = rewards or {}
     for name, value in rewards.items():
         if not math.isfinite(value):
             raise ValueError(f"trial {trial.trial_name}: the reward {name!r} is {value}")
     failures = [part.exception_info for part in (trial, *steps) if part.exception_info]
     if not rewards and (failures or not turns):
         return None
+
     reward = rewards.get("reward")
     if len(rewards) == 1:
         (reward,) = rewards.values()
@@ -1267,8 +1344,6 @@ def trial_to_trajectory(trial: TrialResult) -> Trajectory | None:
         n_prompt = sum(len(turn.prompt_token_ids) for turn in turns)
     if n_completion is None and turns:
         n_completion = sum(len(turn.completion_token_ids) for turn in turns)
-    clocks = [step.agent_execution for step in steps if step.agent_execution]
-    spans = [clock.finished_at - clock.started_at for clock in clocks if clock.finished_at]
     metadata = contexts[-1].metadata if contexts else None
     return Trajectory(
         turns=turns,
@@ -1278,7 +1353,7 @@ def trial_to_trajectory(trial: TrialResult) -> Trajectory | None:
         completion_tokens=n_completion,
         cached_tokens=n_cached,
         cost_usd=cost,
-        seconds=sum(span.total_seconds() for span in spans) if spans else None,
+        seconds=agent_seconds(steps),
         stop_reason=(metadata or {}).get("stop_reason"),
         task_name=trial.task_name,
         trial_name=trial.trial_name,
@@ -1295,15 +1370,26 @@ def turns_of(segment: RolloutDetail, trial_name: str) -> list[Turn]:
     prompts = segment.get("prompt_token_ids") or []
     completions = segment.get("completion_token_ids") or []
     logprobs = segment.get("logprobs") or []
-    lengths = [len(ids) for ids in completions]
-    if len(prompts) != len(completions) or lengths != [len(one) for one in logprobs]:
-        raise ValueError(
-            f"trial {trial_name}: token ids and logprobs are not aligned, do not train on them"
-        )
-    turns = [Turn(*fields) for fields in zip(prompts, completions, logprobs, strict=True)]
-    if not all(turn.has_finite_logprobs for turn in turns):
-        raise ValueError(f"trial {trial_name}: a logprob is not finite, do not train on it")
+    if not len(prompts) == len(completions) == len(logprobs):
+        raise ValueError(f"trial {trial_name}: token ids and logprobs are not aligned")
+    turns = list(map(Turn, prompts, completions, logprobs))
+    for turn in turns:
+        if len(turn.completion_token_ids) != len(turn.logprobs):
+            raise ValueError(f"trial {trial_name}: token ids and logprobs are not aligned")
+        if not turn.has_finite_logprobs:
+            raise ValueError(f"trial {trial_name}: a logprob is not finite, do not train on it")
     return turns
+
+
+def agent_seconds(steps: list[Any]) -> float | None:
+    """The agent's wall time in all steps; None: unknown."""
+    seconds = None
+    for step in steps:
+        clock = step.agent_execution
+        if clock and clock.finished_at:
+            span = clock.finished_at - clock.started_at
+            seconds = (seconds or 0.0) + span.total_seconds()
+    return seconds
 
 
 def to_tinker(trajectory: Trajectory) -> "tinker_cookbook.rl.types.Trajectory":  # noqa: F821
@@ -1327,6 +1413,4 @@ def to_tinker(trajectory: Trajectory) -> "tinker_cookbook.rl.types.Trajectory": 
             episode_done=is_last,
         )
         transitions.append(transition)
-    return types.Trajectory(
-        transitions, final_ob=ModelInput.empty(), stop_reason=trajectory.stop_reason
-    )
+    return types.Trajectory(transitions, ModelInput.empty(), trajectory.stop_reason)
