@@ -72,7 +72,10 @@ except ImportError:
 
 
 class BasicLoopOptions(
-    AgentOptions, extra="forbid", coerce_numbers_to_str=True, hide_input_in_errors=True
+    AgentOptions,
+    extra="forbid",
+    coerce_numbers_to_str=True,
+    hide_input_in_errors=True,
 ):
     """What `--ak key=value` accepts: the one place where an option and its default stand.
 
@@ -80,46 +83,66 @@ class BasicLoopOptions(
     """
 
     model_path: str | None = Field(
-        None, description="Tinker checkpoint to sample, tinker://...; default: the base model."
+        None,
+        description="Tinker checkpoint to sample, tinker://...; default: the base model.",
     )
     renderer_name: str | None = Field(
-        None, description="tinker-cookbook renderer; default: the one recommended for the model."
+        None,
+        description="tinker-cookbook renderer; default: the one recommended for the model.",
     )
     max_tokens: int = Field(
-        512, ge=1, description="Most tokens that one model call may sample, thinking included."
+        512,
+        ge=1,
+        description="Most tokens that one model call may sample, thinking included.",
     )
     temperature: float | None = Field(
-        1.0, ge=0, description="Sampling temperature; null leaves it to the client."
+        1.0,
+        ge=0,
+        description="Sampling temperature; null leaves it to the client.",
     )
     max_turns: int = Field(
-        1, ge=1, description="Most model calls; above 1, the bash blocks of a reply are run."
+        1,
+        ge=1,
+        description="Most model calls; above 1, the bash blocks of a reply are run.",
     )
     system_prompt: str | None = Field(
-        None, description="System message, verbatim; default: the loop's protocol."
+        None,
+        description="System message, verbatim; default: the loop's protocol.",
     )
     model_client: Literal["tinker", "litellm"] = Field(
-        "tinker", description="Harbor's TinkerLLM, or its LiteLLM for API models and servers."
+        "tinker",
+        description="Harbor's TinkerLLM, or its LiteLLM for API models and servers.",
     )
     api_base: str | None = Field(
-        None, description="Base URL of the model's server; default: the client's own."
+        None,
+        description="Base URL of the model's server; default: the client's own.",
     )
     llm_kwargs: dict[str, Any] | None = Field(
-        None, repr=False, description="More arguments of the client: top_p, seed, ..."
+        None,
+        repr=False,
+        description="More arguments of the client: top_p, seed, ...",
     )
     collect_rollout_details: bool | None = Field(
-        None, description="Record token ids; default: with the Tinker client only."
+        None,
+        description="Record token ids; default: with the Tinker client only.",
     )
     rerender_history: bool = Field(
-        False, description="Tinker: render the history anew each turn, as the template would."
+        False,
+        description="Tinker: render the history anew each turn, as the template would.",
     )
     session_id: str | None = Field(
-        None, description="LiteLLM: sent as X-Session-ID, for routers; default: the trial's."
+        None,
+        description="LiteLLM: sent as X-Session-ID, for routers; default: the trial's.",
     )
     command_timeout_sec: int = Field(
-        120, ge=1, description="Seconds after which a reply's commands are ended."
+        120,
+        ge=1,
+        description="Seconds after which a reply's commands are ended.",
     )
     max_output_chars: int = Field(
-        10_000, ge=1, description="Most command output that the model sees, in bytes of UTF-8."
+        10_000,
+        ge=1,
+        description="Most command output that the model sees, in bytes of UTF-8.",
     )
 
     @property
@@ -261,14 +284,20 @@ message. Each script starts in a fresh shell (files stay, variables and director
         await self._shared_llm()
 
     async def run(
-        self, instruction: str, environment: BaseEnvironment, context: AgentContext
+        self,
+        instruction: str,
+        environment: BaseEnvironment,
+        context: AgentContext,
     ) -> None:
         """Solve a task in a new conversation."""
         self._conversation = None
         await self.resume(instruction, environment, context)
 
     async def resume(
-        self, instruction: str, environment: BaseEnvironment, context: AgentContext
+        self,
+        instruction: str,
+        environment: BaseEnvironment,
+        context: AgentContext,
     ) -> None:
         """Go on with the conversation. Only this call's turns are recorded.
 
@@ -294,7 +323,9 @@ message. Each script starts in a fresh shell (files stay, variables and director
         self._record(conversation, stop_reason, context)
 
     async def _converse(
-        self, conversation: "Conversation", environment: BaseEnvironment
+        self,
+        conversation: "Conversation",
+        environment: BaseEnvironment,
     ) -> StopReason:
         """The loop. The conversation records what the model says, and what `tell` tells it.
 
@@ -378,7 +409,10 @@ message. Each script starts in a fresh shell (files stay, variables and director
         return system or ""
 
     def _record(
-        self, conversation: "Conversation", stop_reason: StopReason, context: AgentContext
+        self,
+        conversation: "Conversation",
+        stop_reason: StopReason,
+        context: AgentContext,
     ) -> None:
         """Put the run onto the context, then into the files. Raises OSError of these."""
         turns = conversation.turns
@@ -516,10 +550,12 @@ _RUN = (
     _END_ALL
     + r"""
 limit=$2 shown=$3 script=$4 most=4000000 end=end-of-$mark why=
+: >$file
 exec 3> >(
   exec >/dev/null
   tee $file | head -c $most
-  if [ $(wc -c <$file) -ge $most ]; then : >$file.full; end_all; fi
+  # Not when the script had ended before, and a process in the background wrote the rest.
+  if [ $(wc -c <$file) -ge $most ] && ! grep -qs $end $file; then : >$file.full; end_all; fi
   exec cat
 )
 SECONDS=0
@@ -536,7 +572,9 @@ printf '%s\n' $end >&3
 exec 3>&-
 for _ in {1..200}; do
   if [ -e $file.full ]; then why="it wrote more than $most bytes"; break; fi
-  if grep -qs $end $file; then break; fi
+  grep -qs $end $file
+  # 1: not yet; 2: the file was taken away.
+  [ $? = 1 ] || break
   sleep 0.02
 done
 size=$(wc -c <$file)
@@ -662,7 +700,7 @@ class Conversation(Chat):
             raise reply.error
         if self.options.collect_rollout_details and turn.logprobs is None and not self.turns[1:]:
             raise RuntimeError(
-                "collect_rollout_details=true, but the server returned no token ids with logprobs"
+                "collect_rollout_details=true, but the server returned no token ids with logprobs",
             )
         return turn
 
