@@ -66,7 +66,9 @@ except ImportError:
         def __init__(self, **kwargs: Any) -> None:
             harbors = {"extra_env", "override_setup_timeout_sec"}
             harbors.update(inspect.signature(BaseAgent.__init__).parameters)
-            options = {name: kwargs.pop(name) for name in kwargs.keys() - harbors}
+            options = {}
+            for name in kwargs.keys() - harbors:
+                options[name] = kwargs.pop(name)
             super().__init__(**kwargs)
             self.options = self.options_model(**options)
 
@@ -223,12 +225,6 @@ class Turn:
     told: str | None = None
     timestamp: str | None = None
 
-    def drop_ids(self) -> None:
-        """Keep the text only."""
-        self.prompt_token_ids = None
-        self.completion_token_ids = None
-        self.logprobs = None
-
     @property
     def has_finite_logprobs(self) -> bool:
         """Whether each logprob is a number: a policy that diverged gives NaN."""
@@ -313,9 +309,8 @@ message. Each script starts in a fresh shell (files stay, variables and director
             stop_reason = await self._converse(conversation, environment)
         except BaseException as error:
             # Also a cancellation, which is no Exception.
-            stop_reason = StopReason.CANCELLED
-            if isinstance(error, Exception):
-                stop_reason = StopReason.ERROR
+            is_error = isinstance(error, Exception)
+            stop_reason = StopReason.ERROR if is_error else StopReason.CANCELLED
             # The context has it all, and `error` says more than a full disk.
             with contextlib.suppress(OSError):
                 self._record(conversation, stop_reason, context)
@@ -378,7 +373,8 @@ message. Each script starts in a fresh shell (files stay, variables and director
         mark = uuid4().hex
         # No argument can hold a NUL.
         script = valid_text(script).replace("\0", "")
-        command = in_bash(_RUN, mark, str(limit), str(self.options.max_output_chars), script)
+        most = self.options.max_output_chars
+        command = in_bash(_RUN, mark, str(limit), str(most), script)
         # Linux takes 128 KiB an argument, and some environments quote the command once more.
         size = len(shlex.quote(command).encode())
         if size > 120_000:
@@ -397,9 +393,12 @@ message. Each script starts in a fresh shell (files stay, variables and director
         # The script's output, what its background processes wrote since, why it was ended.
         output, _, rest = valid_text(result.stdout).partition(f"end-of-{mark}")
         why_ended = rest.rpartition(f"end-of-{mark}")[2]
-        texts = [output, valid_text(result.stderr), why_ended.strip()]
-        told = "\n".join(text.removesuffix("\n") for text in texts if text)
-        return f"Exit code: {result.return_code}\nOutput:\n{told or '(none)'}"
+        told = []
+        for text in (output, valid_text(result.stderr), why_ended):
+            if text:
+                told.append(text.removesuffix("\n"))
+        shown = "\n".join(told) or "(none)"
+        return f"Exit code: {result.return_code}\nOutput:\n{shown}"
 
     def _system_message(self) -> str:
         system = self.options.system_prompt
@@ -421,7 +420,10 @@ message. Each script starts in a fresh shell (files stay, variables and director
         context.n_output_tokens = usage.total_completion_tokens
         context.n_cache_tokens = usage.total_cached_tokens
         context.cost_usd = usage.total_cost_usd
-        context.metadata = {"stop_reason": str(stop_reason), "n_episodes": len(turns)}
+        context.metadata = {
+            "stop_reason": str(stop_reason),
+            "n_episodes": len(turns),
+        }
         if self.options.collects_ids:
             context.rollout_details = rollout_details(turns)
             n_trainable = sum(turn.is_trainable for turn in turns)
@@ -432,7 +434,11 @@ message. Each script starts in a fresh shell (files stay, variables and director
                 self.logger.info("%d prompts do not begin with the turn before", n_breaks)
         trajectory = atif.Trajectory(
             session_id=conversation.session_id or uuid4().hex,
-            agent=atif.Agent(name=self.name(), version=__version__, model_name=self.model_name),
+            agent=atif.Agent(
+                name=self.name(),
+                version=__version__,
+                model_name=self.model_name,
+            ),
             steps=to_steps(conversation),
             final_metrics=usage,
             extra=context.metadata,
@@ -445,21 +451,19 @@ message. Each script starts in a fresh shell (files stay, variables and director
 
     def _build_llm(self) -> Any:
         """A new client of this configuration. Takes seconds, so it is called in a thread."""
-        kwargs = {
-            "model_name": self.model_name,
-            "max_tokens": self.options.max_tokens,
-            "api_base": self.options.api_base,
-            "collect_rollout_details": self.options.collects_ids,
-            **(self.options.llm_kwargs or {}),
-        }
-        if self.options.temperature is not None:
-            kwargs["temperature"] = self.options.temperature
-        if self.options.model_client == "litellm":
+        options = self.options
+        kwargs = dict(options.llm_kwargs or {})
+        kwargs["model_name"] = self.model_name
+        kwargs["max_tokens"] = options.max_tokens
+        kwargs["api_base"] = options.api_base
+        kwargs["collect_rollout_details"] = options.collects_ids
+        if options.temperature is not None:
+            kwargs["temperature"] = options.temperature
+        if options.model_client == "litellm":
             return litellm_client_class()(**kwargs)
-        kwargs["model_path"] = self.options.model_path
-        kwargs["renderer_name"] = self.options.renderer_name
-        source = self.options.model_path or f"base model {self.model_name}"
-        self.logger.info("Sampling %s", source)
+        kwargs["model_path"] = options.model_path
+        kwargs["renderer_name"] = options.renderer_name
+        self.logger.info("Sampling %s", options.model_path or f"base model {self.model_name}")
         return tinker_client_class()(**kwargs)
 
     def _cache_key(self) -> tuple:
@@ -472,8 +476,12 @@ message. Each script starts in a fresh shell (files stay, variables and director
             "command_timeout_sec",
             "max_output_chars",
         }
-        options = self.options.model_dump_json(exclude=loop_only, fallback=repr)
-        return type(self), self.model_name, options, service_key(self.options.api_base)
+        return (
+            type(self),
+            self.model_name,
+            self.options.model_dump_json(exclude=loop_only, fallback=repr),
+            service_key(self.options.api_base),
+        )
 
     async def _shared_llm(self) -> Any:
         """The client of this event loop and configuration, which all its trials share."""
@@ -666,8 +674,12 @@ class Conversation(Chat):
     def tell(self, text: str) -> None:
         """Have the model told this next. For Tinker, special tokens in it stay plain text."""
         text = valid_text(text)
-        turn = self.turns[-1]
-        turn.told = text if turn.told is None else f"{turn.told}\n\n{text}"
+        if not self.turns:
+            self.instruction += f"\n\n{text}"
+        elif self.turns[-1].told is None:
+            self.turns[-1].told = text
+        else:
+            self.turns[-1].told += f"\n\n{text}"
         if isinstance(self.llm, TinkerMixin):
             text = self.llm.defused(text)
         self._unsent.append(text)
@@ -689,7 +701,9 @@ class Conversation(Chat):
             reply = Reply(content=cut.truncated_response or "", cut_off=True)
         turn = to_turn(reply)
         if not self.options.collects_ids:
-            turn.drop_ids()
+            turn.prompt_token_ids = None
+            turn.completion_token_ids = None
+            turn.logprobs = None
         self.turns.append(turn)
         self._unsent.clear()
         if not self.options.rerender_history:
@@ -698,7 +712,8 @@ class Conversation(Chat):
         self._as_sent += copy.deepcopy(self.messages[len(self._as_sent) :])
         if isinstance(reply, Reply) and reply.error:
             raise reply.error
-        if self.options.collect_rollout_details and turn.logprobs is None and not self.turns[1:]:
+        must_have_ids = self.options.collect_rollout_details and len(self.turns) == 1
+        if must_have_ids and turn.logprobs is None:
             raise RuntimeError(
                 "collect_rollout_details=true, but the server returned no token ids with logprobs",
             )
@@ -759,7 +774,8 @@ def split_thinking(text: str) -> tuple[str, str]:
     closing = _CLOSING_TAG_ALONE.search(text)
     if closing is None or "<think>" in text[: closing.start()]:
         return "", text
-    return text[: closing.start()], text[closing.end() :].lstrip()
+    thinking = text[: closing.start()]
+    return thinking, text[closing.end() :].lstrip()
 
 
 # What a trial leaves, derived from its turns.
@@ -774,11 +790,11 @@ def rollout_details(turns: list[Turn]) -> list[RolloutDetail] | None:
     kept = [turn for turn in turns if turn.is_trainable]
     if not kept:
         return None
-    detail = RolloutDetail(
-        prompt_token_ids=[turn.prompt_token_ids for turn in kept],
-        completion_token_ids=[turn.completion_token_ids for turn in kept],
-        logprobs=[turn.logprobs or [] for turn in kept],
-    )
+    detail = RolloutDetail(prompt_token_ids=[], completion_token_ids=[], logprobs=[])
+    for turn in kept:
+        detail["prompt_token_ids"].append(turn.prompt_token_ids)
+        detail["completion_token_ids"].append(turn.completion_token_ids)
+        detail["logprobs"].append(turn.logprobs or [])
     return [detail]
 
 
@@ -811,29 +827,18 @@ def total_usage(turns: list[Turn]) -> atif.FinalMetrics:
 
 def to_steps(conversation: Conversation) -> list[Message]:
     """The run as steps of ATIF (harbor.models.trajectories), which `harbor view` shows."""
-    steps = [{"source": "user", "message": conversation.instruction}]
+    steps = []
     if conversation.system:
-        steps.insert(0, {"source": "system", "message": conversation.system})
+        steps.append({"source": "system", "message": conversation.system})
+    steps.append({"source": "user", "message": conversation.instruction})
     for turn in conversation.turns:
-        metrics = {
-            "completion_token_ids": turn.completion_token_ids,
-            # JSON has no NaN.
-            "logprobs": turn.logprobs if turn.has_finite_logprobs else None,
-        }
-        # In a conversation they would let the file grow with the square of the turns.
-        if len(conversation.turns) == 1:
-            metrics["prompt_token_ids"] = turn.prompt_token_ids
-        if turn.usage:
-            metrics["prompt_tokens"] = turn.usage.prompt_tokens
-            metrics["completion_tokens"] = turn.usage.completion_tokens
-            metrics["cached_tokens"] = turn.usage.cache_tokens
-            metrics["cost_usd"] = turn.usage.cost_usd or None
         step = {
             "source": "agent",
             "message": turn.text,
             "reasoning_content": turn.thinking or None,
-            "metrics": metrics,
             "timestamp": turn.timestamp,
+            # In a conversation the prompts would let the file grow with the square of the turns.
+            "metrics": to_metrics(turn, with_prompt=len(conversation.turns) == 1),
         }
         steps.append(step)
         if turn.told and turn.script:
@@ -845,6 +850,23 @@ def to_steps(conversation: Conversation) -> list[Message]:
     return steps
 
 
+def to_metrics(turn: Turn, with_prompt: bool) -> Message:
+    """A turn's ids, logprobs and usage as ATIF's metrics."""
+    metrics = {"completion_token_ids": turn.completion_token_ids}
+    if with_prompt:
+        metrics["prompt_token_ids"] = turn.prompt_token_ids
+    # JSON has no NaN.
+    if turn.has_finite_logprobs:
+        metrics["logprobs"] = turn.logprobs
+    usage = turn.usage
+    if usage:
+        metrics["prompt_tokens"] = usage.prompt_tokens
+        metrics["completion_tokens"] = usage.completion_tokens
+        metrics["cached_tokens"] = usage.cache_tokens
+        metrics["cost_usd"] = usage.cost_usd or None
+    return metrics
+
+
 def write_file(path: Path, text: str) -> None:
     """Put a file at `path`, whatever lies there. Raises OSError if that cannot be done.
 
@@ -852,7 +874,8 @@ def write_file(path: Path, text: str) -> None:
     pipe or a folder of this name: nothing there is opened, and a folder is moved aside.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_name(f"{path.name}.{uuid4().hex}")
+    fresh_name = f"{path.name}.{uuid4().hex}"
+    fresh = path.with_name(fresh_name)
     try:
         # "x" is O_EXCL, which follows no link.
         with fresh.open("x", encoding="utf-8") as file:
@@ -875,8 +898,15 @@ def user(text: str) -> Message:
 
 
 # A short conversation, from which the template shows what it puts around a new user message.
-_PROBE = [user("a"), {"role": "assistant", "content": "b"}]
-_LONGER_PROBE = [*_PROBE, user("a"), {"role": "assistant", "content": "c"}]
+_PROBE = [
+    {"role": "user", "content": "a"},
+    {"role": "assistant", "content": "b"},
+]
+_LONGER_PROBE = [
+    *_PROBE,
+    {"role": "user", "content": "a"},
+    {"role": "assistant", "content": "c"},
+]
 
 
 class TinkerMixin:
@@ -972,7 +1002,11 @@ class TinkerMixin:
             top_p=self._top_p,
         )
         try:
-            sampling = client.sample(prompt=model_input, num_samples=1, sampling_params=params)
+            sampling = client.sample(
+                prompt=model_input,
+                num_samples=1,
+                sampling_params=params,
+            )
             response = await finished(sampling)
         except Exception as error:
             if says_context_is_full(error):
@@ -984,14 +1018,15 @@ class TinkerMixin:
 
     def _to_reply(self, sequence: Any, prompt_ids: Ids) -> Reply:
         tokens = list(sequence.tokens)
+        usage = UsageInfo(
+            prompt_tokens=len(prompt_ids),
+            completion_tokens=len(tokens),
+            cache_tokens=0,
+            cost_usd=0.0,
+        )
         reply = Reply(
             content="",
-            usage=UsageInfo(
-                prompt_tokens=len(prompt_ids),
-                completion_tokens=len(tokens),
-                cache_tokens=0,
-                cost_usd=0.0,
-            ),
+            usage=usage,
             prompt_token_ids=prompt_ids,
             completion_token_ids=tokens,
             cut_off=sequence.stop_reason == "length",
@@ -1005,7 +1040,11 @@ class TinkerMixin:
             reply.error = error
         return reply
 
-    def _next_prompt(self, messages: list[Message], last: Reply | None) -> tuple[Any, Ids]:
+    def _next_prompt(
+        self,
+        messages: list[Message],
+        last: Reply | None,
+    ) -> tuple[Any, Ids]:
         """The last prompt, its completion as sampled, and what the template puts around a message.
 
         Rendered from the messages where that cannot be trusted: in the first turn, after an edit
@@ -1040,8 +1079,9 @@ class TinkerMixin:
 
         None if what follows is not the same in a longer conversation.
         """
-        short = self._render([*_PROBE, user("d")])
-        long = self._render([*_LONGER_PROBE, user("d")])
+        next_message = user("d")
+        short = self._render([*_PROBE, next_message])
+        long = self._render([*_LONGER_PROBE, next_message])
         n_before = len(short)
         for one, other in zip(reversed(short), reversed(long), strict=False):
             if one != other:
@@ -1058,10 +1098,12 @@ class TinkerMixin:
         """Matches the first character of each text that is a token of its own."""
         # The tokenizer of the Inkling models has no list of them.
         added = getattr(self._renderer.tokenizer, "get_added_vocab", dict)()
-        texts = [re.escape(text) for text in added if len(text.strip()) > 1]
-        if not texts:
-            return None
-        return re.compile(f"(?=(?:{'|'.join(texts)})).", re.DOTALL)
+        texts = []
+        for text in added:
+            if len(text.strip()) > 1:
+                texts.append(re.escape(text))
+        any_of_them = "|".join(texts)
+        return re.compile(f"(?=(?:{any_of_them})).", re.DOTALL) if texts else None
 
     def defused(self, text: str) -> str:
         """Text without special tokens: a zero-width space breaks each of them up."""
@@ -1075,8 +1117,9 @@ class TinkerMixin:
         tokens = reply.completion_token_ids
         stop = self._stop[0]
         # Renderers leave a reply without a stop token as it is, thinking and all.
-        if reply.cut_off and isinstance(stop, int) and tokens[-1:] != [stop]:
-            tokens = [*tokens, stop]
+        if reply.cut_off and isinstance(stop, int):
+            tokens = [token for token in tokens if token != stop]
+            tokens.append(stop)
         content = self._renderer.parse_response(tokens)[0]["content"]
         text = text_of(content, "text")
         is_thought = False
@@ -1171,7 +1214,10 @@ def litellm_client_class() -> type:
 _API_PROVIDERS = ("anthropic", "gemini", "hosted_vllm", "openai", "openrouter")
 
 
-def check_model(model_name: str | None, options: BasicLoopOptions) -> None:
+def check_model(
+    model_name: str | None,
+    options: BasicLoopOptions,
+) -> None:
     """Raise ValueError where no model is named, or one that cannot be called: no key, no client."""
     if not model_name:
         raise ValueError("no model: name one with -m, such as -m Qwen/Qwen3-8B")
@@ -1183,8 +1229,10 @@ def check_model(model_name: str | None, options: BasicLoopOptions) -> None:
             raise ValueError("no API key for Tinker: set TINKER_API_KEY")
         return
     given = options.llm_kwargs or {}
-    usual = f"{provider.upper()}_API_KEY"
-    if usual in os.environ or "api_key" in given or "mock_response" in given:
+    if f"{provider.upper()}_API_KEY" in os.environ or "api_key" in given:
+        return
+    # litellm answers itself; and only the OpenAI client wants a key for any server.
+    if "mock_response" in given or (options.api_base and provider != "openai"):
         return
     from litellm import validate_environment
 
@@ -1214,9 +1262,9 @@ class LoopClients:
     def __init__(self) -> None:
         self._clients: dict[tuple, Any] = {}
         # Weak: a lock refers to its event loop, and would keep it for good.
-        self._locks: WeakValueDictionary[tuple, asyncio.Lock] = WeakValueDictionary()
+        self._locks = WeakValueDictionary()
 
-    async def get(self, key: tuple, build: Callable[[], Any]) -> Any:
+    async def get(self, key: tuple, build: Callable) -> Any:
         """The client for `key`. One trial builds it (the next, if that fails), the others wait."""
         lock = self._locks.setdefault(key, asyncio.Lock())
         async with lock:
@@ -1236,11 +1284,13 @@ class LoopClients:
             del self._clients[key]
 
 
-_clients: WeakKeyDictionary[asyncio.AbstractEventLoop, LoopClients] = WeakKeyDictionary()
+# By event loop.
+_clients = WeakKeyDictionary()
 
 
 def _loop_clients() -> LoopClients:
-    return _clients.setdefault(asyncio.get_running_loop(), LoopClients())
+    loop = asyncio.get_running_loop()
+    return _clients.setdefault(loop, LoopClients())
 
 
 # The process's Tinker services: each holds a session, which its background thread keeps alive, and
@@ -1294,7 +1344,11 @@ def _close_services() -> None:
 threading._register_atexit(_close_services)
 
 
-async def in_thread(function: Callable, *args: Any, **kwargs: Any) -> Any:
+async def in_thread(
+    function: Callable,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
     """Like asyncio.to_thread, but in a daemon thread.
 
     While Tinker is down its SDK retries for minutes, and Python waits at exit for other threads.
@@ -1365,12 +1419,11 @@ def trial_to_trajectory(trial: TrialResult) -> Trajectory | None:
     for context in contexts:
         for segment in context.rollout_details or []:
             turns += turns_of(segment, trial.trial_name)
-    rewards = trial.verifier_result.rewards if trial.verifier_result else None
-    rewards = rewards or {}
-    for name, value in rewards.items():
-        if not math.isfinite(value):
-            raise ValueError(f"trial {trial.trial_name}: the reward {name!r} is {value}")
-    failures = [part.exception_info for part in (trial, *steps) if part.exception_info]
+    rewards = rewards_of(trial)
+    failures = []
+    for part in (trial, *steps):
+        if part.exception_info:
+            failures.append(part.exception_info.exception_type)
     if not rewards and (failures or not turns):
         return None
 
@@ -1395,12 +1448,23 @@ def trial_to_trajectory(trial: TrialResult) -> Trajectory | None:
         stop_reason=(metadata or {}).get("stop_reason"),
         task_name=trial.task_name,
         trial_name=trial.trial_name,
-        exception_type=failures[0].exception_type if failures else None,
+        exception_type=failures[0] if failures else None,
     )
 
 
 # The name under which it was first copied.
 _trial_to_trajectory = trial_to_trajectory
+
+
+def rewards_of(trial: TrialResult) -> dict[str, float]:
+    """All that the verifier gave. Raises ValueError if one of them is not finite."""
+    if trial.verifier_result is None:
+        return {}
+    rewards = trial.verifier_result.rewards or {}
+    for name, value in rewards.items():
+        if not math.isfinite(value):
+            raise ValueError(f"trial {trial.trial_name}: the reward {name!r} is {value}")
+    return rewards
 
 
 def turns_of(segment: RolloutDetail, trial_name: str) -> list[Turn]:
@@ -1444,9 +1508,10 @@ def to_tinker(trajectory: Trajectory) -> "tinker_cookbook.rl.types.Trajectory": 
         is_last = turn is trajectory.turns[-1]
         cut_off = is_last and trajectory.stop_reason == StopReason.MAX_TOKENS
         stop_reason = "length" if cut_off else "stop"
+        action = TokensWithLogprobs(turn.completion_token_ids, turn.logprobs, stop_reason)
         transition = types.Transition(
             ob=ModelInput.from_ints(turn.prompt_token_ids),
-            ac=TokensWithLogprobs(turn.completion_token_ids, turn.logprobs, stop_reason),
+            ac=action,
             reward=0.0,
             episode_done=is_last,
         )
