@@ -8,7 +8,7 @@ commands, the conversation, what a trial leaves, the model clients, their cache,
 """
 
 import asyncio
-import concurrent.futures
+import concurrent.futures.thread
 import contextlib
 import copy
 import functools
@@ -267,6 +267,13 @@ message. Each script starts in a fresh shell (files stay, variables and director
         super().__init__(model_name=model_name, **kwargs)
         check_model(model_name, self.options)
         self._conversation: Conversation | None = None
+
+    @classmethod
+    def preflight(cls, kwargs: dict | None = None, env: Any = None) -> None:
+        """Called by Harbor 0.23 and later, before any trial; the model is not known here."""
+        options = cls.parse_options(kwargs, env)
+        if options.model_client == "tinker":
+            check_tinker_key()
 
     @staticmethod
     def name() -> str:
@@ -1225,8 +1232,7 @@ def check_model(
     if options.model_client == "tinker":
         if provider in _API_PROVIDERS and "gpt-oss" not in model_name:
             raise ValueError(f"{model_name} is an API model: set model_client=litellm")
-        if not has_tinker_key():
-            raise ValueError("no API key for Tinker: set TINKER_API_KEY")
+        check_tinker_key()
         return
     given = options.llm_kwargs or {}
     if f"{provider.upper()}_API_KEY" in os.environ or "api_key" in given:
@@ -1242,15 +1248,18 @@ def check_model(
             raise ValueError(f"no API key for {model_name}: set {name}")
 
 
-def has_tinker_key() -> bool:
-    """Whether the SDK finds a key; from 0.38 on it may also be stored, or printed by a command."""
+def check_tinker_key() -> None:
+    """Raise ValueError where the Tinker SDK would find no key."""
     if os.environ.get("TINKER_API_KEY"):
-        return True
-    try:
+        return
+    has_key = False
+    # From 0.38 on a key may also be stored, or printed by a command.
+    with contextlib.suppress(ImportError):
         from tinker.auth import tinker_has_credentials
-    except ImportError:
-        return False
-    return tinker_has_credentials()
+
+        has_key = tinker_has_credentials()
+    if not has_key:
+        raise ValueError("no API key for Tinker: set TINKER_API_KEY")
 
 
 # The cache: one client for all trials of an event loop and configuration.
@@ -1327,20 +1336,27 @@ def new_service(api_base: str | None) -> Any:
     return tinker.ServiceClient(base_url=api_base)
 
 
-def close_service(service: Any) -> Any:
-    """Finish a session, in the background. Returns the SDK's future, or None."""
-    # It may be gone, and nobody is left to tell.
-    with contextlib.suppress(Exception):
-        return service.close("success")
+def close_service(service: Any) -> threading.Thread:
+    """Finish a session in the background, for it blocks while the service is down."""
+
+    def close() -> None:
+        # It may be gone, and nobody is left to tell.
+        with contextlib.suppress(Exception):
+            service.close("success").result(timeout=5)
+
+    thread = threading.Thread(target=close, daemon=True)
+    thread.start()
+    return thread
 
 
 def _close_services() -> None:
-    for service in _services.values():
-        with contextlib.suppress(Exception):
-            close_service(service).result(timeout=5)
+    threads = [close_service(service) for service in _services.values()]
+    for thread in threads:
+        thread.join(timeout=5)
 
 
-# Private in the standard library (3.12 to 3.14): by `atexit`, the SDK can start no thread.
+# Private in the standard library (3.12 to 3.14): by `atexit`, the SDK can start no thread. What is
+# registered last runs first, so before the end of the thread pools, which were imported above.
 threading._register_atexit(_close_services)
 
 
@@ -1372,10 +1388,10 @@ async def finished(result: Any) -> Any:
 
     Before, `sample` gives a concurrent future and `create_sampling_client` the client itself.
     """
-    if isinstance(result, concurrent.futures.Future):
-        result = asyncio.wrap_future(result)
     if inspect.isawaitable(result):
         return await result
+    if isinstance(result, concurrent.futures.Future):
+        return await asyncio.wrap_future(result)
     return result
 
 

@@ -252,7 +252,10 @@ class FakeSampler:
     def __init__(self, service: FakeService) -> None:
         self.service, self.tinker = service, service.tinker
 
-    async def sample(self, prompt: Any, num_samples: int, sampling_params: Any) -> Any:
+    def sample(self, **call: Any) -> "Sampling":
+        return Sampling(self.answer(**call))
+
+    async def answer(self, prompt: Any, num_samples: int, sampling_params: Any) -> Any:
         fake = self.tinker
         fake.requests.append((prompt.to_ints(), sampling_params))
         await asyncio.sleep(0)
@@ -267,6 +270,20 @@ class FakeSampler:
         fake.returned.append((prompt.to_ints(), tokens, logprobs))
         sequence = SimpleNamespace(tokens=tokens, logprobs=logprobs, stop_reason=answer.stop_reason)
         return SimpleNamespace(sequences=[sequence])
+
+
+class Sampling(concurrent.futures.Future):
+    """What `sample` of the SDK gives from 0.38 on: to be awaited, though it is a future too."""
+
+    def __init__(self, answer: Any) -> None:
+        super().__init__()
+        self.answer = answer
+
+    def __await__(self) -> Any:
+        return self.answer.__await__()
+
+    def add_done_callback(self, function: Any) -> None:
+        raise FutureWarning("deprecated: await it")
 
 
 class Done(concurrent.futures.Future):
@@ -1988,13 +2005,13 @@ def test_the_calls_of_older_sdks_that_give_a_future_or_the_client_itself_work_to
     agent, tinker_service, monkeypatch
 ):
     fake = tinker_service(Sampled("hello"))
-    created, sampled = FakeService.create_sampling_client, FakeSampler.sample
+    created, sampled = FakeService.create_sampling_client, FakeSampler.answer
 
     def create(self: FakeService, **source: str) -> FakeSampler:
         return asyncio.run(created(self, **source))
 
     def sample(self: FakeSampler, **call: Any) -> concurrent.futures.Future:
-        return Done(asyncio.run_coroutine_threadsafe(sampled(self, **call), loop).result())
+        return asyncio.run_coroutine_threadsafe(sampled(self, **call), loop)
 
     monkeypatch.setattr(FakeService, "create_sampling_client", create)
     monkeypatch.setattr(FakeSampler, "sample", sample)
@@ -2027,6 +2044,37 @@ def test_a_service_that_does_not_answer_holds_up_neither_the_loop_nor_the_exit(
     assert waiting == [threading.main_thread()]
     opening.set()
     assert fake.samplers == []
+
+
+EXIT = """\
+import asyncio, sys, time
+from concurrent.futures import Future, ThreadPoolExecutor
+import tinker
+import basic_loop_agent
+
+class Service:
+    holder = None
+    def close(self, status):
+        if "hangs" in sys.argv:
+            time.sleep(60)
+        # As the SDK does: by `atexit`, or after the thread pools' end, this would raise.
+        return ThreadPoolExecutor().submit(print, "closed", status)
+
+tinker.ServiceClient = Service
+
+async def main():
+    await asyncio.to_thread(basic_loop_agent.open_service, None)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("how", ["answers", "hangs"])
+def test_the_session_is_finished_when_the_process_ends_or_left_if_that_hangs(how):
+    command = [sys.executable, "-c", EXIT, how]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=50)
+    assert ended.stdout == ("closed success\n" if how == "answers" else "")
+    assert ended.returncode == 0
 
 
 def test_the_real_sdk_warns_of_nothing_that_this_file_calls():
@@ -2075,7 +2123,7 @@ def test_openais_open_models_can_be_sampled_with_tinker(agent):
 
 def test_a_missing_key_is_found_when_the_trial_is_made_before_any_container(agent, monkeypatch):
     monkeypatch.delenv("TINKER_API_KEY")
-    with pytest.raises(ValueError, match=r"no API key for .*: set TINKER_API_KEY"):
+    with pytest.raises(ValueError, match="no API key for Tinker: set TINKER_API_KEY"):
         agent()
     lite = {"model_client": "litellm", "model_name": "anthropic/claude-sonnet-4-5"}
     monkeypatch.delenv("ANTHROPIC_API_KEY", raising=False)
@@ -2113,12 +2161,15 @@ def test_numbers_that_the_command_line_took_for_numbers_are_texts_where_texts_ar
 
 
 @needs("harbor.agents.options", "Harbor checks options before any trial since 0.23")
-def test_a_bad_option_ends_a_job_before_any_trial(tmp_path):
+def test_a_bad_option_or_a_missing_key_ends_a_job_before_any_trial(tmp_path, monkeypatch):
     from harbor.job import Job
 
     config = job_config(tmp_path, {"model_client": "litellm", "max_turn": 3})
     with pytest.raises(ValueError, match="Unknown option 'max_turn'"):
         asyncio.run(Job.create(config))
+    monkeypatch.delenv("TINKER_API_KEY")
+    with pytest.raises(ValueError, match="no API key for Tinker: set TINKER_API_KEY"):
+        asyncio.run(Job.create(job_config(tmp_path, {})))
     assert not list(tmp_path.rglob("result.json"))
 
 
