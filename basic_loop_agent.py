@@ -29,6 +29,7 @@ from typing import Any, ClassVar, Literal, Self
 from uuid import uuid4
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
+import tenacity
 from harbor.agents.base import BaseAgent
 from harbor.environments.base import BaseEnvironment
 from harbor.llms.base import ContextLengthExceededError, LLMResponse, OutputLengthExceededError
@@ -100,6 +101,7 @@ class BasicLoopOptions(
     temperature: float | None = Field(
         1.0,
         ge=0,
+        allow_inf_nan=False,
         description="Sampling temperature; null leaves it to the client.",
     )
     max_turns: int = Field(
@@ -149,6 +151,7 @@ class BasicLoopOptions(
 
     @property
     def collects_ids(self) -> bool:
+        """Whether token ids are recorded."""
         if self.collect_rollout_details is None:
             return self.model_client == "tinker"
         return self.collect_rollout_details
@@ -173,7 +176,7 @@ class BasicLoopOptions(
                     f"{package} is missing: run `pip install 'harbor[tinker]'`, "
                     "or set model_client=litellm"
                 )
-        if not (self.model_path or "tinker://").startswith("tinker://"):
+        if self.model_path is not None and not self.model_path.startswith("tinker://"):
             raise ValueError(
                 "model_path must be a Tinker checkpoint: tinker://<run>/sampler_weights/<name>"
             )
@@ -277,9 +280,11 @@ message. Each script starts in a fresh shell (files stay, variables and director
 
     @staticmethod
     def name() -> str:
+        """The agent's name in Harbor's results."""
         return "basic-loop"
 
     def version(self) -> str | None:
+        """The version in Harbor's results."""
         return __version__
 
     async def setup(self, environment: BaseEnvironment) -> None:
@@ -382,6 +387,7 @@ message. Each script starts in a fresh shell (files stay, variables and director
         script = valid_text(script).replace("\0", "")
         most = self.options.max_output_chars
         command = in_bash(_RUN, mark, str(limit), str(most), script)
+        command = f"BASIC_LOOP_RUN={mark} {command}"
         # Linux takes 128 KiB an argument, and some environments quote the command once more.
         size = len(shlex.quote(command).encode())
         if size > 120_000:
@@ -390,15 +396,16 @@ message. Each script starts in a fresh shell (files stay, variables and director
             # Docker's own limit would raise RuntimeError and end the trial: ours comes first.
             async with asyncio.timeout(limit + 20):
                 result = await environment.exec(command, timeout_sec=limit + 60)
-        except TimeoutError:
-            await end_script(environment, mark)
-            return f"Exit code: 124\nOutput:\n[no answer; the time limit is {limit} seconds]"
-        except asyncio.CancelledError:
-            # Else it would go on while the tests run.
+        except (TimeoutError, asyncio.CancelledError) as ended:
+            # Else it would go on, in the next turn or while the tests run.
             await asyncio.shield(end_script(environment, mark))
-            raise
-        # The script's output, what its background processes wrote since, why it was ended.
+            if isinstance(ended, asyncio.CancelledError):
+                raise
+            return f"Exit code: 124\nOutput:\n[no answer; the time limit is {limit} seconds]"
+        # As _RUN prints it: the output, the mark, what came from the background since, the mark,
+        # why the script was ended. (A script can write around _RUN, so it is cut here too.)
         output, _, rest = valid_text(result.stdout).partition(f"end-of-{mark}")
+        output = output[: 2 * most + 100]
         why_ended = rest.rpartition(f"end-of-{mark}")[2]
         told = []
         for text in (output, valid_text(result.stderr), why_ended):
@@ -518,7 +525,7 @@ BasicLoopAgent.__init__.__signature__ = inspect.Signature(
 _FENCED_BLOCK = re.compile(
     r"""
     ^ (?P<indent> [ \t]* (?: (?: [-*+] | \d{1,9}[.)] ) [ \t]+ )* )  # also of a list's item
-    (?P<fence> (?P<mark> [`~] ) (?P=mark){2,} ) (?P<info> [^`\n]* ) \n
+    (?P<fence> (?P<mark> [`~] ) (?P=mark){2,}+ ) (?P<info> [^`\n]* ) \n
     (?P<content> .*? )
     (?P<end> ^ [ \t]* (?P=fence) (?P=mark)* [ \t]* $ | \Z )
     """,
@@ -541,9 +548,9 @@ def fenced_blocks(text: str) -> list[tuple[str, str]]:
     return blocks
 
 
-# Both run inside the environment, with the arguments MARK [SECONDS BYTES SCRIPT]. What a script
-# starts is found by the mark in its environment, which children inherit, also those that
-# left its process group.
+# Both texts run inside the environment, with the arguments MARK [SECONDS BYTES SCRIPT]. What a
+# script starts is found by the mark in its environment, which children inherit, also those that
+# left its process group; with what runs it, by BASIC_LOOP_RUN.
 _END_ALL = r"""
 exec 2>/dev/null
 mark=$1 file=/dev/shm
@@ -551,7 +558,7 @@ mark=$1 file=/dev/shm
 file=$file/basic-loop-$mark
 end_all() {
   for _ in 1 2 3; do
-    pids=$(grep -ls "BASIC_LOOP_SCRIPT=$mark" /proc/[0-9]*/environ | cut -d/ -f3)
+    pids=$(grep -ls "$1=$mark" /proc/[0-9]*/environ | cut -d/ -f3)
     [ -n "$pids" ] || break
     kill -9 $pids
   done
@@ -570,7 +577,10 @@ exec 3> >(
   exec >/dev/null
   tee $file | head -c $most
   # Not when the script had ended before, and a process in the background wrote the rest.
-  if [ $(wc -c <$file) -ge $most ] && ! grep -qs $end $file; then : >$file.full; end_all; fi
+  if [ $(wc -c <$file) -ge $most ] && ! grep -qs $end $file; then
+    : >$file.full
+    end_all BASIC_LOOP_SCRIPT
+  fi
   exec cat
 )
 SECONDS=0
@@ -578,7 +588,7 @@ BASIC_LOOP_SCRIPT=$mark timeout -k 5 $limit bash -c -- "$script" </dev/null >&3 
 code=$?
 case $code in 124|137|143)
   if [ $SECONDS -ge $limit ]; then
-    end_all
+    end_all BASIC_LOOP_SCRIPT
     code=124
     why="the time limit of $limit seconds was reached"
   fi
@@ -592,7 +602,8 @@ for _ in {1..200}; do
   [ $? = 1 ] || break
   sleep 0.02
 done
-size=$(wc -c <$file)
+size=$(wc -c <$file || echo 0)
+# The head, and the tail with the line that shows the end.
 half=$((shown / 2)) rest=$((shown - shown / 2 + ${#end} + 1))
 if [ $size -le $((half + rest)) ]; then cat $file; else
   head -c $half $file
@@ -604,7 +615,7 @@ printf '%s%s' $end "${why:+[ended: $why]}"
 exit $code
 """
 )
-_END = _END_ALL + "end_all; rm -f $file $file.full"
+_END = _END_ALL + "end_all BASIC_LOOP_RUN; rm -f $file $file.full"
 
 
 def in_bash(text: str, *arguments: str) -> str:
@@ -660,7 +671,7 @@ class Conversation(Chat):
         self.turns: list[Turn] = []
         self.earlier: list[Turn] = []
         # The last reply, if the next prompt may go on from its tokens, and a copy of its messages.
-        self.last: Reply | None = None
+        self.goes_on_from: Reply | None = None
         self._as_sent: list[Message] = []
         self._unsent: list[str] = []
 
@@ -692,10 +703,13 @@ class Conversation(Chat):
         self._unsent.append(text)
 
     async def sample(self) -> Turn:
-        """Send what was not yet sent, and record the reply. Raises what the client raises."""
+        """Send what was not yet sent, and record the reply.
+
+        Raises what the client raises, and RuntimeError where ids were asked for and none came.
+        """
         if self.messages != self._as_sent:
             # Edited: it is rendered anew.
-            self.last = None
+            self.goes_on_from = None
             self._as_sent = []
         prompt = "\n\n".join(self._unsent)
         try:
@@ -706,6 +720,8 @@ class Conversation(Chat):
         except OutputLengthExceededError as cut:
             # Of the Responses API, or of another client: the text is all there is.
             reply = Reply(content=cut.truncated_response or "", cut_off=True)
+            self.messages.append(user(prompt))
+            self.messages.append({"role": "assistant", "content": reply.content})
         turn = to_turn(reply)
         if not self.options.collects_ids:
             turn.prompt_token_ids = None
@@ -714,30 +730,31 @@ class Conversation(Chat):
         self.turns.append(turn)
         self._unsent.clear()
         if not self.options.rerender_history:
-            self.last = reply
+            self.goes_on_from = reply
         # Copies, so that an edit is noticed; of what is new, so that each turn costs the same.
         self._as_sent += copy.deepcopy(self.messages[len(self._as_sent) :])
         if isinstance(reply, Reply) and reply.error:
             raise reply.error
         must_have_ids = self.options.collect_rollout_details and len(self.turns) == 1
-        if must_have_ids and turn.logprobs is None:
+        ids = (turn.prompt_token_ids, turn.completion_token_ids, turn.logprobs)
+        if must_have_ids and None in ids:
             raise RuntimeError(
                 "collect_rollout_details=true, but the server returned no token ids with logprobs",
             )
         return turn
 
 
+def user(text: str) -> Message:
+    """A user's message."""
+    return {"role": "user", "content": text}
+
+
 def to_turn(reply: LLMResponse) -> Turn:
     """The record of a reply; the only place that makes one."""
-    thinking = reply.reasoning_content or ""
-    text = reply.content or ""
-    if isinstance(text, list):
-        # Parts, from a renderer that knows thinking.
-        thinking = text_of(reply.content, "thinking")
-        text = text_of(reply.content, "text")
-    if not reply.reasoning_content:
-        left_in_text, text = split_thinking(text)
-        thinking += left_in_text
+    thinking = reply.reasoning_content
+    text = text_of(reply.content)
+    if not thinking:
+        thinking, text = split_thinking(text)
     return Turn(
         prompt_token_ids=reply.prompt_token_ids,
         completion_token_ids=reply.completion_token_ids,
@@ -751,11 +768,16 @@ def to_turn(reply: LLMResponse) -> Turn:
     )
 
 
-def text_of(content: str | list[Message], kind: str) -> str:
-    """All text of a message's content, or of its parts of a kind: "text" or "thinking"."""
-    if isinstance(content, str):
-        return content
-    return "".join(part.get(kind, "") for part in content)
+def text_of(content: str | list[Message] | None) -> str:
+    """A message's content as one text, its thinking in tags before the answer.
+
+    A renderer that knows thinking gives a list of parts.
+    """
+    if not isinstance(content, list):
+        return content or ""
+    thinking = "".join(part.get("thinking", "") for part in content)
+    text = "".join(part.get("text", "") for part in content)
+    return f"<think>{thinking}</think>{text}" if thinking else text
 
 
 _OPENING_TAG = re.compile(r"\s*<think>")
@@ -874,11 +896,17 @@ def to_metrics(turn: Turn, with_prompt: bool) -> Message:
     return metrics
 
 
+@tenacity.retry(
+    retry=tenacity.retry_if_exception_type((IsADirectoryError, FileNotFoundError)),
+    stop=tenacity.stop_after_attempt(200),
+    reraise=True,
+)
 def write_file(path: Path, text: str) -> None:
     """Put a file at `path`, whatever lies there. Raises OSError if that cannot be done.
 
     With Docker the folder is the container's /logs/agent, where a command may have put a link, a
-    pipe or a folder of this name: nothing there is opened, and a folder is moved aside.
+    pipe or a folder of this name: nothing there is opened, and a folder is moved aside. A process
+    in the background may do so again and again, and take our file away: so we try again.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh_name = f"{path.name}.{uuid4().hex}"
@@ -898,10 +926,6 @@ def write_file(path: Path, text: str) -> None:
 
 # A tokenizer is shared by all threads, and raises "Already borrowed" when two use it at once.
 _tokenizing = threading.Lock()
-
-
-def user(text: str) -> Message:
-    return {"role": "user", "content": text}
 
 
 # A short conversation, from which the template shows what it puts around a new user message.
@@ -992,7 +1016,7 @@ class TinkerMixin:
         import tinker
 
         client = await self._ensure_client()
-        last = conversation.last if conversation else None
+        last = conversation.goes_on_from if conversation else None
         with _tokenizing:
             model_input, ids = self._next_prompt([*message_history, user(prompt)], last)
         room = self._context_limit - len(ids)
@@ -1101,7 +1125,7 @@ class TinkerMixin:
     def _render(self, messages: list[Message]) -> Ids:
         return self._renderer.build_generation_prompt(messages).to_ints()
 
-    def _special_texts(self) -> re.Pattern[str] | None:
+    def _special_texts(self) -> re.Pattern[str]:
         """Matches the first character of each text that is a token of its own."""
         # The tokenizer of the Inkling models has no list of them.
         added = getattr(self._renderer.tokenizer, "get_added_vocab", dict)()
@@ -1109,44 +1133,44 @@ class TinkerMixin:
         for text in added:
             if len(text.strip()) > 1:
                 texts.append(re.escape(text))
-        any_of_them = "|".join(texts)
-        return re.compile(f"(?=(?:{any_of_them})).", re.DOTALL) if texts else None
+        # (?!) matches nothing.
+        any_of_them = "|".join(texts) or "(?!)"
+        return re.compile(f"(?=(?:{any_of_them})).", re.DOTALL)
 
     def defused(self, text: str) -> str:
         """Text without special tokens: a zero-width space breaks each of them up."""
-        if self._special is None:
-            return text
         return self._special.sub("\\g<0>\u200b", text)
 
     def _parse(self, reply: Reply) -> str | list[Message]:
         """A reply's content, its thinking in a part of its own or between tags."""
         decode = self._renderer.tokenizer.decode
         tokens = reply.completion_token_ids
+        decoded = decode(tokens)
+        # Renderers search for them in time that grows with the square of their number.
+        if decoded.count("<think>") + decoded.count("<tool_call>") > 100:
+            return f"<think>{decoded}"
         stop = self._stop[0]
         # Renderers leave a reply without a stop token as it is, thinking and all.
         if reply.cut_off and isinstance(stop, int):
             tokens = [token for token in tokens if token != stop]
             tokens.append(stop)
         content = self._renderer.parse_response(tokens)[0]["content"]
-        text = text_of(content, "text")
-        is_thought = False
-        # Many templates open the thinking in the prompt, and a reply may never close it.
+        text = text_of(content)
+        # gpt-oss, cut off in the header of a message: there is no answer.
+        needs_tag = text.startswith("<|channel|>")
+        # Many templates open the thinking in the prompt. It may never be closed, or be closed
+        # where the renderer does not see it.
         if decode(reply.prompt_token_ids[-4:]).rstrip().endswith("<think>"):
-            closed = "</think>" in decode(tokens)
-            is_thought = not closed or text is content
-        # gpt-oss: the header of a message, and nothing after it.
-        if text.startswith("<|channel|>"):
-            is_thought = True
-        if not is_thought:
-            return content
-        return "<think>" + text.removeprefix("<think>")
+            needs_tag = "</think>" not in decoded or isinstance(content, str)
+        return f"<think>{text.removeprefix('<think>')}" if needs_tag else content
 
 
 def is_gone(error: Exception) -> bool:
     """Whether a Tinker session, or a checkpoint, does not exist (any more)."""
-    status = getattr(error, "status_code", None)
+    if getattr(error, "status_code", None) in (404, 410):
+        return True
     # The SDK (0.38) has no class for what a service says that was closed.
-    return status in (404, 410) or "is closed" in str(error)
+    return isinstance(error, RuntimeError) and str(error).endswith("is closed")
 
 
 def says_context_is_full(error: Exception) -> bool:
@@ -1281,10 +1305,10 @@ class LoopClients:
             if client is None:
                 client = await build()
             self._clients[key] = client
-        # A training run brings a new checkpoint each step.
-        if len(self._clients) > 8:
-            oldest = next(iter(self._clients))
-            del self._clients[oldest]
+        # A training run brings a new checkpoint each step. One that is waited for has a lock.
+        for old in list(self._clients)[:-8]:
+            if old not in self._locks:
+                del self._clients[old]
         return client
 
     def drop(self, key: tuple, client: Any) -> None:

@@ -591,6 +591,31 @@ def test_where_thinking_ends_in_a_reply_that_came_as_one_text(text, thinking, an
     assert split_thinking(text) == (thinking, answer)
 
 
+def test_a_closing_tag_in_a_command_after_the_thinking_closes_nothing(agent, tinker_service):
+    script = "cat >f <<E\nfoo\n</think>\nbar\nE"
+    tinker_service(Sampled(f"<think>a</think>{bash(script)}"), Sampled("done"))
+    one, environment = agent(renderer_name="qwen3", max_turns=2), ScriptedEnvironment()
+    run(one, environment)
+    assert environment.scripts == [f"{script}\n"]
+    assert trajectory(one).steps[2].reasoning_content == "a"
+
+
+@pytest.mark.parametrize("name", ["qwen3", "qwen3_5", "kimi_k2"])
+@pytest.mark.parametrize("tag", ["<think>", "<tool_call>", "x <think>"])
+def test_a_reply_of_unclosed_tags_is_parsed_in_time_that_grows_as_its_length(
+    agent, tinker_service, tokenizer_dir, name, tag
+):
+    tokens = tokenizer_of(tokenizer_dir).encode(tag, add_special_tokens=False)
+    seconds = []
+    for n_tags in (6_000, 24_000):
+        tinker_service(Sampled(tokens=[*tokens * n_tags, 2]))
+        one = agent(renderer_name=name, max_tokens=99_999, max_turns=2)
+        start = time.thread_time()
+        run(one)
+        seconds.append(time.thread_time() - start)
+    assert seconds[1] < 10 * seconds[0] + 1
+
+
 def test_lone_surrogates_reach_neither_tokenizer_nor_file(agent, tinker_service, monkeypatch):
     tinker_service(Sampled(bash("ls")), Sampled("done"))
     tinker = agent(max_turns=3, system_prompt="\udc80")
@@ -862,6 +887,7 @@ def test_only_whole_fenced_bash_blocks_are_run(agent, tinker_service, reply, run
         "<think></think>",
         " </think>x\n",
         "``` ` ",
+        "~",
         "<",
     ],
 )
@@ -870,7 +896,7 @@ def test_a_reply_is_read_in_time_that_grows_as_its_length(read, worst):
     """CPU time, not the wall's, of the best of three: four times the text may take ten times."""
 
     def seconds(length: int) -> float:
-        text = worst * (length // len(worst))
+        text = worst * (length // len(worst)) + "`"
         best = math.inf
         for _ in range(3):
             start = time.thread_time()
@@ -1080,6 +1106,38 @@ def test_a_script_over_its_time_is_ended_with_all_it_started_and_keeps_its_outpu
     assert processes(f"sleep {own}") == []
 
 
+def test_a_script_that_traps_what_runs_it_is_gone_with_it_when_the_trial_is_cancelled(
+    agent, tinker_service
+):
+    own = own_seconds()
+    trap = "sleep 0.1; f=/dev/shm/basic-loop-$BASIC_LOOP_SCRIPT; rm $f; ln -s /dev/zero $f"
+    tinker_service(Sampled(bash(f"{trap}; : {own}")))
+    one = agent(max_turns=2)
+
+    def traps() -> list[str]:
+        return [name for name in os.listdir("/dev/shm") if name.startswith("basic-loop-")]
+
+    async def main() -> None:
+        trial = asyncio.create_task(one.run("x", ShellEnvironment(), Context()))
+        for _ in range(3000):
+            if any(os.path.islink(f"/dev/shm/{name}") for name in traps()):
+                break
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.2)
+        trial.cancel()
+        await asyncio.gather(trial, return_exceptions=True)
+
+    asyncio.run(main())
+    lines = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
+    assert not any(own.encode() in line for line in lines)
+    assert traps() == []
+
+
+def test_output_that_was_written_around_the_limit_does_not_reach_the_model(shell):
+    answer = ExecResult(stdout="x" * 30_000_000, return_code=0)
+    assert len(shell("x", ScriptedEnvironment(answer), max_output_chars=100)) < 1000
+
+
 def test_a_timeout_of_the_scripts_own_is_not_the_limit(shell):
     assert shell("timeout 0.1 sleep 5") == "Exit code: 124\nOutput:\n(none)"
     assert shell("exit 143") == "Exit code: 143\nOutput:\n(none)"
@@ -1106,7 +1164,7 @@ def test_a_process_left_in_the_background_neither_holds_up_the_turn_nor_dies_wit
     # It goes on to write to its standard output, far more than a script may.
     server = f"while :; do echo tick >>{ticks}; head -c 100000 /dev/zero; sleep 0.01; done"
     try:
-        text = shell(f"({server}) & sleep {own} & echo started", command_timeout_sec=60)
+        text = shell(f"echo started; ({server}) & sleep {own} &", command_timeout_sec=60)
         assert text.startswith("Exit code: 0\nOutput:\n")
         assert "started" in text
         assert len([line for line in processes(own) if line.startswith("sleep")]) == 1
@@ -1120,7 +1178,8 @@ def test_a_process_left_in_the_background_neither_holds_up_the_turn_nor_dies_wit
 
 
 def test_what_a_script_does_to_its_own_output_file_costs_only_its_own_output(shell):
-    assert "Exit code: 0" in shell("rm -f /dev/shm/basic-loop-* /tmp/basic-loop-*; echo x")
+    script = "rm -f /dev/shm/basic-loop-* /tmp/basic-loop-*; echo x"
+    assert shell(script) == "Exit code: 0\nOutput:\n(none)"
     assert not list(Path("/dev/shm").glob("basic-loop-*"))
 
 
@@ -1151,6 +1210,35 @@ def test_the_agents_limit_comes_before_the_environments_own_and_the_model_is_tol
     assert context.stop_reason == "completed"
     # What the script started was to be ended, too, for which a hung container gets its own time.
     assert environment.scripts == ["kill -STOP $PPID\n", None]
+
+
+def test_a_script_over_its_time_is_ended_even_if_the_trial_is_cancelled_meanwhile(
+    agent, tinker_service
+):
+    tinker_service(Sampled(bash("x")))
+    ended, cancelled = asyncio.Event(), []
+
+    async def ending() -> ExecResult:
+        cancelled.append(trial.cancel())
+        await asyncio.sleep(1)
+        ended.set()
+        return ExecResult(return_code=0)
+
+    with time_passes_at_once() as runner:
+        one = agent(max_turns=2)
+        environment = ScriptedEnvironment(forever, ending)
+
+        async def main() -> None:
+            nonlocal trial
+            trial = asyncio.create_task(one.run("x", environment, Context()))
+            with pytest.raises(asyncio.CancelledError):
+                await trial
+            await asyncio.sleep(2)
+
+        trial: Any = None
+        runner.run(main())
+    assert cancelled == [True]
+    assert ended.is_set()
 
 
 @pytest.mark.parametrize("raised", [TimeoutError(), "never returns"])
@@ -1351,6 +1439,23 @@ def test_a_second_run_starts_clean_and_resume_goes_on(agent, tinker_service):
     assert second.turns == fake.returned[2:]
 
 
+def test_another_client_that_gives_no_more_than_the_text_of_a_cut_off_reply_is_gone_on_with(
+    agent, monkeypatch
+):
+    from harbor.llms.lite_llm import LiteLLM
+
+    class Plain(BasicLoopAgent):
+        def _build_llm(self) -> Any:
+            return LiteLLM(self.model_name)
+
+    requests = api(monkeypatch, "one", finish="length")
+    one, context = agent(Plain, model_client="litellm"), Context()
+    assert run(one, instruction="a", context=context).stop_reason == "max_tokens"
+    assert completion(one) == "one"
+    asyncio.run(one.resume("b", ScriptedEnvironment(), Context()))
+    assert [message["content"] for message in requests[-1]["messages"]] == ["a", "one", "b"]
+
+
 def test_an_answer_of_an_earlier_step_is_never_left_to_be_scored(agent, tinker_service):
     tinker_service(Sampled("hello"), RuntimeError("service is gone"))
     one = agent()
@@ -1395,6 +1500,30 @@ def test_whatever_a_command_puts_at_a_files_name_is_neither_followed_nor_waited_
     assert stat.S_ISREG(place.lstat().st_mode)
     assert victim.read_text() == "precious"
     assert not (tmp_path / "authorized_keys").exists()
+
+
+def test_a_process_that_puts_folders_at_a_files_name_again_and_again_does_not_end_the_trial(
+    agent, tinker_service, tmp_path
+):
+    tinker_service(Sampled("hello"))
+    one, stop = agent(), threading.Event()
+
+    def attack() -> None:
+        while not stop.is_set():
+            for path in [tmp_path / "completion.txt", *tmp_path.glob("completion.txt.*")]:
+                with contextlib.suppress(OSError):
+                    path.unlink()
+            with contextlib.suppress(OSError):
+                (tmp_path / "completion.txt").mkdir()
+
+    thread = threading.Thread(target=attack)
+    thread.start()
+    try:
+        for _ in range(30):
+            assert run(one).stop_reason == "completed"
+    finally:
+        stop.set()
+        thread.join()
 
 
 def test_a_log_folder_that_cannot_be_written_leaves_the_context_whole_and_hides_no_other_error(
@@ -1908,6 +2037,23 @@ def test_the_cache_drops_the_least_recently_used_client_and_those_of_a_closed_lo
     assert [client() for client in clients] == [None, None]
 
 
+def test_more_configurations_than_the_cache_keeps_are_built_once_each(
+    agent, tinker_service, tmp_path
+):
+    fake = tinker_service()
+
+    async def main() -> None:
+        trials = []
+        for number in range(36):
+            one = agent(max_tokens=1 + number % 12, logs_dir=tmp_path / str(number))
+            trials.append(one.run("x", ScriptedEnvironment(), Context()))
+        await asyncio.gather(*trials)
+
+    asyncio.run(main())
+    assert len(fake.samplers) == 12
+    assert len(fake.returned) == 36
+
+
 @pytest.mark.parametrize("status", [404, 410])
 def test_trials_go_on_in_a_new_session_when_the_service_has_ended_theirs(
     agent, tinker_service, tmp_path, status
@@ -2099,6 +2245,8 @@ def test_the_real_sdk_warns_of_nothing_that_this_file_calls():
         ({"command_timeout_sec": 0}, "command_timeout_sec.*greater than or equal to 1"),
         ({"max_output_chars": 0}, "max_output_chars.*greater than or equal to 1"),
         ({"model_path": "runs/1"}, "model_path must be a Tinker checkpoint: tinker://"),
+        ({"model_path": ""}, "model_path must be a Tinker checkpoint: tinker://"),
+        ({"temperature": math.inf}, "temperature.*finite number"),
         ({"llm_kwargs": {"max_tokens": 3}}, "llm_kwargs holds max_tokens: use the option of that"),
         ({"llm_kwargs": {"model_name": "x"}}, "llm_kwargs holds model_name: use the option"),
         ({"model_client": "litellm", "model_path": "tinker://run/w"}, "set model_client=tinker"),
