@@ -176,7 +176,8 @@ class BasicLoopOptions(
                     f"{package} is missing: run `pip install 'harbor[tinker]'`, "
                     "or set model_client=litellm"
                 )
-        if self.model_path is not None and not self.model_path.startswith("tinker://"):
+        path = self.model_path
+        if path is not None and not path.startswith("tinker://"):
             raise ValueError(
                 "model_path must be a Tinker checkpoint: tinker://<run>/sampler_weights/<name>"
             )
@@ -321,8 +322,9 @@ message. Each script starts in a fresh shell (files stay, variables and director
             stop_reason = await self._converse(conversation, environment)
         except BaseException as error:
             # Also a cancellation, which is no Exception.
-            is_error = isinstance(error, Exception)
-            stop_reason = StopReason.ERROR if is_error else StopReason.CANCELLED
+            stop_reason = StopReason.CANCELLED
+            if isinstance(error, Exception):
+                stop_reason = StopReason.ERROR
             # The context has it all, and `error` says more than a full disk.
             with contextlib.suppress(OSError):
                 self._record(conversation, stop_reason, context)
@@ -404,11 +406,12 @@ message. Each script starts in a fresh shell (files stay, variables and director
             return f"Exit code: 124\nOutput:\n[no answer; the time limit is {limit} seconds]"
         # As _RUN prints it: the output, the mark, what came from the background since, the mark,
         # why the script was ended. (A script can write around _RUN, so it is cut here too.)
-        output, _, rest = valid_text(result.stdout).partition(f"end-of-{mark}")
-        output = output[: 2 * most + 100]
-        why_ended = rest.rpartition(f"end-of-{mark}")[2]
+        end = f"end-of-{mark}"
+        output, _, rest = valid_text(result.stdout).partition(end)
+        _, _, why_ended = rest.rpartition(end)
+        errors = valid_text(result.stderr)
         told = []
-        for text in (output, valid_text(result.stderr), why_ended):
+        for text in (output[: 2 * most + 100], errors, why_ended):
             if text:
                 told.append(text.removesuffix("\n"))
         shown = "\n".join(told) or "(none)"
@@ -775,9 +778,14 @@ def text_of(content: str | list[Message] | None) -> str:
     """
     if not isinstance(content, list):
         return content or ""
-    thinking = "".join(part.get("thinking", "") for part in content)
-    text = "".join(part.get("text", "") for part in content)
-    return f"<think>{thinking}</think>{text}" if thinking else text
+    thinking = ""
+    text = ""
+    for part in content:
+        thinking += part.get("thinking", "")
+        text += part.get("text", "")
+    if thinking:
+        return f"<think>{thinking}</think>{text}"
+    return text
 
 
 _OPENING_TAG = re.compile(r"\s*<think>")
@@ -1084,15 +1092,17 @@ class TinkerMixin:
         from tinker import EncodedTextChunk, ModelInput
 
         if last and last.prompt and last.completion_token_ids:
+            completion = last.completion_token_ids
             around = self._around(messages[-1])
-            if around[:1] == last.completion_token_ids[-1:]:
-                new = around[1:]
+            # The stop token that was sampled is not repeated.
+            stop, new = around[:1], around[1:]
+            if stop == completion[-1:]:
                 chunks = [
                     *last.prompt.chunks,
-                    EncodedTextChunk(tokens=last.completion_token_ids),
+                    EncodedTextChunk(tokens=completion),
                     EncodedTextChunk(tokens=new),
                 ]
-                ids = last.prompt_token_ids + last.completion_token_ids + new
+                ids = last.prompt_token_ids + completion + new
                 return ModelInput(chunks=chunks), ids
         rendered = self._renderer.build_generation_prompt(messages)
         return rendered, rendered.to_ints()
@@ -1147,8 +1157,9 @@ class TinkerMixin:
         tokens = reply.completion_token_ids
         decoded = decode(tokens)
         # Renderers search for them in time that grows with the square of their number.
-        if decoded.count("<think>") + decoded.count("<tool_call>") > 100:
-            return f"<think>{decoded}"
+        n_tags = decoded.count("<think>") + decoded.count("<tool_call>")
+        if n_tags > 100:
+            return "<think>" + decoded
         stop = self._stop[0]
         # Renderers leave a reply without a stop token as it is, thinking and all.
         if reply.cut_off and isinstance(stop, int):
@@ -1162,7 +1173,9 @@ class TinkerMixin:
         # where the renderer does not see it.
         if decode(reply.prompt_token_ids[-4:]).rstrip().endswith("<think>"):
             needs_tag = "</think>" not in decoded or isinstance(content, str)
-        return f"<think>{text.removeprefix('<think>')}" if needs_tag else content
+        if needs_tag:
+            return "<think>" + text.removeprefix("<think>")
+        return content
 
 
 def is_gone(error: Exception) -> bool:
@@ -1512,14 +1525,14 @@ def turns_of(segment: RolloutDetail, trial_name: str) -> list[Turn]:
     prompts = segment.get("prompt_token_ids") or []
     completions = segment.get("completion_token_ids") or []
     logprobs = segment.get("logprobs") or []
-    if not len(prompts) == len(completions) == len(logprobs):
-        raise ValueError(f"trial {trial_name}: token ids and logprobs are not aligned")
+    aligned = len(prompts) == len(completions) == len(logprobs)
     turns = list(map(Turn, prompts, completions, logprobs))
     for turn in turns:
-        if len(turn.completion_token_ids) != len(turn.logprobs):
-            raise ValueError(f"trial {trial_name}: token ids and logprobs are not aligned")
         if not turn.has_finite_logprobs:
             raise ValueError(f"trial {trial_name}: a logprob is not finite, do not train on it")
+        aligned = aligned and turn.is_trainable
+    if not aligned:
+        raise ValueError(f"trial {trial_name}: token ids and logprobs are not aligned")
     return turns
 
 

@@ -1117,10 +1117,13 @@ def test_a_script_that_traps_what_runs_it_is_gone_with_it_when_the_trial_is_canc
     def traps() -> list[str]:
         return [name for name in os.listdir("/dev/shm") if name.startswith("basic-loop-")]
 
+    def is_set() -> bool:
+        return any(os.path.islink(f"/dev/shm/{name}") for name in traps())
+
     async def main() -> None:
         trial = asyncio.create_task(one.run("x", ShellEnvironment(), Context()))
         for _ in range(3000):
-            if any(os.path.islink(f"/dev/shm/{name}") for name in traps()):
+            if is_set():
                 break
             await asyncio.sleep(0.01)
         await asyncio.sleep(0.2)
