@@ -19,6 +19,7 @@ import os
 import random
 import re
 import selectors
+import shlex
 import shutil
 import stat
 import subprocess
@@ -159,8 +160,6 @@ class ScriptedEnvironment:
 
 def script_of(command: str) -> str | None:
     """What a command of the agent runs; None if it ends what an earlier one has started."""
-    import shlex
-
     arguments = shlex.split(command)
     return arguments[-1] if len(arguments) > 5 else None
 
@@ -171,20 +170,31 @@ class ShellEnvironment:
     def __init__(self, **variables: str) -> None:
         self.variables = os.environ | variables
         self.results: list[ExecResult] = []
+        self.left: list[Path] = []
 
     async def exec(self, command: str, **kwargs: Any) -> ExecResult:
         process = await asyncio.create_subprocess_exec(
             *("sh", "-c", command),
             env=self.variables,
+            stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
         )
-        output, _ = await process.communicate()
+        output, _ = await process.communicate(b"not for the script\n")
         result = ExecResult(
             stdout=output.decode(errors="replace"), stderr=None, return_code=process.returncode
         )
         self.results.append(result)
+        arguments = shlex.split(command)
+        mark = arguments[arguments.index("basic-loop") + 1]
+        self.left += files_of(mark)
         return result
+
+
+def files_of(mark: str) -> list[Path]:
+    """What a command of the agent has left outside its own folder."""
+    folders = (Path("/dev/shm"), Path("/tmp"))
+    return [path for folder in folders for path in folder.glob(f"basic-loop-{mark}*")]
 
 
 @dataclass
@@ -516,6 +526,13 @@ def test_one_completion_is_on_the_context_in_completion_txt_and_in_the_trajector
     assert (view.agent.name, view.agent.model_name) == ("basic-loop", fake.name)
 
 
+def test_an_empty_reply_is_an_empty_answer(agent, tinker_service):
+    tinker_service(Sampled(""))
+    one = agent()
+    assert run(one).stop_reason == "completed"
+    assert completion(one) == trajectory(one).steps[-1].message == ""
+
+
 def test_nothing_in_a_single_completion_is_ever_executed(agent, tinker_service):
     tinker_service(Sampled(bash("rm -rf /")))
     environment = ScriptedEnvironment()
@@ -809,6 +826,8 @@ def test_a_closed_api_gets_the_session_id_as_a_header_only(agent, monkeypatch):
     run(agent(model_client="litellm", session_id="mine"))
     assert requests[0]["extra_headers"] == {"X-Session-ID": "mine"}
     assert "extra_body" not in requests[0]
+    run(agent(model_client="litellm"))
+    assert "extra_headers" not in requests[1]
 
 
 # The loop.
@@ -1054,6 +1073,15 @@ def processes(text: str) -> list[str]:
     return [line for line in lines if text in line and "basic-loop" not in line]
 
 
+def with_program(folder: Path, name: str, text: str) -> ShellEnvironment:
+    """A shell in which a program of that name is this text instead."""
+    program = folder / "bin" / name
+    program.parent.mkdir()
+    program.write_text(f"#!/bin/bash\n{text}\n")
+    program.chmod(0o755)
+    return ShellEnvironment(PATH=f"{program.parent}:{os.environ['PATH']}")
+
+
 def own_seconds() -> str:
     """A time that no other process on the machine sleeps."""
     return f"6{uuid4().int % 10**9}"
@@ -1062,6 +1090,7 @@ def own_seconds() -> str:
 def test_the_model_is_told_exit_code_and_output_in_the_order_in_which_it_was_written(shell):
     script = "for i in 1 2 3; do echo $i; echo e$i >&2; done; exit 3"
     assert shell(script) == "Exit code: 3\nOutput:\n1\ne1\n2\ne2\n3\ne3"
+    assert shell("-n\necho y").endswith("-n: command not found\ny")
 
 
 @pytest.mark.parametrize(
@@ -1090,6 +1119,7 @@ def test_a_long_output_is_cut_to_its_head_and_tail_inside_the_environment(shell)
 def test_a_flood_is_ended_and_the_model_told(shell, flood):
     environment = ShellEnvironment()
     text = shell(f"echo first; {flood}", environment, max_output_chars=1000)
+    assert environment.left == []
     assert text.startswith("Exit code: 137\nOutput:\nfirst\n")
     assert text.endswith("[ended: it wrote more than 4000000 bytes]")
     assert "bytes left out" in text
@@ -1141,6 +1171,28 @@ def test_output_that_was_written_around_the_limit_does_not_reach_the_model(shell
     assert len(shell("x", ScriptedEnvironment(answer), max_output_chars=100)) < 1000
 
 
+def test_output_that_reaches_its_file_late_is_waited_for(shell, tmp_path):
+    environment = with_program(tmp_path, "tee", f'sleep 0.5; exec {shutil.which("tee")} "$@"')
+    assert shell("echo x", environment) == "Exit code: 0\nOutput:\nx"
+
+
+def test_a_container_without_shared_memory_has_the_output_in_tmp(shell):
+    class WithoutShm(ShellEnvironment):
+        async def exec(self, command: str, **kwargs: Any) -> ExecResult:
+            return await super().exec(command.replace("/dev/shm", "/no/shm"), **kwargs)
+
+    environment = WithoutShm()
+    assert shell("echo x", environment) == "Exit code: 0\nOutput:\nx"
+    assert environment.left == []
+
+
+def test_a_script_has_no_other_way_to_its_own_output(shell):
+    text = shell("echo x >&3; echo y")
+    assert text.startswith("Exit code: 0\n")
+    assert "Bad file descriptor" in text
+    assert text.endswith("\ny")
+
+
 def test_a_timeout_of_the_scripts_own_is_not_the_limit(shell):
     assert shell("timeout 0.1 sleep 5") == "Exit code: 124\nOutput:\n(none)"
     assert shell("exit 143") == "Exit code: 143\nOutput:\n(none)"
@@ -1148,11 +1200,8 @@ def test_a_timeout_of_the_scripts_own_is_not_the_limit(shell):
 
 def test_a_timeout_that_answers_143_as_busyboxs_does_is_the_limit_too(shell, tmp_path):
     own = own_seconds()
-    fake = tmp_path / "bin" / "timeout"
-    fake.parent.mkdir()
-    fake.write_text('#!/bin/bash\n"${@:4}" & sleep 1; kill $!; wait $!; exit 143\n')
-    fake.chmod(0o755)
-    environment = ShellEnvironment(PATH=f"{fake.parent}:{os.environ['PATH']}")
+    busybox = '"${@:4}" & sleep 1; kill $!; wait $!; exit 143'
+    environment = with_program(tmp_path, "timeout", busybox)
     text = shell(f"setsid sleep {own} & sleep {own}", environment, command_timeout_sec=1)
     assert text.startswith("Exit code: 124\n")
     assert text.endswith("[ended: the time limit of 1 seconds was reached]")
@@ -1167,7 +1216,11 @@ def test_a_process_left_in_the_background_neither_holds_up_the_turn_nor_dies_wit
     # It goes on to write to its standard output, far more than a script may.
     server = f"while :; do echo tick >>{ticks}; head -c 100000 /dev/zero; sleep 0.01; done"
     try:
-        text = shell(f"echo started; ({server}) & sleep {own} &", command_timeout_sec=60)
+        # Its output passes the limit while the file is still there, behind the script's end.
+        wait = f"for _ in {{1..500}}; do [ $(wc -c <{ticks}) -ge 300 ] && break; sleep 0.02; done"
+        environment = with_program(tmp_path, "rm", f'{wait}; exec {shutil.which("rm")} "$@"')
+        script = f"echo started; ({server}) & sleep {own} &"
+        text = shell(script, environment, command_timeout_sec=60)
         assert text.startswith("Exit code: 0\nOutput:\n")
         assert "started" in text
         assert len([line for line in processes(own) if line.startswith("sleep")]) == 1
@@ -1180,10 +1233,16 @@ def test_a_process_left_in_the_background_neither_holds_up_the_turn_nor_dies_wit
         subprocess.run(["pkill", "-9", "-f", own], check=False)
 
 
-def test_what_a_script_does_to_its_own_output_file_costs_only_its_own_output(shell):
-    script = "rm -f /dev/shm/basic-loop-* /tmp/basic-loop-*; echo x"
-    assert shell(script) == "Exit code: 0\nOutput:\n(none)"
-    assert not list(Path("/dev/shm").glob("basic-loop-*"))
+def test_what_a_script_does_to_its_own_output_file_costs_only_its_own_output(shell, tmp_path):
+    log = tmp_path / "log"
+    log.write_text("")
+    environment = with_program(tmp_path, "sleep", f"echo >>{log}; exec {shutil.which('sleep')} $1")
+    own = "/dev/shm/basic-loop-$BASIC_LOOP_SCRIPT"
+    text = shell(f"ls {own} && rm {own}; echo x", environment)
+    assert text == "Exit code: 0\nOutput:\n(none)"
+    assert environment.left == []
+    # The agent does not wait for what cannot come any more.
+    assert len(log.read_text()) < 200
 
 
 def test_a_script_that_no_command_line_can_hold_is_not_run_and_the_model_told_to_split_it(shell):
@@ -1213,6 +1272,7 @@ def test_the_agents_limit_comes_before_the_environments_own_and_the_model_is_tol
     assert context.stop_reason == "completed"
     # What the script started was to be ended, too, for which a hung container gets its own time.
     assert environment.scripts == ["kill -STOP $PPID\n", None]
+    assert all(environment.timeouts)
 
 
 def test_a_script_over_its_time_is_ended_even_if_the_trial_is_cancelled_meanwhile(
@@ -1294,6 +1354,36 @@ def test_a_container_that_is_gone_holds_up_a_cancellation_for_seconds_only(agent
 
     with time_passes_at_once() as runner:
         assert runner.run(main()) < 15
+
+
+def test_a_second_cancellation_does_not_stop_what_ends_the_script(agent, tinker_service):
+    tinker_service(Sampled(bash("x")))
+    one, ended_scripts = agent(max_turns=2), []
+    reached, ending, release = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def hangs() -> None:
+        reached.set()
+        await forever()
+
+    async def ends() -> ExecResult:
+        ending.set()
+        await release.wait()
+        ended_scripts.append("x")
+        return ExecResult(return_code=0)
+
+    async def main() -> None:
+        trial = asyncio.create_task(one.run("x", ScriptedEnvironment(hangs, ends), Context()))
+        for event in (reached, ending):
+            await event.wait()
+            trial.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await trial
+        release.set()
+        for _ in range(9):
+            await asyncio.sleep(0)
+        assert ended_scripts == ["x"]
+
+    asyncio.run(main())
 
 
 # The endings.
@@ -1542,6 +1632,24 @@ def test_a_log_folder_that_cannot_be_written_leaves_the_context_whole_and_hides_
         run(one)
 
 
+def test_a_trajectory_that_cannot_be_written_does_not_cost_the_answer(
+    agent, tinker_service, monkeypatch
+):
+    tinker_service(Sampled("hello"))
+    write_file = basic_loop_agent.write_file
+
+    def full(path: Path, text: str) -> None:
+        if path.name == "trajectory.json":
+            raise OSError("No space left on device")
+        write_file(path, text)
+
+    monkeypatch.setattr(basic_loop_agent, "write_file", full)
+    one = agent()
+    with pytest.raises(OSError, match="No space left"):
+        run(one)
+    assert completion(one) == "hello"
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_a_turn_with_logprobs_that_are_no_numbers_stays_out_of_the_ids_and_is_counted(
     agent, tinker_service, bad
@@ -1575,6 +1683,9 @@ def test_no_key_is_shown_or_left_anywhere(agent, monkeypatch, tmp_path, caplog):
         context = run(one)
     assert secret not in repr(one.options)
     assert secret not in str(one.options)
+    with pytest.raises(ValueError, match="model_path") as error:
+        BasicLoopOptions(model_path="runs/1", llm_kwargs={"api_key": secret})
+    assert secret not in str(error.value)
     assert secret not in context.model_dump_json()
     written = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert len(written) == 2
@@ -2148,6 +2259,45 @@ def test_event_loops_in_threads_share_the_tokenizer(agent, tinker_service, tmp_p
     assert failures == []
     assert len(fake.services) == 1
     assert sum(len(context.turns) for context in contexts) == len(fake.returned) == 80
+
+
+def test_every_use_of_the_tokenizer_holds_its_lock(
+    agent, tinker_service, tokenizer_dir, monkeypatch
+):
+    tinker_service(Sampled(bash("ls")))
+    renderer = type(renderer_of("qwen3_instruct", tokenizer_dir))
+    unlocked, used = [], []
+
+    def watched(name: str) -> None:
+        method = getattr(renderer, name)
+
+        def use(*args: Any, **kwargs: Any) -> Any:
+            used.append(name)
+            if not basic_loop_agent._tokenizing.locked():
+                unlocked.append(name)
+            return method(*args, **kwargs)
+
+        monkeypatch.setattr(renderer, name, use)
+
+    watched("build_generation_prompt")
+    watched("parse_response")
+    run(agent(max_turns=2))
+    assert set(used) == {"build_generation_prompt", "parse_response"}
+    assert unlocked == []
+
+
+def test_two_threads_open_one_service(monkeypatch):
+    opened = []
+
+    def slow(api_base: str | None) -> Any:
+        opened.append(api_base)
+        time.sleep(0.1)
+        return SimpleNamespace(holder=None, close=lambda status: Done(None))
+
+    monkeypatch.setattr(basic_loop_agent, "new_service", slow)
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        services = list(pool.map(basic_loop_agent.open_service, [None] * 4))
+    assert len(opened) == len(set(map(id, services))) == 1
 
 
 def test_the_calls_of_older_sdks_that_give_a_future_or_the_client_itself_work_too(
