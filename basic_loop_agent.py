@@ -1387,7 +1387,7 @@ def close_service(service: Any) -> threading.Thread:
 
 
 def _close_services() -> None:
-    threads = [close_service(service) for service in _services.values()]
+    threads = [close_service(service) for service in list(_services.values())]
     for thread in threads:
         thread.join(timeout=5)
 
