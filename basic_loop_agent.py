@@ -568,9 +568,9 @@ end_all() {
 }
 """
 # The output goes through a pipe into a file, so that no more than BYTES of it are returned,
-# whatever is written; past `most` the script is ended. A process left in the background keeps the
-# pipe, and `cat` reads on for it; so a line behind the script's last one shows that all before it
-# has reached the file.
+# whatever is written; past `most` the script is ended, and a second file, .full, says so. A process
+# left in the background keeps the pipe, and `cat` reads on for it; so a line behind the script's
+# last one, end-of-MARK, shows that all before it has reached the file.
 _RUN = (
     _END_ALL
     + r"""
