@@ -563,6 +563,8 @@ end_all() {
   for _ in 1 2 3; do
     pids=$(grep -ls "$1=$mark" /proc/[0-9]*/environ | cut -d/ -f3)
     [ -n "$pids" ] || break
+    # All stand first: else a shell would go on to its next command when the last one is killed.
+    kill -STOP $pids
     kill -9 $pids
   done
 }

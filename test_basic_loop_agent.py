@@ -1073,6 +1073,15 @@ def processes(text: str) -> list[str]:
     return [line for line in lines if text in line and "basic-loop" not in line]
 
 
+def left_of(text: str) -> list[str]:
+    """The processes of this text that do not go away: one that was killed may take a moment."""
+    for _ in range(1000):
+        if not processes(text):
+            return []
+        time.sleep(0.01)
+    return processes(text)
+
+
 def with_program(folder: Path, name: str, text: str) -> ShellEnvironment:
     """A shell in which a program of that name is this text instead."""
     program = folder / "bin" / name
@@ -1133,7 +1142,7 @@ def test_a_script_over_its_time_is_ended_with_all_it_started_and_keeps_its_outpu
     assert text == (
         "Exit code: 124\nOutput:\nso far\n[ended: the time limit of 1 seconds was reached]"
     )
-    assert processes(f"sleep {own}") == []
+    assert left_of(f"sleep {own}") == []
 
 
 def test_a_script_that_traps_what_runs_it_is_gone_with_it_when_the_trial_is_cancelled(
@@ -1205,7 +1214,7 @@ def test_a_timeout_that_answers_143_as_busyboxs_does_is_the_limit_too(shell, tmp
     text = shell(f"setsid sleep {own} & sleep {own}", environment, command_timeout_sec=1)
     assert text.startswith("Exit code: 124\n")
     assert text.endswith("[ended: the time limit of 1 seconds was reached]")
-    assert processes(f"sleep {own}") == []
+    assert left_of(f"sleep {own}") == []
 
 
 def test_a_process_left_in_the_background_neither_holds_up_the_turn_nor_dies_with_it(
@@ -1328,7 +1337,7 @@ def test_a_cancelled_trial_leaves_no_process_of_its_script(agent, tinker_service
         trial.cancel()
         with pytest.raises(asyncio.CancelledError):
             await trial
-        assert processes(f"sleep {own}") == []
+        assert left_of(f"sleep {own}") == []
 
     asyncio.run(main())
     assert context.stop_reason == "cancelled"
@@ -1449,6 +1458,17 @@ def no_waiting(monkeypatch: pytest.MonkeyPatch) -> Any:
     with monkeypatch.context() as patch:
         patch.setattr(LiteLLM.call.retry, "wait", lambda state: 0)
         yield
+
+
+@pytest.mark.parametrize(
+    "message",
+    ["Context length 9", "context_length_exceeded", "maximum context", "token limit", "too long"],
+)
+def test_each_way_to_say_that_a_prompt_is_too_long_is_context_overflow(
+    agent, tinker_service, message
+):
+    tinker_service(RuntimeError(message))
+    assert run(agent()).stop_reason == "context_overflow"
 
 
 def test_exactly_max_tokens_is_not_cut_off(agent, tinker_service):
@@ -1617,6 +1637,31 @@ def test_a_process_that_puts_folders_at_a_files_name_again_and_again_does_not_en
     finally:
         stop.set()
         thread.join()
+
+
+@pytest.mark.parametrize("attack", ["a folder at its name", "the file taken away"])
+def test_a_process_that_comes_between_the_steps_of_writing_a_file_is_met_with_another_try(
+    agent, tinker_service, monkeypatch, attack
+):
+    replace, attacks = Path.replace, []
+
+    def attacked(self: Path, target: Path) -> Path:
+        if len(attacks) < 20:
+            attacks.append(self)
+            if attack == "the file taken away":
+                self.unlink()
+            else:
+                target.mkdir()
+        return replace(self, target)
+
+    tinker_service(Sampled("hello"))
+    one = agent()
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", attacked)
+        assert run(one).stop_reason == "completed"
+    assert len(attacks) == 20
+    assert completion(one) == "hello"
+    assert trajectory(one).steps[-1].message == "hello"
 
 
 def test_a_log_folder_that_cannot_be_written_leaves_the_context_whole_and_hides_no_other_error(
@@ -2197,6 +2242,28 @@ def test_trials_go_on_in_a_new_session_when_the_service_has_ended_theirs(
     assert len([service for service in fake.services if not service.closed]) == 1
 
 
+def test_a_trial_goes_on_when_another_one_has_closed_the_ended_session(
+    agent, tinker_service, tmp_path
+):
+    fake = tinker_service(Sampled(bash("ls")))
+    other = agent(max_tokens=9, logs_dir=tmp_path / "other")
+
+    async def meanwhile() -> ExecResult:
+        fake.end_sessions(404)
+        await other.run("x", ScriptedEnvironment(), Context())
+        # It is closed in a thread.
+        for _ in range(100_000):
+            if "is closed" in str(fake.services[0].ended):
+                break
+            await asyncio.sleep(0)
+        return ExecResult(return_code=0)
+
+    context = run(agent(max_turns=2), ScriptedEnvironment(meanwhile, ExecResult(return_code=0)))
+    assert context.stop_reason == "max_turns"
+    assert context.turns == [fake.returned[0], fake.returned[2]]
+    assert [service.closed for service in fake.services] == [True, False]
+
+
 def test_a_new_checkpoint_meets_an_ended_session_and_goes_on_in_a_new_one(agent, tinker_service):
     fake = tinker_service()
     run(agent())
@@ -2347,15 +2414,16 @@ def test_a_service_that_does_not_answer_holds_up_neither_the_loop_nor_the_exit(
 
 EXIT = """\
 import asyncio, sys, time
-from concurrent.futures import Future, ThreadPoolExecutor
-import tinker
+# Before what imports the thread pools.
 import basic_loop_agent
+import tinker
+from concurrent.futures import ThreadPoolExecutor
 
 class Service:
     holder = None
     def close(self, status):
-        if "hangs" in sys.argv:
-            time.sleep(60)
+        # The end of the process waits for it, but not for long.
+        time.sleep(60 if "hangs" in sys.argv else 0.5)
         # As the SDK does: by `atexit`, or after the thread pools' end, this would raise.
         return ThreadPoolExecutor().submit(print, "closed", status)
 
@@ -2432,6 +2500,12 @@ def test_a_missing_key_is_found_when_the_trial_is_made_before_any_container(agen
         agent(**lite)
     agent(**lite, llm_kwargs={"api_key": "x"})
     agent(**lite, llm_kwargs={"mock_response": "x"})
+    # Of the clients for a server of one's own, only OpenAI's wants a key.
+    own = "http://localhost:8000/v1"
+    agent(**lite, api_base=own)
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    with pytest.raises(ValueError, match="set OPENAI_API_KEY"):
+        agent(model_client="litellm", model_name="openai/my-model", api_base=own)
     monkeypatch.setenv("ANTHROPIC_API_KEY", "x")
     agent(**lite)
 
@@ -2671,6 +2745,9 @@ def test_rewards_tokens_and_bad_records_of_other_agents(tmp_path, tinker_service
     context.n_input_tokens = context.n_output_tokens = None
     whole, ((prompt, tokens, logprobs),) = trial_to_trajectory(trial), fake.returned
     assert (whole.prompt_tokens, whole.completion_tokens) == (len(prompt), len(tokens))
+    context.rollout_details = None
+    whole = trial_to_trajectory(trial)
+    assert (whole.prompt_tokens, whole.completion_tokens) == (None, None)
     good = {"prompt_token_ids": [prompt], "completion_token_ids": [tokens], "logprobs": [logprobs]}
     for bad, message in [
         ({"logprobs": [logprobs[1:]]}, "not aligned"),
