@@ -937,15 +937,14 @@ def write_file(path: Path, text: str) -> None:
 # A tokenizer is shared by all threads, and raises "Already borrowed" when two use it at once.
 _tokenizing = threading.Lock()
 
-
 # A short conversation, from which the template shows what it puts around a new user message.
 _PROBE = [
-    {"role": "user", "content": "a"},
+    user("a"),
     {"role": "assistant", "content": "b"},
 ]
 _LONGER_PROBE = [
     *_PROBE,
-    {"role": "user", "content": "a"},
+    user("a"),
     {"role": "assistant", "content": "c"},
 ]
 
@@ -971,8 +970,8 @@ class TinkerMixin:
             super().__init__(**kwargs)
             self._stop = self._renderer.get_stop_sequences()
             self._boundary = self._find_boundary()
+            self._special = self._special_texts()
         self._api_base = api_base
-        self._special = self._special_texts()
 
     async def connect(self) -> None:
         """Open the sampling client. Raises what the SDK raises, as for a missing checkpoint."""
@@ -1532,9 +1531,11 @@ def turns_of(segment: RolloutDetail, trial_name: str) -> list[Turn]:
     for turn in turns:
         if not turn.has_finite_logprobs:
             raise ValueError(f"trial {trial_name}: a logprob is not finite, do not train on it")
-        aligned = aligned and turn.is_trainable
+        aligned = aligned and len(turn.completion_token_ids) == len(turn.logprobs)
     if not aligned:
-        raise ValueError(f"trial {trial_name}: token ids and logprobs are not aligned")
+        raise ValueError(
+            f"trial {trial_name}: token ids and logprobs are not aligned, do not train on them"
+        )
     return turns
 
 

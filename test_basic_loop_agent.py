@@ -2335,8 +2335,8 @@ def test_every_use_of_the_tokenizer_holds_its_lock(
     renderer = type(renderer_of("qwen3_instruct", tokenizer_dir))
     unlocked, used = [], []
 
-    def watched(name: str) -> None:
-        method = getattr(renderer, name)
+    def watched(owner: type, name: str) -> None:
+        method = getattr(owner, name)
 
         def use(*args: Any, **kwargs: Any) -> Any:
             used.append(name)
@@ -2344,12 +2344,13 @@ def test_every_use_of_the_tokenizer_holds_its_lock(
                 unlocked.append(name)
             return method(*args, **kwargs)
 
-        monkeypatch.setattr(renderer, name, use)
+        monkeypatch.setattr(owner, name, use)
 
-    watched("build_generation_prompt")
-    watched("parse_response")
+    watched(renderer, "build_generation_prompt")
+    watched(renderer, "parse_response")
+    watched(type(tokenizer_of(tokenizer_dir)), "get_added_vocab")
     run(agent(max_turns=2))
-    assert set(used) == {"build_generation_prompt", "parse_response"}
+    assert set(used) == {"build_generation_prompt", "parse_response", "get_added_vocab"}
     assert unlocked == []
 
 
