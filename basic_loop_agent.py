@@ -11,9 +11,9 @@ import asyncio
 import concurrent.futures.thread
 import contextlib
 import copy
-import functools
 import importlib.util
 import inspect
+import itertools
 import math
 import os
 import re
@@ -41,11 +41,10 @@ from harbor.models.metric import UsageInfo
 from harbor.models.trial.result import TrialResult
 from pydantic import BaseModel, Field, model_validator
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 # A chat message as Harbor and tinker-cookbook have it: its role, and its content.
 Message = dict[str, Any]
-Ids = list[int]
 
 try:
     # Harbor 0.23 and later: BaseAgent parses the options, and does so before any trial starts.
@@ -65,11 +64,9 @@ except ImportError:
         session_id: str | None = None
 
         def __init__(self, **kwargs: Any) -> None:
-            harbors = {"extra_env", "override_setup_timeout_sec"}
-            harbors.update(inspect.signature(BaseAgent.__init__).parameters)
-            options = {}
-            for name in kwargs.keys() - harbors:
-                options[name] = kwargs.pop(name)
+            harbors = inspect.signature(BaseAgent.__init__).parameters.keys()
+            others = kwargs.keys() - harbors - {"extra_env", "override_setup_timeout_sec"}
+            options = {name: kwargs.pop(name) for name in others}
             super().__init__(**kwargs)
             self.options = self.options_model(**options)
 
@@ -87,6 +84,7 @@ class BasicLoopOptions(
 
     model_path: str | None = Field(
         None,
+        pattern="^tinker://",
         description="Tinker checkpoint to sample, tinker://...; default: the base model.",
     )
     renderer_name: str | None = Field(
@@ -149,38 +147,26 @@ class BasicLoopOptions(
         description="Most command output that the model sees, in bytes of UTF-8.",
     )
 
-    @property
-    def collects_ids(self) -> bool:
-        """Whether token ids are recorded."""
-        if self.collect_rollout_details is None:
-            return self.model_client == "tinker"
-        return self.collect_rollout_details
-
     @model_validator(mode="after")
     def _fits_the_client(self) -> Self:
         # Harbor 0.25 adds options that are not this agent's, such as reasoning_effort.
         own = type(self).model_fields.keys() - AgentOptions.model_fields.keys()
-        for name in self.llm_kwargs or ():
-            if name == "model_name" or name in own:
-                raise ValueError(f"llm_kwargs holds {name}: use the option of that name instead")
+        taken = (own | {"model_name"}) & (self.llm_kwargs or {}).keys()
+        if taken:
+            raise ValueError(f"llm_kwargs holds {taken.pop()}: use the option of that name instead")
         if self.model_client == "litellm":
             if self.model_path or self.renderer_name:
                 raise ValueError(
                     "model_path and renderer_name are for tinker: "
                     "drop them, or set model_client=tinker"
                 )
-            return self
-        for package in ("tinker", "tinker_cookbook"):
-            if importlib.util.find_spec(package) is None:
-                raise ValueError(
-                    f"{package} is missing: run `pip install 'harbor[tinker]'`, "
-                    "or set model_client=litellm"
-                )
-        path = self.model_path
-        if path is not None and not path.startswith("tinker://"):
+        elif not all(map(importlib.util.find_spec, ("tinker", "tinker_cookbook"))):
             raise ValueError(
-                "model_path must be a Tinker checkpoint: tinker://<run>/sampler_weights/<name>"
+                "the Tinker packages are missing: run `pip install 'harbor[tinker]'`, "
+                "or set model_client=litellm"
             )
+        if self.collect_rollout_details is None:
+            self.collect_rollout_details = self.model_client == "tinker"
         return self
 
 
@@ -212,9 +198,9 @@ class Turn:
     """
 
     # Shape [n_prompt], earlier turns included. None: not asked for, or the server gave none.
-    prompt_token_ids: Ids | None
+    prompt_token_ids: list[int] | None
     # Shape [n_completion], the stop token included.
-    completion_token_ids: Ids | None
+    completion_token_ids: list[int] | None
     # Shape [n_completion], natural logarithms, under the policy that sampled.
     logprobs: list[float] | None
     # The reply, and the thinking that is no part of it.
@@ -232,18 +218,18 @@ class Turn:
     @property
     def has_finite_logprobs(self) -> bool:
         """Whether each logprob is a number: a policy that diverged gives NaN."""
-        for logprob in self.logprobs or []:
-            if logprob is None or not math.isfinite(logprob):
-                return False
-        return True
+        logprobs = self.logprobs or []
+        return all(logprob is not None and math.isfinite(logprob) for logprob in logprobs)
 
     @property
     def is_trainable(self) -> bool:
         """Whether ids and logprobs are all there, of one length, and finite."""
-        if not self.prompt_token_ids or self.completion_token_ids is None:
-            return False
-        n_logprobs = len(self.logprobs or [])
-        return n_logprobs == len(self.completion_token_ids) and self.has_finite_logprobs
+        return (
+            bool(self.prompt_token_ids)
+            and self.completion_token_ids is not None
+            and len(self.completion_token_ids) == len(self.logprobs or [])
+            and self.has_finite_logprobs
+        )
 
 
 class BasicLoopAgent(HarborAgent):
@@ -273,10 +259,13 @@ message. Each script starts in a fresh shell (files stay, variables and director
         self._conversation: Conversation | None = None
 
     @classmethod
-    def preflight(cls, kwargs: dict | None = None, env: Any = None) -> None:
+    def preflight(
+        cls,
+        kwargs: dict | None = None,
+        env: Any = None,
+    ) -> None:
         """Called by Harbor 0.23 and later, before any trial; the model is not known here."""
-        options = cls.parse_options(kwargs, env)
-        if options.model_client == "tinker":
+        if cls.parse_options(kwargs, env).model_client == "tinker":
             check_tinker_key()
 
     @staticmethod
@@ -312,19 +301,17 @@ message. Each script starts in a fresh shell (files stay, variables and director
 
         They are on the context and in the files before anything is raised.
         """
-        if self._conversation is None:
-            self._conversation = Conversation(self._system_message(), self.options)
-        conversation = self._conversation
+        conversation = self._conversation or Conversation(self._system_message(), self.options)
+        self._conversation = conversation
         conversation.session_id = self.options.session_id or self.session_id
         conversation.begin(instruction)
         try:
             conversation.use(await self._shared_llm())
             stop_reason = await self._converse(conversation, environment)
         except BaseException as error:
-            # Also a cancellation, which is no Exception.
-            stop_reason = StopReason.CANCELLED
-            if isinstance(error, Exception):
-                stop_reason = StopReason.ERROR
+            # A cancellation is no Exception.
+            is_error = isinstance(error, Exception)
+            stop_reason = StopReason.ERROR if is_error else StopReason.CANCELLED
             # The context has it all, and `error` says more than a full disk.
             with contextlib.suppress(OSError):
                 self._record(conversation, stop_reason, context)
@@ -344,7 +331,7 @@ message. Each script starts in a fresh shell (files stay, variables and director
         for _ in range(self.options.max_turns):
             # Sample, and record.
             try:
-                turn = await self._sample(conversation)
+                turn = await conversation.sample()
             except ContextLengthExceededError:
                 return StopReason.CONTEXT_OVERFLOW
 
@@ -363,33 +350,23 @@ message. Each script starts in a fresh shell (files stay, variables and director
 
     def script_in(self, reply: str) -> str | None:
         """The bash script that a reply asks to run; None if it asks for nothing."""
-        scripts = []
-        for language, block in fenced_blocks(reply):
-            if language in ("bash", "sh"):
-                scripts.append(block)
+        languages = ("bash", "sh")
+        scripts = [block for language, block in fenced_blocks(reply) if language in languages]
         return "\n".join(scripts) if scripts else None
 
-    async def _sample(self, conversation: "Conversation") -> Turn:
-        """One model call. Once more, on a new session, where the service has ended the last."""
-        try:
-            return await conversation.sample()
-        except Exception as error:
-            llm = conversation.llm
-            if not (isinstance(llm, TinkerMixin) and is_gone(error)):
-                raise
-        _loop_clients().drop(self._cache_key(), llm)
-        conversation.use(await self._shared_llm())
-        return await conversation.sample()
-
-    async def _execute(self, script: str, environment: BaseEnvironment) -> str:
+    async def _execute(
+        self,
+        script: str,
+        environment: BaseEnvironment,
+    ) -> str:
         """Run a script in the environment, never on the host. Returns what the model is told."""
         limit = self.options.command_timeout_sec
+        most = self.options.max_output_chars
         mark = uuid4().hex
         # No argument can hold a NUL.
         script = valid_text(script).replace("\0", "")
-        most = self.options.max_output_chars
-        command = in_bash(_RUN, mark, str(limit), str(most), script)
-        command = f"BASIC_LOOP_RUN={mark} {command}"
+        run = in_bash(_RUN, mark, str(limit), str(most), script)
+        command = f"BASIC_LOOP_RUN={mark} {run}"
         # Linux takes 128 KiB an argument, and some environments quote the command once more.
         size = len(shlex.quote(command).encode())
         if size > 120_000:
@@ -408,21 +385,16 @@ message. Each script starts in a fresh shell (files stay, variables and director
         # why the script was ended. (A script can write around _RUN, so it is cut here too.)
         end = f"end-of-{mark}"
         output, _, rest = valid_text(result.stdout).partition(end)
-        _, _, why_ended = rest.rpartition(end)
-        errors = valid_text(result.stderr)
-        told = []
-        for text in (output[: 2 * most + 100], errors, why_ended):
-            if text:
-                told.append(text.removesuffix("\n"))
-        shown = "\n".join(told) or "(none)"
-        return f"Exit code: {result.return_code}\nOutput:\n{shown}"
+        why_ended = rest.rpartition(end)[2]
+        parts = [output[: 2 * most + 100], valid_text(result.stderr), why_ended]
+        shown = "\n".join(part.removesuffix("\n") for part in parts if part)
+        return f"Exit code: {result.return_code}\nOutput:\n{shown or '(none)'}"
 
     def _system_message(self) -> str:
-        system = self.options.system_prompt
-        if system is None and self.options.max_turns > 1:
-            limit = str(self.options.command_timeout_sec)
-            system = self.protocol.replace("{seconds}", limit)
-        return system or ""
+        options = self.options
+        if options.system_prompt is not None or options.max_turns == 1:
+            return options.system_prompt or ""
+        return self.protocol.replace("{seconds}", str(options.command_timeout_sec))
 
     def _record(
         self,
@@ -441,7 +413,7 @@ message. Each script starts in a fresh shell (files stay, variables and director
             "stop_reason": str(stop_reason),
             "n_episodes": len(turns),
         }
-        if self.options.collects_ids:
+        if self.options.collect_rollout_details:
             context.rollout_details = rollout_details(turns)
             n_trainable = sum(turn.is_trainable for turn in turns)
             n_breaks = count_prefix_breaks([*conversation.earlier, *turns])
@@ -469,19 +441,32 @@ message. Each script starts in a fresh shell (files stay, variables and director
     def _build_llm(self) -> Any:
         """A new client of this configuration. Takes seconds, so it is called in a thread."""
         options = self.options
-        kwargs = dict(options.llm_kwargs or {})
-        kwargs["model_name"] = self.model_name
-        kwargs["max_tokens"] = options.max_tokens
-        kwargs["api_base"] = options.api_base
-        kwargs["collect_rollout_details"] = options.collects_ids
+        kwargs = {
+            **(options.llm_kwargs or {}),
+            "model_name": self.model_name,
+            "max_tokens": options.max_tokens,
+            "api_base": options.api_base,
+            "collect_rollout_details": options.collect_rollout_details,
+        }
         if options.temperature is not None:
             kwargs["temperature"] = options.temperature
+        # Imported here, for importing litellm or torch takes seconds.
         if options.model_client == "litellm":
-            return litellm_client_class()(**kwargs)
+            from harbor.llms.lite_llm import LiteLLM
+
+            class LiteLLMClient(LiteLLMMixin, LiteLLM):
+                """Harbor's client for API models."""
+
+            return LiteLLMClient(**kwargs)
+        from harbor.llms.tinker import TinkerLLM
+
+        class TinkerClient(TinkerMixin, TinkerLLM):
+            """Harbor's client for Tinker."""
+
+        self.logger.info("Sampling %s", options.model_path or f"base model {self.model_name}")
         kwargs["model_path"] = options.model_path
         kwargs["renderer_name"] = options.renderer_name
-        self.logger.info("Sampling %s", options.model_path or f"base model {self.model_name}")
-        return tinker_client_class()(**kwargs)
+        return TinkerClient(**kwargs)
 
     def _cache_key(self) -> tuple:
         """Everything that makes two clients different."""
@@ -502,12 +487,13 @@ message. Each script starts in a fresh shell (files stay, variables and director
 
     async def _shared_llm(self) -> Any:
         """The client of this event loop and configuration, which all its trials share."""
-        return await _loop_clients().get(self._cache_key(), self._connected_llm)
+        clients = _clients.setdefault(asyncio.get_running_loop(), LoopClients())
+        return await clients.get(self._cache_key(), self._connected_llm)
 
-    async def _connected_llm(self) -> Any:
-        llm = await in_thread(self._build_llm)
+    def _connected_llm(self) -> Any:
+        llm = self._build_llm()
         if isinstance(llm, TinkerMixin):
-            await llm.connect()
+            llm.connect()
         return llm
 
 
@@ -648,14 +634,9 @@ def valid_text(text: str | bytes | None) -> str:
 
 @dataclass
 class Reply(LLMResponse):
-    """A reply of this file's clients, with what Harbor's response has no field for."""
+    """A reply of this file's clients; `cut_off` says whether it ended for its length."""
 
-    # Whether it ended for its length.
     cut_off: bool = False
-    # The renderer's, raised once the turn is recorded.
-    error: Exception | None = None
-    # What the reply was sampled from: a tinker.ModelInput.
-    prompt: Any = None
 
 
 class Conversation(Chat):
@@ -664,7 +645,11 @@ class Conversation(Chat):
     Clients serve many trials at once, so what belongs to one conversation stands here.
     """
 
-    def __init__(self, system: str, options: BasicLoopOptions) -> None:
+    def __init__(
+        self,
+        system: str,
+        options: BasicLoopOptions,
+    ) -> None:
         super().__init__(model=None)
         self.options = options
         self.session_id: str | None = None
@@ -676,20 +661,18 @@ class Conversation(Chat):
         self.turns: list[Turn] = []
         self.earlier: list[Turn] = []
         # The last reply, if the next prompt may go on from its tokens, and a copy of its messages.
-        self.goes_on_from: Reply | None = None
+        self.goes_on_from: LLMResponse | None = None
         self._as_sent: list[Message] = []
         self._unsent: list[str] = []
 
     def use(self, llm: Any) -> None:
         """Sample from this client from now on."""
-        self.llm = llm
-        # Harbor's Chat (0.13 to 0.25) has no public way to replace its client.
+        # Harbor's Chat (0.13 to 0.25) has no public name for it.
         self._model = llm
 
     def begin(self, instruction: str) -> None:
         """Start a run: the model is told this next, after what it was not yet told."""
-        if self.turns:
-            self.earlier = self.turns[-1:]
+        self.earlier = self.turns[-1:] or self.earlier
         self.turns = []
         self.instruction = valid_text(instruction)
         self._unsent.append(self.instruction)
@@ -697,14 +680,13 @@ class Conversation(Chat):
     def tell(self, text: str) -> None:
         """Have the model told this next. For Tinker, special tokens in it stay plain text."""
         text = valid_text(text)
-        if not self.turns:
-            self.instruction += f"\n\n{text}"
-        elif self.turns[-1].told is None:
-            self.turns[-1].told = text
+        if self.turns:
+            turn = self.turns[-1]
+            turn.told = f"{turn.told}\n\n{text}" if turn.told else text
         else:
-            self.turns[-1].told += f"\n\n{text}"
-        if isinstance(self.llm, TinkerMixin):
-            text = self.llm.defused(text)
+            self.instruction += f"\n\n{text}"
+        if isinstance(self._model, TinkerMixin):
+            text = self._model.defused(text)
         self._unsent.append(text)
 
     async def sample(self) -> Turn:
@@ -717,53 +699,48 @@ class Conversation(Chat):
             self.goes_on_from = None
             self._as_sent = []
         prompt = "\n\n".join(self._unsent)
+        is_ours = isinstance(self._model, TinkerMixin | LiteLLMMixin)
+        kwargs = {"conversation": self} if is_ours else {}
         try:
-            if isinstance(self.llm, TinkerMixin | LiteLLMMixin):
-                reply = await self.chat(prompt, conversation=self)
-            else:
-                reply = await self.chat(prompt)
+            reply = await self.chat(prompt, **kwargs)
         except OutputLengthExceededError as cut:
             # Of the Responses API, or of another client: the text is all there is.
             reply = Reply(content=cut.truncated_response or "", cut_off=True)
-            self.messages.append(user(prompt))
-            self.messages.append({"role": "assistant", "content": reply.content})
-        turn = to_turn(reply)
-        if not self.options.collects_ids:
-            turn.prompt_token_ids = None
-            turn.completion_token_ids = None
-            turn.logprobs = None
+            self.messages.extend([user(prompt), {"role": "assistant", "content": reply.content}])
+        with_ids = self.options.collect_rollout_details
+        turn = to_turn(reply, with_ids)
         self.turns.append(turn)
         self._unsent.clear()
         if not self.options.rerender_history:
             self.goes_on_from = reply
         # Copies, so that an edit is noticed; of what is new, so that each turn costs the same.
         self._as_sent += copy.deepcopy(self.messages[len(self._as_sent) :])
-        if isinstance(reply, Reply) and reply.error:
-            raise reply.error
-        must_have_ids = self.options.collect_rollout_details and len(self.turns) == 1
+        must_have_ids = self.options.model_client == "litellm" and with_ids
         ids = (turn.prompt_token_ids, turn.completion_token_ids, turn.logprobs)
-        if must_have_ids and None in ids:
+        if must_have_ids and len(self.turns) == 1 and None in ids:
             raise RuntimeError(
-                "collect_rollout_details=true, but the server returned no token ids with logprobs",
+                "collect_rollout_details=true, but the server returned no token ids with logprobs"
             )
         return turn
 
 
 def user(text: str) -> Message:
-    """A user's message."""
     return {"role": "user", "content": text}
 
 
-def to_turn(reply: LLMResponse) -> Turn:
+def to_turn(
+    reply: LLMResponse,
+    with_ids: bool,
+) -> Turn:
     """The record of a reply; the only place that makes one."""
     thinking = reply.reasoning_content
     text = text_of(reply.content)
     if not thinking:
         thinking, text = split_thinking(text)
     return Turn(
-        prompt_token_ids=reply.prompt_token_ids,
-        completion_token_ids=reply.completion_token_ids,
-        logprobs=reply.logprobs,
+        prompt_token_ids=reply.prompt_token_ids if with_ids else None,
+        completion_token_ids=reply.completion_token_ids if with_ids else None,
+        logprobs=reply.logprobs if with_ids else None,
         text=valid_text(text),
         # Some renderers put a second tag before what began with one.
         thinking=valid_text(thinking).lstrip().removeprefix("<think>"),
@@ -780,41 +757,30 @@ def text_of(content: str | list[Message] | None) -> str:
     """
     if not isinstance(content, list):
         return content or ""
-    thinking = ""
-    text = ""
-    for part in content:
-        thinking += part.get("thinking", "")
-        text += part.get("text", "")
-    if thinking:
-        return f"<think>{thinking}</think>{text}"
-    return text
+    thinking = "".join(part.get("thinking", "") for part in content)
+    text = "".join(part.get("text", "") for part in content)
+    return f"<think>{thinking}</think>{text}" if thinking else text
 
 
-_OPENING_TAG = re.compile(r"\s*<think>")
+# The thinking at the start of a reply, to its end where it is never closed.
+_THINKING = re.compile(r"(?:\s*<think>.*?(?:</think>|\Z))+", re.DOTALL)
+_TAG = re.compile(r"\s*<think>|</think>")
 _CLOSING_TAG_ALONE = re.compile(r"^[ \t]*</think>[ \t]*\r?$", re.MULTILINE)
 
 
 def split_thinking(text: str) -> tuple[str, str]:
     """The thinking and the answer of a reply that holds both.
 
-    What a <think> at its start opens is thinking, to the end where it is never closed. Without
-    one the prompt may have opened it: then a </think> on a line of its own closes it.
+    What a <think> at its start opens is thinking. Without one the prompt may have opened it: then
+    a </think> on a line of its own closes it.
     """
-    thinking = ""
-    start = 0
-    while opening := _OPENING_TAG.match(text, start):
-        end = text.find("</think>", opening.end())
-        if end < 0:
-            return thinking + text[opening.end() :], ""
-        thinking += text[opening.end() : end]
-        start = end + len("</think>")
-    if start:
-        return thinking, text[start:].lstrip()
+    opened = _THINKING.match(text)
+    if opened:
+        return _TAG.sub("", opened[0]), text[opened.end() :].lstrip()
     closing = _CLOSING_TAG_ALONE.search(text)
     if closing is None or "<think>" in text[: closing.start()]:
         return "", text
-    thinking = text[: closing.start()]
-    return thinking, text[closing.end() :].lstrip()
+    return text[: closing.start()], text[closing.end() :].lstrip()
 
 
 # What a trial leaves, derived from its turns.
@@ -827,41 +793,37 @@ def rollout_details(turns: list[Turn]) -> list[RolloutDetail] | None:
     itself, so one missing piece would misalign all that follow.)
     """
     kept = [turn for turn in turns if turn.is_trainable]
-    if not kept:
-        return None
-    detail = RolloutDetail(prompt_token_ids=[], completion_token_ids=[], logprobs=[])
-    for turn in kept:
-        detail["prompt_token_ids"].append(turn.prompt_token_ids)
-        detail["completion_token_ids"].append(turn.completion_token_ids)
-        detail["logprobs"].append(turn.logprobs or [])
-    return [detail]
+    detail = RolloutDetail(
+        prompt_token_ids=[turn.prompt_token_ids for turn in kept],
+        completion_token_ids=[turn.completion_token_ids for turn in kept],
+        logprobs=[turn.logprobs or [] for turn in kept],
+    )
+    return [detail] if kept else None
 
 
 def count_prefix_breaks(turns: list[Turn]) -> int:
     """How many prompts do not begin with the turn before: its prompt and its completion."""
+    with_ids = [turn for turn in turns if turn.prompt_token_ids and turn.completion_token_ids]
     n_breaks = 0
-    context: Ids = []
-    for turn in turns:
-        if turn.prompt_token_ids and turn.completion_token_ids:
-            if turn.prompt_token_ids[: len(context)] != context:
-                n_breaks += 1
-            context = turn.prompt_token_ids + turn.completion_token_ids
+    for last, turn in itertools.pairwise(with_ids):
+        context = last.prompt_token_ids + last.completion_token_ids
+        n_breaks += turn.prompt_token_ids[: len(context)] != context
     return n_breaks
 
 
 def total_usage(turns: list[Turn]) -> atif.FinalMetrics:
     """Tokens and cost of all turns; None: unknown."""
-    totals = atif.FinalMetrics()
     known = [turn.usage for turn in turns if turn.usage]
-    if known:
-        totals.total_prompt_tokens = sum(usage.prompt_tokens for usage in known)
-        totals.total_completion_tokens = sum(usage.completion_tokens for usage in known)
-        totals.total_cached_tokens = sum(usage.cache_tokens for usage in known)
+    if not known:
+        return atif.FinalMetrics()
     # The price of some turns is not the run's.
     costs = [usage.cost_usd for usage in known if usage.cost_usd]
-    if costs and len(costs) == len(turns):
-        totals.total_cost_usd = sum(costs)
-    return totals
+    return atif.FinalMetrics(
+        total_prompt_tokens=sum(usage.prompt_tokens for usage in known),
+        total_completion_tokens=sum(usage.completion_tokens for usage in known),
+        total_cached_tokens=sum(usage.cache_tokens for usage in known),
+        total_cost_usd=sum(costs) if len(costs) == len(turns) else None,
+    )
 
 
 def to_steps(conversation: Conversation) -> list[Message]:
@@ -889,21 +851,26 @@ def to_steps(conversation: Conversation) -> list[Message]:
     return steps
 
 
-def to_metrics(turn: Turn, with_prompt: bool) -> Message:
+def to_metrics(
+    turn: Turn,
+    with_prompt: bool,
+) -> atif.Metrics:
     """A turn's ids, logprobs and usage as ATIF's metrics."""
-    metrics = {"completion_token_ids": turn.completion_token_ids}
-    if with_prompt:
-        metrics["prompt_token_ids"] = turn.prompt_token_ids
-    # JSON has no NaN.
-    if turn.has_finite_logprobs:
-        metrics["logprobs"] = turn.logprobs
-    usage = turn.usage
-    if usage:
-        metrics["prompt_tokens"] = usage.prompt_tokens
-        metrics["completion_tokens"] = usage.completion_tokens
-        metrics["cached_tokens"] = usage.cache_tokens
-        metrics["cost_usd"] = usage.cost_usd or None
-    return metrics
+    usage = {}
+    if turn.usage:
+        usage = {
+            "prompt_tokens": turn.usage.prompt_tokens,
+            "completion_tokens": turn.usage.completion_tokens,
+            "cached_tokens": turn.usage.cache_tokens,
+            "cost_usd": turn.usage.cost_usd or None,
+        }
+    return atif.Metrics(
+        prompt_token_ids=turn.prompt_token_ids if with_prompt else None,
+        completion_token_ids=turn.completion_token_ids,
+        # JSON has no NaN.
+        logprobs=turn.logprobs if turn.has_finite_logprobs else None,
+        **usage,
+    )
 
 
 @tenacity.retry(
@@ -919,8 +886,7 @@ def write_file(path: Path, text: str) -> None:
     in the background may do so again and again, and take our file away: so we try again.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    fresh_name = f"{path.name}.{uuid4().hex}"
-    fresh = path.with_name(fresh_name)
+    fresh = path.with_name(f"{path.name}.{uuid4().hex}")
     try:
         # "x" is O_EXCL, which follows no link.
         with fresh.open("x", encoding="utf-8") as file:
@@ -960,56 +926,36 @@ class TinkerMixin:
     def __init__(self, *, api_base: str | None, **kwargs: Any) -> None:
         import harbor.llms.tinker
 
-        known = inspect.signature(super().__init__).parameters
-        for name in kwargs:
-            if name not in known:
-                raise ValueError(f"llm_kwargs: TinkerLLM takes no {name}")
+        unknown = kwargs.keys() - inspect.signature(super().__init__).parameters.keys()
+        if unknown:
+            raise ValueError(f"llm_kwargs: TinkerLLM takes no {unknown.pop()}")
         # Outside the lock, for it takes seconds; the cookbook keeps what it has loaded.
         harbor.llms.tinker.get_tokenizer(kwargs["model_name"])
         with _tokenizing:
             super().__init__(**kwargs)
             self._stop = self._renderer.get_stop_sequences()
             self._boundary = self._find_boundary()
-            self._special = self._special_texts()
-        self._api_base = api_base
+            # The tokenizer of the Inkling models has no list of its special texts.
+            special = getattr(self._renderer.tokenizer, "get_added_vocab", dict)()
+        texts = [re.escape(text) for text in special if len(text.strip()) > 1]
+        # The first character of each special text; (?!) matches nothing.
+        self._special = re.compile(f"(?=(?:{'|'.join(texts) or '(?!)'})).", re.DOTALL)
+        self._service = _services.setdefault(service_key(api_base), TinkerService(api_base))
+        self._connecting = threading.Lock()
 
-    async def connect(self) -> None:
-        """Open the sampling client. Raises what the SDK raises, as for a missing checkpoint."""
-        service = await in_thread(open_service, self._api_base)
-        try:
-            self._sampling_client = await self._sampler_of(service)
-        except Exception as error:
-            if not is_gone(error):
-                raise
-            # The session is over, or there is no such checkpoint: a new session tells.
-            await self._connect_anew(service)
+    def connect(self, gone: Any = None) -> Any:
+        """The sampling client, or another in the place of one that is gone. Blocks.
 
-    async def _connect_anew(self, old: Any) -> None:
-        new = await in_thread(new_service, self._api_base)
-        try:
-            self._sampling_client = await self._sampler_of(new)
-        except BaseException:
-            close_service(new)
-            raise
-        key = service_key(self._api_base)
-        if _services.get(key) is old:
-            _services[key] = new
-            close_service(old)
-        else:
-            # Another trial was faster.
-            close_service(new)
-            await self.connect()
-
-    async def _sampler_of(self, service: Any) -> Any:
+        Raises what the SDK raises, as for a checkpoint that does not exist.
+        """
         source = {"model_path": self._model_path}
         if self._model_path is None:
             source = {"base_model": self._model_name}
-        return await finished(await in_thread(service.create_sampling_client, **source))
-
-    async def _ensure_client(self) -> Any:
-        if self._sampling_client is None:
-            await self.connect()
-        return self._sampling_client
+        with self._connecting:
+            # Else another trial was faster.
+            if self._sampling_client is gone:
+                self._sampling_client = self._service.sampling_client(**source)
+            return self._sampling_client
 
     async def call(
         self,
@@ -1024,14 +970,14 @@ class TinkerMixin:
         """
         import tinker
 
-        client = await self._ensure_client()
+        client = self._sampling_client or await in_thread(self.connect)
         last = conversation.goes_on_from if conversation else None
         with _tokenizing:
-            model_input, ids = self._next_prompt([*message_history, user(prompt)], last)
-        room = self._context_limit - len(ids)
+            prompt_ids = self._next_prompt([*message_history, user(prompt)], last)
+        room = self._context_limit - len(prompt_ids)
         if room < 1:
             raise ContextLengthExceededError(
-                f"{len(ids)} prompt tokens fill the {self._context_limit} allowed"
+                f"{len(prompt_ids)} prompt tokens fill the {self._context_limit} allowed"
             )
         params = tinker.SamplingParams(
             max_tokens=min(self._max_tokens, room),
@@ -1041,157 +987,140 @@ class TinkerMixin:
             top_k=self._top_k,
             top_p=self._top_p,
         )
+        sample = {
+            "prompt": tinker.ModelInput.from_ints(prompt_ids),
+            "num_samples": 1,
+            "sampling_params": params,
+        }
         try:
-            sampling = client.sample(
-                prompt=model_input,
-                num_samples=1,
-                sampling_params=params,
-            )
-            response = await finished(sampling)
+            response = await finished(client.sample(**sample))
         except Exception as error:
             if says_context_is_full(error):
                 raise ContextLengthExceededError(str(error)) from error
-            raise
-        reply = self._to_reply(response.sequences[0], ids)
-        reply.prompt = model_input
-        return reply
-
-    def _to_reply(self, sequence: Any, prompt_ids: Ids) -> Reply:
-        tokens = list(sequence.tokens)
+            if not is_gone(error):
+                raise
+            # Once more, on a new session.
+            client = await in_thread(self.connect, client)
+            response = await finished(client.sample(**sample))
+        sequence = response.sequences[0]
+        completion_ids = list(sequence.tokens)
+        cut_off = sequence.stop_reason == "length"
+        with _tokenizing:
+            content = self._parse(prompt_ids, completion_ids, cut_off)
         usage = UsageInfo(
             prompt_tokens=len(prompt_ids),
-            completion_tokens=len(tokens),
+            completion_tokens=len(completion_ids),
             cache_tokens=0,
             cost_usd=0.0,
         )
-        reply = Reply(
-            content="",
+        return Reply(
+            content=content,
             usage=usage,
             prompt_token_ids=prompt_ids,
-            completion_token_ids=tokens,
-            cut_off=sequence.stop_reason == "length",
+            completion_token_ids=completion_ids,
+            logprobs=None if sequence.logprobs is None else list(sequence.logprobs),
+            cut_off=cut_off,
         )
-        if sequence.logprobs is not None:
-            reply.logprobs = list(sequence.logprobs)
-        try:
-            with _tokenizing:
-                reply.content = self._parse(reply)
-        except Exception as error:
-            reply.error = error
-        return reply
 
     def _next_prompt(
         self,
         messages: list[Message],
-        last: Reply | None,
-    ) -> tuple[Any, Ids]:
+        last: LLMResponse | None,
+    ) -> list[int]:
         """The last prompt, its completion as sampled, and what the template puts around a message.
 
         Rendered from the messages where that cannot be trusted: in the first turn, after an edit
         of the history, and after a reply that has no stop token or another than the template's.
         """
-        from tinker import EncodedTextChunk, ModelInput
-
-        if last and last.prompt and last.completion_token_ids:
-            completion = last.completion_token_ids
-            around = self._around(messages[-1])
+        if last and last.completion_token_ids and self._boundary:
+            rendered = self._render([*_PROBE, messages[-1]])
+            end = len(self._boundary)
+            is_known = rendered[:end] == self._boundary
             # The stop token that was sampled is not repeated.
-            stop, new = around[:1], around[1:]
-            if stop == completion[-1:]:
-                chunks = [
-                    *last.prompt.chunks,
-                    EncodedTextChunk(tokens=completion),
-                    EncodedTextChunk(tokens=new),
-                ]
-                ids = last.prompt_token_ids + completion + new
-                return ModelInput(chunks=chunks), ids
-        rendered = self._renderer.build_generation_prompt(messages)
-        return rendered, rendered.to_ints()
+            if is_known and last.completion_token_ids[-1] == self._boundary[-1]:
+                return last.prompt_token_ids + last.completion_token_ids + rendered[end:]
+        return self._render(messages)
 
-    def _around(self, message: Message) -> Ids:
-        """From the stop token before a user's message to the start of the reply; [] if unknown."""
-        rendered = self._render([*_PROBE, message])
-        n_before = len(self._boundary or [])
-        if rendered[:n_before] != self._boundary:
-            return []
-        return rendered[n_before:]
-
-    def _find_boundary(self) -> Ids | None:
-        """The tokens of `_PROBE` up to the assistant's stop token.
+    def _find_boundary(self) -> list[int] | None:
+        """The tokens of `_PROBE`, the stop token that ends the assistant's turn the last of them.
 
         None if what follows is not the same in a longer conversation.
         """
-        next_message = user("d")
-        short = self._render([*_PROBE, next_message])
-        long = self._render([*_LONGER_PROBE, next_message])
-        n_before = len(short)
+        short = self._render([*_PROBE, user("d")])
+        long = self._render([*_LONGER_PROBE, user("d")])
+        # Where their common end begins.
+        start = len(short)
         for one, other in zip(reversed(short), reversed(long), strict=False):
             if one != other:
                 break
-            n_before -= 1
-        if n_before == len(short) or short[n_before] not in self._stop:
-            return None
-        return short[:n_before]
+            start -= 1
+        boundary = short[: start + 1]
+        return boundary if boundary[-1] in self._stop else None
 
-    def _render(self, messages: list[Message]) -> Ids:
+    def _render(self, messages: list[Message]) -> list[int]:
         return self._renderer.build_generation_prompt(messages).to_ints()
-
-    def _special_texts(self) -> re.Pattern[str]:
-        """Matches the first character of each text that is a token of its own."""
-        # The tokenizer of the Inkling models has no list of them.
-        added = getattr(self._renderer.tokenizer, "get_added_vocab", dict)()
-        texts = []
-        for text in added:
-            if len(text.strip()) > 1:
-                texts.append(re.escape(text))
-        # (?!) matches nothing.
-        any_of_them = "|".join(texts) or "(?!)"
-        return re.compile(f"(?=(?:{any_of_them})).", re.DOTALL)
 
     def defused(self, text: str) -> str:
         """Text without special tokens: a zero-width space breaks each of them up."""
         return self._special.sub("\\g<0>\u200b", text)
 
-    def _parse(self, reply: Reply) -> str | list[Message]:
+    def _parse(
+        self,
+        prompt_ids: list[int],
+        completion_ids: list[int],
+        cut_off: bool,
+    ) -> str | list[Message]:
         """A reply's content, its thinking in a part of its own or between tags."""
         decode = self._renderer.tokenizer.decode
-        tokens = reply.completion_token_ids
-        decoded = decode(tokens)
+        decoded = decode(completion_ids)
         # Renderers search for them in time that grows with the square of their number.
-        n_tags = decoded.count("<think>") + decoded.count("<tool_call>")
-        if n_tags > 100:
-            return "<think>" + decoded
-        stop = self._stop[0]
+        if decoded.count("<think>") + decoded.count("<tool_call>") > 100:
+            return f"<think>{decoded}"
         # Renderers leave a reply without a stop token as it is, thinking and all.
-        if reply.cut_off and isinstance(stop, int):
-            tokens = [token for token in tokens if token != stop]
-            tokens.append(stop)
-        content = self._renderer.parse_response(tokens)[0]["content"]
+        stop = self._stop[0]
+        if cut_off and isinstance(stop, int):
+            completion_ids = [token for token in completion_ids if token != stop]
+            completion_ids.append(stop)
+        try:
+            content = self._renderer.parse_response(completion_ids)[0]["content"]
+        except Exception:
+            # What no template writes is neither an answer nor commands.
+            return f"<think>{decoded}"
         text = text_of(content)
-        # gpt-oss, cut off in the header of a message: there is no answer.
-        needs_tag = text.startswith("<|channel|>")
         # Many templates open the thinking in the prompt. It may never be closed, or be closed
-        # where the renderer does not see it.
-        if decode(reply.prompt_token_ids[-4:]).rstrip().endswith("<think>"):
-            needs_tag = "</think>" not in decoded or isinstance(content, str)
-        if needs_tag:
+        # where the renderer does not see it. gpt-oss may be cut off in the header of a message.
+        is_opened = decode(prompt_ids[-4:]).rstrip().endswith("<think>")
+        is_unseen = "</think>" not in decoded or isinstance(content, str)
+        if (is_opened and is_unseen) or text.startswith("<|channel|>"):
             return "<think>" + text.removeprefix("<think>")
         return content
 
 
 def is_gone(error: Exception) -> bool:
     """Whether a Tinker session, or a checkpoint, does not exist (any more)."""
-    if getattr(error, "status_code", None) in (404, 410):
-        return True
     # The SDK (0.38) has no class for what a service says that was closed.
-    return isinstance(error, RuntimeError) and str(error).endswith("is closed")
+    is_closed = isinstance(error, RuntimeError) and str(error).endswith("is closed")
+    return is_closed or getattr(error, "status_code", None) in (404, 410)
 
 
 def says_context_is_full(error: Exception) -> bool:
     """Whether Tinker refused a prompt for its length; the phrases are those of Harbor's client."""
     message = str(error).lower()
-    phrases = ("context length", "context_length", "maximum context", "token limit", "too long")
+    phrases = (
+        "context length",
+        "context_length",
+        "maximum context",
+        "token limit",
+        "too long",
+    )
     return any(phrase in message for phrase in phrases)
+
+
+async def finished(sampling: Any) -> Any:
+    """What `sample` of the Tinker SDK gives: an awaitable from 0.38 on, before that a future."""
+    if not inspect.isawaitable(sampling):
+        sampling = asyncio.wrap_future(sampling)
+    return await sampling
 
 
 # How the server says that the reply to the current call ended; trials share the client.
@@ -1210,16 +1139,15 @@ class LiteLLMMixin:
     ) -> Reply:
         """One model call. Raises what Harbor's LiteLLM raises, after its three attempts."""
         if conversation and conversation.session_id:
-            headers = dict(self._llm_kwargs.get("extra_headers") or {})
-            headers["X-Session-ID"] = conversation.session_id
-            kwargs["extra_headers"] = headers
+            session_id = conversation.session_id
+            headers = self._llm_kwargs.get("extra_headers") or {}
+            kwargs["extra_headers"] = {**headers, "X-Session-ID": session_id}
             # Closed APIs refuse fields that they do not know, and return no ids either.
             if self._collect_rollout_details:
-                kwargs["extra_body"] = {"session_id": conversation.session_id}
+                kwargs["extra_body"] = {"session_id": session_id}
         _finish_reason.set("")
         response = await super().call(prompt, list(message_history), **kwargs)
-        reply = Reply(**vars(response))
-        reply.cut_off = _finish_reason.get() == "length"
+        reply = Reply(**vars(response), cut_off=_finish_reason.get() == "length")
         # A lone surrogate would fail the next call.
         reply.content = valid_text(reply.content)
         return reply
@@ -1234,29 +1162,13 @@ class LiteLLMMixin:
         return super()._extract_usage_info(response)
 
 
-@functools.cache
-def tinker_client_class() -> type:
-    """The client for Tinker, made on first use: importing its base class imports torch."""
-    from harbor.llms.tinker import TinkerLLM
-
-    class TinkerClient(TinkerMixin, TinkerLLM):
-        pass
-
-    return TinkerClient
-
-
-@functools.cache
-def litellm_client_class() -> type:
-    """The client for API models, made on first use: importing litellm takes seconds."""
-    from harbor.llms.lite_llm import LiteLLM
-
-    class LiteLLMClient(LiteLLMMixin, LiteLLM):
-        pass
-
-    return LiteLLMClient
-
-
-_API_PROVIDERS = ("anthropic", "gemini", "hosted_vllm", "openai", "openrouter")
+_API_PROVIDERS = (
+    "anthropic",
+    "gemini",
+    "hosted_vllm",
+    "openai",
+    "openrouter",
+)
 
 
 def check_model(
@@ -1272,11 +1184,12 @@ def check_model(
             raise ValueError(f"{model_name} is an API model: set model_client=litellm")
         check_tinker_key()
         return
-    given = options.llm_kwargs or {}
-    if f"{provider.upper()}_API_KEY" in os.environ or "api_key" in given:
-        return
     # litellm answers itself; and only the OpenAI client wants a key for any server.
-    if "mock_response" in given or (options.api_base and provider != "openai"):
+    has_own_server = options.api_base and provider != "openai"
+    needs_no_key = (
+        has_own_server or {"api_key", "mock_response"} & (options.llm_kwargs or {}).keys()
+    )
+    if needs_no_key or f"{provider.upper()}_API_KEY" in os.environ:
         return
     from litellm import validate_environment
 
@@ -1288,14 +1201,13 @@ def check_model(
 
 def check_tinker_key() -> None:
     """Raise ValueError where the Tinker SDK would find no key."""
-    if os.environ.get("TINKER_API_KEY"):
-        return
-    has_key = False
+    has_key = bool(os.environ.get("TINKER_API_KEY"))
     # From 0.38 on a key may also be stored, or printed by a command.
-    with contextlib.suppress(ImportError):
-        from tinker.auth import tinker_has_credentials
+    if not has_key:
+        with contextlib.suppress(ImportError):
+            from tinker.auth import tinker_has_credentials
 
-        has_key = tinker_has_credentials()
+            has_key = tinker_has_credentials()
     if not has_key:
         raise ValueError("no API key for Tinker: set TINKER_API_KEY")
 
@@ -1311,13 +1223,15 @@ class LoopClients:
         # Weak: a lock refers to its event loop, and would keep it for good.
         self._locks = WeakValueDictionary()
 
-    async def get(self, key: tuple, build: Callable) -> Any:
+    async def get(
+        self,
+        key: tuple,
+        build: Callable,
+    ) -> Any:
         """The client for `key`. One trial builds it (the next, if that fails), the others wait."""
         lock = self._locks.setdefault(key, asyncio.Lock())
         async with lock:
-            client = self._clients.pop(key, None)
-            if client is None:
-                client = await build()
+            client = self._clients.pop(key, None) or await in_thread(build)
             self._clients[key] = client
         # A training run brings a new checkpoint each step. One that is waited for has a lock.
         for old in list(self._clients)[:-8]:
@@ -1325,25 +1239,51 @@ class LoopClients:
                 del self._clients[old]
         return client
 
-    def drop(self, key: tuple, client: Any) -> None:
-        """Forget a client, unless another trial has done so and built a new one."""
-        if self._clients.get(key) is client:
-            del self._clients[key]
-
 
 # By event loop.
 _clients = WeakKeyDictionary()
 
 
-def _loop_clients() -> LoopClients:
-    loop = asyncio.get_running_loop()
-    return _clients.setdefault(loop, LoopClients())
+class TinkerService:
+    """The process's session with one Tinker server.
+
+    A thread of the SDK keeps it alive, and it holds about 11 file descriptors.
+    """
+
+    def __init__(self, api_base: str | None) -> None:
+        self._arguments = {"base_url": api_base} if api_base else {}
+        self._lock = threading.Lock()
+        self.client: Any = None
+
+    def sampling_client(self, **source: str) -> Any:
+        """A sampling client, on a new session if the service has ended the last. Blocks."""
+        import tinker
+
+        with self._lock:
+            if self.client is None:
+                self.client = tinker.ServiceClient(**self._arguments)
+            try:
+                return self._create(self.client, source)
+            except Exception as error:
+                if not is_gone(error):
+                    raise
+            # The session is over, or there is no such checkpoint: a new session tells.
+            unused = tinker.ServiceClient(**self._arguments)
+            try:
+                sampling_client = self._create(unused, source)
+                self.client, unused = unused, self.client
+                return sampling_client
+            finally:
+                finish(unused)
+
+    def _create(self, client: Any, source: dict[str, str]) -> Any:
+        created = client.create_sampling_client(**source)
+        # A future from tinker 0.38 on.
+        return created.result() if hasattr(created, "result") else created
 
 
-# The process's Tinker services: each holds a session, which its background thread keeps alive, and
-# about 11 file descriptors.
-_services: dict[tuple, Any] = {}
-_services_lock = threading.Lock()
+# The process's services, by server and key.
+_services: dict[tuple, TinkerService] = {}
 
 
 def service_key(api_base: str | None) -> tuple:
@@ -1352,57 +1292,30 @@ def service_key(api_base: str | None) -> tuple:
     return server, os.environ.get("TINKER_API_KEY")
 
 
-def open_service(api_base: str | None) -> Any:
-    """The process's one client of this service. Blocks until its session is open."""
-    key = service_key(api_base)
-    # Trials of two checkpoints come here in two threads.
-    with _services_lock:
-        if key not in _services:
-            _services[key] = new_service(api_base)
-        service = _services[key]
-    # A property that opens the session; tinker 0.38 would do it on the event loop.
-    getattr(service, "holder", None)
-    return service
-
-
-def new_service(api_base: str | None) -> Any:
-    """A client of Tinker's service, with a session of its own."""
-    import tinker
-
-    if api_base is None:
-        return tinker.ServiceClient()
-    return tinker.ServiceClient(base_url=api_base)
-
-
-def close_service(service: Any) -> threading.Thread:
-    """Finish a session in the background, for it blocks while the service is down."""
+def finish(client: Any) -> threading.Thread:
+    """Finish a client's session in the background, for it blocks while the service is down."""
 
     def close() -> None:
         # It may be gone, and nobody is left to tell.
         with contextlib.suppress(Exception):
-            service.close("success").result(timeout=5)
+            client.close("success").result(timeout=5)
 
     thread = threading.Thread(target=close, daemon=True)
     thread.start()
     return thread
 
 
-def _close_services() -> None:
-    threads = [close_service(service) for service in list(_services.values())]
-    for thread in threads:
-        thread.join(timeout=5)
+def _finish_all() -> None:
+    for service in _services.values():
+        finish(service.client).join(timeout=5)
 
 
 # Private in the standard library (3.12 to 3.14): by `atexit`, the SDK can start no thread. What is
 # registered last runs first, so before the end of the thread pools, which were imported above.
-threading._register_atexit(_close_services)
+threading._register_atexit(_finish_all)
 
 
-async def in_thread(
-    function: Callable,
-    *args: Any,
-    **kwargs: Any,
-) -> Any:
+async def in_thread(function: Callable, *args: Any) -> Any:
     """Like asyncio.to_thread, but in a daemon thread.
 
     While Tinker is down its SDK retries for minutes, and Python waits at exit for other threads.
@@ -1413,24 +1326,12 @@ async def in_thread(
 
     def work() -> None:
         try:
-            future.set_result(function(*args, **kwargs))
+            future.set_result(function(*args))
         except BaseException as error:
             future.set_exception(error)
 
     threading.Thread(target=work, daemon=True).start()
     return await asyncio.wrap_future(future)
-
-
-async def finished(result: Any) -> Any:
-    """What a call of the Tinker SDK comes to: it gives an awaitable from 0.38 on.
-
-    Before, `sample` gives a concurrent future and `create_sampling_client` the client itself.
-    """
-    if inspect.isawaitable(result):
-        return await result
-    if isinstance(result, concurrent.futures.Future):
-        return await asyncio.wrap_future(result)
-    return result
 
 
 # Training data.
@@ -1473,11 +1374,12 @@ def trial_to_trajectory(trial: TrialResult) -> Trajectory | None:
     for context in contexts:
         for segment in context.rollout_details or []:
             turns += turns_of(segment, trial.trial_name)
-    rewards = rewards_of(trial)
-    failures = []
-    for part in (trial, *steps):
-        if part.exception_info:
-            failures.append(part.exception_info.exception_type)
+    rewards = trial.verifier_result.rewards if trial.verifier_result else None
+    rewards = rewards or {}
+    for name, value in rewards.items():
+        if not math.isfinite(value):
+            raise ValueError(f"trial {trial.trial_name}: the reward {name!r} is {value}")
+    failures = [part.exception_info for part in (trial, *steps) if part.exception_info]
     if not rewards and (failures or not turns):
         return None
 
@@ -1489,6 +1391,8 @@ def trial_to_trajectory(trial: TrialResult) -> Trajectory | None:
         n_prompt = sum(len(turn.prompt_token_ids) for turn in turns)
     if n_completion is None and turns:
         n_completion = sum(len(turn.completion_token_ids) for turn in turns)
+    clocks = [step.agent_execution for step in steps if step.agent_execution]
+    spans = [clock.finished_at - clock.started_at for clock in clocks if clock.finished_at]
     metadata = contexts[-1].metadata if contexts else None
     return Trajectory(
         turns=turns,
@@ -1498,11 +1402,11 @@ def trial_to_trajectory(trial: TrialResult) -> Trajectory | None:
         completion_tokens=n_completion,
         cached_tokens=n_cached,
         cost_usd=cost,
-        seconds=agent_seconds(steps),
+        seconds=sum(span.total_seconds() for span in spans) if spans else None,
         stop_reason=(metadata or {}).get("stop_reason"),
         task_name=trial.task_name,
         trial_name=trial.trial_name,
-        exception_type=failures[0] if failures else None,
+        exception_type=failures[0].exception_type if failures else None,
     )
 
 
@@ -1510,44 +1414,22 @@ def trial_to_trajectory(trial: TrialResult) -> Trajectory | None:
 _trial_to_trajectory = trial_to_trajectory
 
 
-def rewards_of(trial: TrialResult) -> dict[str, float]:
-    """All that the verifier gave. Raises ValueError if one of them is not finite."""
-    if trial.verifier_result is None:
-        return {}
-    rewards = trial.verifier_result.rewards or {}
-    for name, value in rewards.items():
-        if not math.isfinite(value):
-            raise ValueError(f"trial {trial.trial_name}: the reward {name!r} is {value}")
-    return rewards
-
-
 def turns_of(segment: RolloutDetail, trial_name: str) -> list[Turn]:
     """The turns of a RolloutDetail. Raises ValueError if it cannot be trained on."""
     prompts = segment.get("prompt_token_ids") or []
     completions = segment.get("completion_token_ids") or []
     logprobs = segment.get("logprobs") or []
-    aligned = len(prompts) == len(completions) == len(logprobs)
     turns = list(map(Turn, prompts, completions, logprobs))
+    if not all(turn.has_finite_logprobs for turn in turns):
+        raise ValueError(f"trial {trial_name}: a logprob is not finite, do not train on it")
+    aligned = len(prompts) == len(completions) == len(logprobs)
     for turn in turns:
-        if not turn.has_finite_logprobs:
-            raise ValueError(f"trial {trial_name}: a logprob is not finite, do not train on it")
         aligned = aligned and len(turn.completion_token_ids) == len(turn.logprobs)
     if not aligned:
         raise ValueError(
             f"trial {trial_name}: token ids and logprobs are not aligned, do not train on them"
         )
     return turns
-
-
-def agent_seconds(steps: list[Any]) -> float | None:
-    """The agent's wall time in all steps; None: unknown."""
-    seconds = None
-    for step in steps:
-        clock = step.agent_execution
-        if clock and clock.finished_at:
-            span = clock.finished_at - clock.started_at
-            seconds = (seconds or 0.0) + span.total_seconds()
-    return seconds
 
 
 def to_tinker(trajectory: Trajectory) -> "tinker_cookbook.rl.types.Trajectory":  # noqa: F821
@@ -1564,10 +1446,9 @@ def to_tinker(trajectory: Trajectory) -> "tinker_cookbook.rl.types.Trajectory": 
         is_last = turn is trajectory.turns[-1]
         cut_off = is_last and trajectory.stop_reason == StopReason.MAX_TOKENS
         stop_reason = "length" if cut_off else "stop"
-        action = TokensWithLogprobs(turn.completion_token_ids, turn.logprobs, stop_reason)
         transition = types.Transition(
             ob=ModelInput.from_ints(turn.prompt_token_ids),
-            ac=action,
+            ac=TokensWithLogprobs(turn.completion_token_ids, turn.logprobs, stop_reason),
             reward=0.0,
             episode_done=is_last,
         )

@@ -243,14 +243,14 @@ class FakeService:
         self.ended: Exception | None = None
         self.closed = False
 
-    async def create_sampling_client(self, **source: str) -> "FakeSampler":
-        await asyncio.sleep(0.01)
+    def create_sampling_client(self, **source: str) -> "Done":
+        time.sleep(0.01)
         if self.ended:
-            raise self.ended
+            return Done(self.ended)
         if "missing" in source.get("model_path", ""):
-            raise ended(404)
+            return Done(ended(404))
         self.tinker.samplers.append(source)
-        return FakeSampler(self)
+        return Done(FakeSampler(self))
 
     def close(self, status: str) -> Any:
         self.closed = True
@@ -1490,15 +1490,18 @@ def test_a_long_conversation_gets_shorter_replies_and_then_ends_as_context_overf
     assert context.turns == fake.returned
 
 
-def test_a_reply_that_the_renderer_cannot_parse_is_recorded_before_the_error_is_raised(
+def test_a_reply_that_the_renderer_cannot_parse_is_recorded_and_scored_as_no_answer(
     agent, tinker_service
 ):
-    fake = tinker_service(Sampled(tokens=[50, 2, 51, 2]))
-    context = Context()
-    with pytest.raises(Exception, match="stop tokens"):
-        run(agent(), context=context)
-    assert context.stop_reason == "error"
+    tokens = tinker_service().encode(bash("rm x"), "stop")
+    fake = tinker_service(Sampled(tokens=[50, 2, *tokens]))
+    one, environment = agent(max_turns=2), ScriptedEnvironment()
+    context = run(one, environment)
     assert context.turns == fake.returned
+    assert context.stop_reason == "completed"
+    assert completion(one) == ""
+    assert "rm x" in trajectory(one).steps[-1].reasoning_content
+    assert environment.scripts == []
 
 
 def test_an_environment_that_is_gone_is_raised_unchanged_with_the_turns_recorded(
@@ -2139,7 +2142,8 @@ def test_a_build_that_fails_or_is_cancelled_is_tried_again_by_the_next_trial(
 ):
     fake, build = tinker_service(), BasicLoopAgent._build_llm
     failures = [None, None, RuntimeError("no tokenizer")]
-    started = asyncio.Event()
+    started, answers = asyncio.Event(), threading.Event()
+    loop: Any = None
 
     def flaky(self: BasicLoopAgent) -> Any:
         failure = failures.pop()
@@ -2147,13 +2151,16 @@ def test_a_build_that_fails_or_is_cancelled_is_tried_again_by_the_next_trial(
             raise failure
         return build(self)
 
-    async def slow(self: Any, **source: str) -> Any:
-        started.set()
-        await forever()
+    def slow(self: Any, **source: str) -> Any:
+        loop.call_soon_threadsafe(started.set)
+        answers.wait(30)
+        return Done(RuntimeError("too late"))
 
     monkeypatch.setattr(BasicLoopAgent, "_build_llm", flaky)
 
     async def main() -> None:
+        nonlocal loop
+        loop = asyncio.get_running_loop()
         with pytest.raises(RuntimeError, match="no tokenizer"):
             await agent().setup(ScriptedEnvironment())
         with monkeypatch.context() as patch:
@@ -2166,6 +2173,7 @@ def test_a_build_that_fails_or_is_cancelled_is_tried_again_by_the_next_trial(
                 await trial
             assert context.stop_reason == "cancelled"
             assert context.metadata["n_episodes"] == 0
+            answers.set()
         one, other = await asyncio.gather(agent()._shared_llm(), agent()._shared_llm())
         assert one is other
 
@@ -2354,18 +2362,19 @@ def test_every_use_of_the_tokenizer_holds_its_lock(
     assert unlocked == []
 
 
-def test_two_threads_open_one_service(monkeypatch):
-    opened = []
+def test_two_threads_open_one_session(tinker_service, monkeypatch):
+    fake = tinker_service()
 
-    def slow(api_base: str | None) -> Any:
-        opened.append(api_base)
+    def slow() -> FakeService:
         time.sleep(0.1)
-        return SimpleNamespace(holder=None, close=lambda status: Done(None))
+        return fake()
 
-    monkeypatch.setattr(basic_loop_agent, "new_service", slow)
+    monkeypatch.setattr("tinker.ServiceClient", slow)
+    service = basic_loop_agent.TinkerService(None)
     with concurrent.futures.ThreadPoolExecutor() as pool:
-        services = list(pool.map(basic_loop_agent.open_service, [None] * 4))
-    assert len(opened) == len(set(map(id, services))) == 1
+        samplers = list(pool.map(lambda n: service.sampling_client(base_model=f"m{n}"), range(4)))
+    assert len(fake.services) == 1
+    assert len({id(sampler.service) for sampler in samplers}) == 1
 
 
 def test_the_calls_of_older_sdks_that_give_a_future_or_the_client_itself_work_too(
@@ -2375,7 +2384,7 @@ def test_the_calls_of_older_sdks_that_give_a_future_or_the_client_itself_work_to
     created, sampled = FakeService.create_sampling_client, FakeSampler.answer
 
     def create(self: FakeService, **source: str) -> FakeSampler:
-        return asyncio.run(created(self, **source))
+        return created(self, **source).result()
 
     def sample(self: FakeSampler, **call: Any) -> concurrent.futures.Future:
         return asyncio.run_coroutine_threadsafe(sampled(self, **call), loop)
@@ -2421,7 +2430,8 @@ import tinker
 from concurrent.futures import ThreadPoolExecutor
 
 class Service:
-    holder = None
+    def create_sampling_client(self, **source):
+        return source
     def close(self, status):
         # The end of the process waits for it, but not for long.
         time.sleep(60 if "hangs" in sys.argv else 0.5)
@@ -2430,10 +2440,9 @@ class Service:
 
 tinker.ServiceClient = Service
 
-async def main():
-    await asyncio.to_thread(basic_loop_agent.open_service, None)
-
-asyncio.run(main())
+service = basic_loop_agent.TinkerService(None)
+basic_loop_agent._services["this"] = service
+asyncio.run(asyncio.to_thread(service.sampling_client, base_model="m"))
 """
 
 
@@ -2466,8 +2475,8 @@ def test_the_real_sdk_warns_of_nothing_that_this_file_calls():
         ({"temperature": -0.1}, "temperature.*greater than or equal to 0"),
         ({"command_timeout_sec": 0}, "command_timeout_sec.*greater than or equal to 1"),
         ({"max_output_chars": 0}, "max_output_chars.*greater than or equal to 1"),
-        ({"model_path": "runs/1"}, "model_path must be a Tinker checkpoint: tinker://"),
-        ({"model_path": ""}, "model_path must be a Tinker checkpoint: tinker://"),
+        ({"model_path": "runs/1"}, "model_path.*tinker://"),
+        ({"model_path": ""}, "model_path.*tinker://"),
         ({"temperature": math.inf}, "temperature.*finite number"),
         ({"llm_kwargs": {"max_tokens": 3}}, "llm_kwargs holds max_tokens: use the option of that"),
         ({"llm_kwargs": {"model_name": "x"}}, "llm_kwargs holds model_name: use the option"),
