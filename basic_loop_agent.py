@@ -386,7 +386,11 @@ message. Each script starts in a fresh shell (files stay, variables and director
         end = f"end-of-{mark}"
         output, _, rest = valid_text(result.stdout).partition(end)
         why_ended = rest.rpartition(end)[2]
-        parts = [output[: 2 * most + 100], valid_text(result.stderr), why_ended]
+        parts = [
+            output[: 2 * most + 100],
+            valid_text(result.stderr),
+            why_ended,
+        ]
         shown = "\n".join(part.removesuffix("\n") for part in parts if part)
         return f"Exit code: {result.return_code}\nOutput:\n{shown or '(none)'}"
 
@@ -706,7 +710,8 @@ class Conversation(Chat):
         except OutputLengthExceededError as cut:
             # Of the Responses API, or of another client: the text is all there is.
             reply = Reply(content=cut.truncated_response or "", cut_off=True)
-            self.messages.extend([user(prompt), {"role": "assistant", "content": reply.content}])
+            answer = {"role": "assistant", "content": reply.content}
+            self.messages.extend([user(prompt), answer])
         with_ids = self.options.collect_rollout_details
         turn = to_turn(reply, with_ids)
         self.turns.append(turn)
@@ -938,8 +943,10 @@ class TinkerMixin:
             # The tokenizer of the Inkling models has no list of its special texts.
             special = getattr(self._renderer.tokenizer, "get_added_vocab", dict)()
         texts = [re.escape(text) for text in special if len(text.strip()) > 1]
-        # The first character of each special text; (?!) matches nothing.
-        self._special = re.compile(f"(?=(?:{'|'.join(texts) or '(?!)'})).", re.DOTALL)
+        # (?!) matches nothing.
+        any_text = "|".join(texts) or "(?!)"
+        # The first character of each of them.
+        self._special = re.compile(f"(?=(?:{any_text})).", re.DOTALL)
         self._service = _services.setdefault(service_key(api_base), TinkerService(api_base))
         self._connecting = threading.Lock()
 
@@ -1185,11 +1192,13 @@ def check_model(
         check_tinker_key()
         return
     # litellm answers itself; and only the OpenAI client wants a key for any server.
-    has_own_server = options.api_base and provider != "openai"
-    needs_no_key = (
-        has_own_server or {"api_key", "mock_response"} & (options.llm_kwargs or {}).keys()
-    )
-    if needs_no_key or f"{provider.upper()}_API_KEY" in os.environ:
+    given = options.llm_kwargs or {}
+    if (
+        f"{provider.upper()}_API_KEY" in os.environ
+        or "api_key" in given
+        or "mock_response" in given
+        or (options.api_base and provider != "openai")
+    ):
         return
     from litellm import validate_environment
 
@@ -1448,7 +1457,11 @@ def to_tinker(trajectory: Trajectory) -> "tinker_cookbook.rl.types.Trajectory": 
         stop_reason = "length" if cut_off else "stop"
         transition = types.Transition(
             ob=ModelInput.from_ints(turn.prompt_token_ids),
-            ac=TokensWithLogprobs(turn.completion_token_ids, turn.logprobs, stop_reason),
+            ac=TokensWithLogprobs(
+                tokens=turn.completion_token_ids,
+                maybe_logprobs=turn.logprobs,
+                stop_reason=stop_reason,
+            ),
             reward=0.0,
             episode_done=is_last,
         )
