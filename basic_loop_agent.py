@@ -638,9 +638,12 @@ def valid_text(text: str | bytes | None) -> str:
 
 @dataclass
 class Reply(LLMResponse):
-    """A reply of this file's clients; `cut_off` says whether it ended for its length."""
+    """A reply of this file's clients, with what Harbor's response has no field for."""
 
+    # Whether it ended for its length.
     cut_off: bool = False
+    # What it was sampled from: a tinker.ModelInput.
+    prompt: Any = None
 
 
 class Conversation(Chat):
@@ -665,7 +668,7 @@ class Conversation(Chat):
         self.turns: list[Turn] = []
         self.earlier: list[Turn] = []
         # The last reply, if the next prompt may go on from its tokens, and a copy of its messages.
-        self.goes_on_from: LLMResponse | None = None
+        self.goes_on_from: Reply | None = None
         self._as_sent: list[Message] = []
         self._unsent: list[str] = []
 
@@ -980,7 +983,7 @@ class TinkerMixin:
         client = self._sampling_client or await in_thread(self.connect)
         last = conversation.goes_on_from if conversation else None
         with _tokenizing:
-            prompt_ids = self._next_prompt([*message_history, user(prompt)], last)
+            model_input, prompt_ids = self._next_prompt([*message_history, user(prompt)], last)
         room = self._context_limit - len(prompt_ids)
         if room < 1:
             raise ContextLengthExceededError(
@@ -995,7 +998,7 @@ class TinkerMixin:
             top_p=self._top_p,
         )
         sample = {
-            "prompt": tinker.ModelInput.from_ints(prompt_ids),
+            "prompt": model_input,
             "num_samples": 1,
             "sampling_params": params,
         }
@@ -1027,26 +1030,33 @@ class TinkerMixin:
             completion_token_ids=completion_ids,
             logprobs=None if sequence.logprobs is None else list(sequence.logprobs),
             cut_off=cut_off,
+            prompt=model_input,
         )
 
     def _next_prompt(
         self,
         messages: list[Message],
-        last: LLMResponse | None,
-    ) -> list[int]:
+        last: Reply | None,
+    ) -> tuple[Any, list[int]]:
         """The last prompt, its completion as sampled, and what the template puts around a message.
 
         Rendered from the messages where that cannot be trusted: in the first turn, after an edit
         of the history, and after a reply that has no stop token or another than the template's.
         """
+        from tinker import EncodedTextChunk
+
         if last and last.completion_token_ids and self._boundary:
             rendered = self._render([*_PROBE, messages[-1]])
             end = len(self._boundary)
             is_known = rendered[:end] == self._boundary
             # The stop token that was sampled is not repeated.
             if is_known and last.completion_token_ids[-1] == self._boundary[-1]:
-                return last.prompt_token_ids + last.completion_token_ids + rendered[end:]
-        return self._render(messages)
+                new = last.completion_token_ids + rendered[end:]
+                # In chunks: the SDK checks each token, but of the new one only.
+                model_input = last.prompt.append(EncodedTextChunk(tokens=new))
+                return model_input, last.prompt_token_ids + new
+        model_input = self._renderer.build_generation_prompt(messages)
+        return model_input, model_input.to_ints()
 
     def _find_boundary(self) -> list[int] | None:
         """The tokens of `_PROBE`, the stop token that ends the assistant's turn the last of them.
