@@ -19,7 +19,7 @@ import os
 import re
 import shlex
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -210,6 +210,8 @@ class Turn:
     usage: UsageInfo | None = None
     # Whether the reply ended for its length.
     cut_off: bool = False
+    # Whether the prompt does not begin with the turn before: its prompt and its completion.
+    breaks_prefix: bool = False
     # What the reply asked to run, and what the model was told after it.
     script: str | None = None
     told: str | None = None
@@ -256,7 +258,6 @@ message. Each script starts in a fresh shell (files stay, variables and director
     def __init__(self, *, model_name: str | None, **kwargs: Any) -> None:
         super().__init__(model_name=model_name, **kwargs)
         check_model(model_name, self.options)
-        self._conversation: Conversation | None = None
 
     @classmethod
     def preflight(
@@ -288,7 +289,8 @@ message. Each script starts in a fresh shell (files stay, variables and director
         context: AgentContext,
     ) -> None:
         """Solve a task in a new conversation."""
-        self._conversation = None
+        session_id = self.options.session_id or self.session_id
+        self._conversation = Conversation(self._system_message(), self.options, session_id)
         await self.resume(instruction, environment, context)
 
     async def resume(
@@ -297,13 +299,11 @@ message. Each script starts in a fresh shell (files stay, variables and director
         environment: BaseEnvironment,
         context: AgentContext,
     ) -> None:
-        """Go on with the conversation. Only this call's turns are recorded.
+        """Go on with the conversation that `run` began. Only this call's turns are recorded.
 
         They are on the context and in the files before anything is raised.
         """
-        conversation = self._conversation or Conversation(self._system_message(), self.options)
-        self._conversation = conversation
-        conversation.session_id = self.options.session_id or self.session_id
+        conversation = self._conversation
         conversation.begin(instruction)
         try:
             conversation.use(await self._shared_llm())
@@ -420,7 +420,7 @@ message. Each script starts in a fresh shell (files stay, variables and director
         if self.options.collect_rollout_details:
             context.rollout_details = rollout_details(turns)
             n_trainable = sum(turn.is_trainable for turn in turns)
-            n_breaks = count_prefix_breaks([*conversation.earlier, *turns])
+            n_breaks = sum(turn.breaks_prefix for turn in turns)
             context.metadata["n_turns_without_ids"] = len(turns) - n_trainable
             context.metadata["n_prefix_breaks"] = n_breaks
             if n_breaks:
@@ -492,12 +492,9 @@ message. Each script starts in a fresh shell (files stay, variables and director
     async def _shared_llm(self) -> Any:
         """The client of this event loop and configuration, which all its trials share."""
         clients = _clients.setdefault(asyncio.get_running_loop(), LoopClients())
-        return await clients.get(self._cache_key(), self._connected_llm)
-
-    def _connected_llm(self) -> Any:
-        llm = self._build_llm()
+        llm = await clients.get(self._cache_key(), self._build_llm)
         if isinstance(llm, TinkerMixin):
-            llm.connect()
+            await in_thread(llm.connect)
         return llm
 
 
@@ -638,12 +635,9 @@ def valid_text(text: str | bytes | None) -> str:
 
 @dataclass
 class Reply(LLMResponse):
-    """A reply of this file's clients, with what Harbor's response has no field for."""
+    """A reply of this file's clients; `cut_off` says whether it ended for its length."""
 
-    # Whether it ended for its length.
     cut_off: bool = False
-    # What it was sampled from: a tinker.ModelInput.
-    prompt: Any = None
 
 
 class Conversation(Chat):
@@ -656,19 +650,21 @@ class Conversation(Chat):
         self,
         system: str,
         options: BasicLoopOptions,
+        session_id: str | None,
     ) -> None:
         super().__init__(model=None)
         self.options = options
-        self.session_id: str | None = None
+        self.session_id = session_id
         self.system = valid_text(system)
         if system:
             self.messages.append({"role": "system", "content": self.system})
-        # What this run began with, its turns, and the last turn of the run before.
+        # What this run began with, and its turns.
         self.instruction = ""
         self.turns: list[Turn] = []
-        self.earlier: list[Turn] = []
-        # The last reply, if the next prompt may go on from its tokens, and a copy of its messages.
-        self.goes_on_from: Reply | None = None
+        # The prompt and the completion of the last turn; those that the next prompt goes on from.
+        self._last_ids: list[int] = []
+        self.goes_on_from: list[int] = []
+        # A copy of the messages after that turn, and what the model was not yet told.
         self._as_sent: list[Message] = []
         self._unsent: list[str] = []
 
@@ -679,7 +675,6 @@ class Conversation(Chat):
 
     def begin(self, instruction: str) -> None:
         """Start a run: the model is told this next, after what it was not yet told."""
-        self.earlier = self.turns[-1:] or self.earlier
         self.turns = []
         self.instruction = valid_text(instruction)
         self._unsent.append(self.instruction)
@@ -701,28 +696,22 @@ class Conversation(Chat):
 
         Raises what the client raises, and RuntimeError where ids were asked for and none came.
         """
-        if self.messages != self._as_sent:
-            # Edited: it is rendered anew.
-            self.goes_on_from = None
+        is_edited = self.messages != self._as_sent
+        if is_edited:
             self._as_sent = []
-        prompt = "\n\n".join(self._unsent)
-        is_ours = isinstance(self._model, TinkerMixin | LiteLLMMixin)
-        kwargs = {"conversation": self} if is_ours else {}
-        try:
-            reply = await self.chat(prompt, **kwargs)
-        except OutputLengthExceededError as cut:
-            # Of the Responses API, or of another client: the text is all there is.
-            reply = Reply(content=cut.truncated_response or "", cut_off=True)
-            answer = {"role": "assistant", "content": reply.content}
-            self.messages.extend([user(prompt), answer])
+        rerender = is_edited or self.options.rerender_history
+        self.goes_on_from = [] if rerender else self._last_ids
+        reply = await self.chat("\n\n".join(self._unsent), conversation=self)
         with_ids = self.options.collect_rollout_details
         turn = to_turn(reply, with_ids)
         self.turns.append(turn)
         self._unsent.clear()
-        if not self.options.rerender_history:
-            self.goes_on_from = reply
         # Copies, so that an edit is noticed; of what is new, so that each turn costs the same.
         self._as_sent += copy.deepcopy(self.messages[len(self._as_sent) :])
+        if reply.prompt_token_ids:
+            begins_with = reply.prompt_token_ids[: len(self._last_ids)]
+            turn.breaks_prefix = begins_with != self._last_ids
+            self._last_ids = reply.prompt_token_ids + (reply.completion_token_ids or [])
         must_have_ids = self.options.model_client == "litellm" and with_ids
         ids = (turn.prompt_token_ids, turn.completion_token_ids, turn.logprobs)
         if must_have_ids and len(self.turns) == 1 and None in ids:
@@ -737,7 +726,7 @@ def user(text: str) -> Message:
 
 
 def to_turn(
-    reply: LLMResponse,
+    reply: Reply,
     with_ids: bool,
 ) -> Turn:
     """The record of a reply; the only place that makes one."""
@@ -753,7 +742,7 @@ def to_turn(
         # Some renderers put a second tag before what began with one.
         thinking=valid_text(thinking).lstrip().removeprefix("<think>"),
         usage=reply.usage,
-        cut_off=isinstance(reply, Reply) and reply.cut_off,
+        cut_off=reply.cut_off,
         timestamp=datetime.now(UTC).isoformat(),
     )
 
@@ -807,16 +796,6 @@ def rollout_details(turns: list[Turn]) -> list[RolloutDetail] | None:
         logprobs=[turn.logprobs or [] for turn in kept],
     )
     return [detail] if kept else None
-
-
-def count_prefix_breaks(turns: list[Turn]) -> int:
-    """How many prompts do not begin with the turn before: its prompt and its completion."""
-    with_ids = [turn for turn in turns if turn.prompt_token_ids and turn.completion_token_ids]
-    n_breaks = 0
-    for last, turn in itertools.pairwise(with_ids):
-        context = last.prompt_token_ids + last.completion_token_ids
-        n_breaks += turn.prompt_token_ids[: len(context)] != context
-    return n_breaks
 
 
 def total_usage(turns: list[Turn]) -> atif.FinalMetrics:
@@ -970,8 +949,8 @@ class TinkerMixin:
     async def call(
         self,
         prompt: str,
-        message_history: Sequence[Message] = (),
-        conversation: Conversation | None = None,
+        message_history: list[Message],
+        conversation: Conversation,
         **kwargs: Any,
     ) -> Reply:
         """Sample one reply; its content is text, or a list of parts as soon as the model thinks.
@@ -981,9 +960,9 @@ class TinkerMixin:
         import tinker
 
         client = self._sampling_client or await in_thread(self.connect)
-        last = conversation.goes_on_from if conversation else None
+        messages = [*message_history, user(prompt)]
         with _tokenizing:
-            model_input, prompt_ids = self._next_prompt([*message_history, user(prompt)], last)
+            prompt_ids = self._next_prompt(messages, conversation.goes_on_from)
         room = self._context_limit - len(prompt_ids)
         if room < 1:
             raise ContextLengthExceededError(
@@ -997,8 +976,10 @@ class TinkerMixin:
             top_k=self._top_k,
             top_p=self._top_p,
         )
+        # Unchecked, for pydantic would look at each token of a long prompt in each turn.
+        chunk = tinker.EncodedTextChunk.model_construct(tokens=prompt_ids)
         sample = {
-            "prompt": model_input,
+            "prompt": tinker.ModelInput(chunks=[chunk]),
             "num_samples": 1,
             "sampling_params": params,
         }
@@ -1030,33 +1011,26 @@ class TinkerMixin:
             completion_token_ids=completion_ids,
             logprobs=None if sequence.logprobs is None else list(sequence.logprobs),
             cut_off=cut_off,
-            prompt=model_input,
         )
 
     def _next_prompt(
         self,
         messages: list[Message],
-        last: Reply | None,
-    ) -> tuple[Any, list[int]]:
-        """The last prompt, its completion as sampled, and what the template puts around a message.
+        goes_on_from: list[int],
+    ) -> list[int]:
+        """The ids of the last turn as sampled, and what the template puts around the new message.
 
         Rendered from the messages where that cannot be trusted: in the first turn, after an edit
         of the history, and after a reply that has no stop token or another than the template's.
         """
-        from tinker import EncodedTextChunk
-
-        if last and last.completion_token_ids and self._boundary:
+        if goes_on_from and self._boundary:
             rendered = self._render([*_PROBE, messages[-1]])
             end = len(self._boundary)
             is_known = rendered[:end] == self._boundary
             # The stop token that was sampled is not repeated.
-            if is_known and last.completion_token_ids[-1] == self._boundary[-1]:
-                new = last.completion_token_ids + rendered[end:]
-                # In chunks: the SDK checks each token, but of the new one only.
-                model_input = last.prompt.append(EncodedTextChunk(tokens=new))
-                return model_input, last.prompt_token_ids + new
-        model_input = self._renderer.build_generation_prompt(messages)
-        return model_input, model_input.to_ints()
+            if is_known and goes_on_from[-1] == self._boundary[-1]:
+                return goes_on_from + rendered[end:]
+        return self._render(messages)
 
     def _find_boundary(self) -> list[int] | None:
         """The tokens of `_PROBE`, the stop token that ends the assistant's turn the last of them.
@@ -1065,13 +1039,11 @@ class TinkerMixin:
         """
         short = self._render([*_PROBE, user("d")])
         long = self._render([*_LONGER_PROBE, user("d")])
-        # Where their common end begins.
-        start = len(short)
-        for one, other in zip(reversed(short), reversed(long), strict=False):
-            if one != other:
-                break
-            start -= 1
-        boundary = short[: start + 1]
+        # Their common end begins behind "b" and "c".
+        n_common = 0
+        while short[-1 - n_common] == long[-1 - n_common]:
+            n_common += 1
+        boundary = short[: len(short) - n_common + 1]
         return boundary if boundary[-1] in self._stop else None
 
     def _render(self, messages: list[Message]) -> list[int]:
@@ -1150,20 +1122,24 @@ class LiteLLMMixin:
     async def call(
         self,
         prompt: str,
-        message_history: Sequence[Message] = (),
-        conversation: Conversation | None = None,
+        message_history: list[Message],
+        conversation: Conversation,
         **kwargs: Any,
     ) -> Reply:
         """One model call. Raises what Harbor's LiteLLM raises, after its three attempts."""
-        if conversation and conversation.session_id:
-            session_id = conversation.session_id
+        session_id = conversation.session_id
+        if session_id:
             headers = self._llm_kwargs.get("extra_headers") or {}
             kwargs["extra_headers"] = {**headers, "X-Session-ID": session_id}
             # Closed APIs refuse fields that they do not know, and return no ids either.
             if self._collect_rollout_details:
                 kwargs["extra_body"] = {"session_id": session_id}
         _finish_reason.set("")
-        response = await super().call(prompt, list(message_history), **kwargs)
+        try:
+            response = await super().call(prompt, message_history, **kwargs)
+        except OutputLengthExceededError as cut:
+            # Of the Responses API: the text is all there is.
+            return Reply(content=valid_text(cut.truncated_response), cut_off=True)
         reply = Reply(**vars(response), cut_off=_finish_reason.get() == "length")
         # A lone surrogate would fail the next call.
         reply.content = valid_text(reply.content)
@@ -1293,7 +1269,7 @@ class TinkerService:
                 self.client, unused = unused, self.client
                 return sampling_client
             finally:
-                finish(unused)
+                start(finish, unused)
 
     def _create(self, client: Any, source: dict[str, str]) -> Any:
         created = client.create_sampling_client(**source)
@@ -1311,22 +1287,14 @@ def service_key(api_base: str | None) -> tuple:
     return server, os.environ.get("TINKER_API_KEY")
 
 
-def finish(client: Any) -> threading.Thread:
-    """Finish a client's session in the background, for it blocks while the service is down."""
-
-    def close() -> None:
-        # It may be gone, and nobody is left to tell.
-        with contextlib.suppress(Exception):
-            client.close("success").result(timeout=5)
-
-    thread = threading.Thread(target=close, daemon=True)
-    thread.start()
-    return thread
+def finish(client: Any) -> None:
+    """Finish a client's session. Blocks while the service is down."""
+    client.close("success").result(timeout=5)
 
 
 def _finish_all() -> None:
-    for service in _services.values():
-        finish(service.client).join(timeout=5)
+    finishing = [start(finish, service.client) for service in _services.values()]
+    concurrent.futures.wait(finishing, timeout=5)
 
 
 # Private in the standard library (3.12 to 3.14): by `atexit`, the SDK can start no thread. What is
@@ -1334,8 +1302,8 @@ def _finish_all() -> None:
 threading._register_atexit(_finish_all)
 
 
-async def in_thread(function: Callable, *args: Any) -> Any:
-    """Like asyncio.to_thread, but in a daemon thread.
+def start(function: Callable, *args: Any) -> concurrent.futures.Future:
+    """Run a function in a daemon thread.
 
     While Tinker is down its SDK retries for minutes, and Python waits at exit for other threads.
     """
@@ -1350,7 +1318,12 @@ async def in_thread(function: Callable, *args: Any) -> Any:
             future.set_exception(error)
 
     threading.Thread(target=work, daemon=True).start()
-    return await asyncio.wrap_future(future)
+    return future
+
+
+async def in_thread(function: Callable, *args: Any) -> Any:
+    """Like asyncio.to_thread, but in a daemon thread."""
+    return await asyncio.wrap_future(start(function, *args))
 
 
 # Training data.
@@ -1435,18 +1408,14 @@ _trial_to_trajectory = trial_to_trajectory
 
 def turns_of(segment: RolloutDetail, trial_name: str) -> list[Turn]:
     """The turns of a RolloutDetail. Raises ValueError if it cannot be trained on."""
-    prompts = segment.get("prompt_token_ids") or []
-    completions = segment.get("completion_token_ids") or []
-    logprobs = segment.get("logprobs") or []
-    turns = list(map(Turn, prompts, completions, logprobs))
-    if not all(turn.has_finite_logprobs for turn in turns):
-        raise ValueError(f"trial {trial_name}: a logprob is not finite, do not train on it")
-    aligned = len(prompts) == len(completions) == len(logprobs)
-    for turn in turns:
-        aligned = aligned and len(turn.completion_token_ids) == len(turn.logprobs)
-    if not aligned:
+    names = ("prompt_token_ids", "completion_token_ids", "logprobs")
+    lists = [segment.get(name) or [] for name in names]
+    # Where one list is shorter, a turn has None.
+    turns = [Turn(*parts) for parts in itertools.zip_longest(*lists)]
+    if not all(turn.is_trainable for turn in turns):
         raise ValueError(
-            f"trial {trial_name}: token ids and logprobs are not aligned, do not train on them"
+            f"trial {trial_name}: token ids and logprobs are not aligned, or a logprob is not "
+            "finite: do not train on them"
         )
     return turns
 

@@ -1555,21 +1555,26 @@ def test_a_second_run_starts_clean_and_resume_goes_on(agent, tinker_service):
     assert second.turns == fake.returned[2:]
 
 
-def test_another_client_that_gives_no_more_than_the_text_of_a_cut_off_reply_is_gone_on_with(
+def test_a_cut_off_reply_of_the_responses_api_keeps_its_text_and_is_gone_on_with(
     agent, monkeypatch
 ):
-    from harbor.llms.lite_llm import LiteLLM
+    import litellm
 
-    class Plain(BasicLoopAgent):
-        def _build_llm(self) -> Any:
-            return LiteLLM(self.model_name)
+    requests = []
 
-    requests = api(monkeypatch, "one", finish="length")
-    one, context = agent(Plain, model_client="litellm"), Context()
+    async def aresponses(**request: Any) -> Any:
+        requests.append(request)
+        part = SimpleNamespace(type="output_text", text="one")
+        output = [SimpleNamespace(type="message", content=[part])]
+        reason = SimpleNamespace(reason="max_output_tokens")
+        return SimpleNamespace(output=output, status="incomplete", incomplete_details=reason)
+
+    monkeypatch.setattr(litellm, "aresponses", aresponses)
+    one, context = agent(model_client="litellm", llm_kwargs={"use_responses_api": True}), Context()
     assert run(one, instruction="a", context=context).stop_reason == "max_tokens"
     assert completion(one) == "one"
     asyncio.run(one.resume("b", ScriptedEnvironment(), Context()))
-    assert [message["content"] for message in requests[-1]["messages"]] == ["a", "one", "b"]
+    assert [message["content"] for message in requests[-1]["input"]] == ["a", "one", "b"]
 
 
 def test_an_answer_of_an_earlier_step_is_never_left_to_be_scored(agent, tinker_service):
