@@ -149,6 +149,7 @@ class BasicLoopOptions(
 
     @model_validator(mode="after")
     def _fits_the_client(self) -> Self:
+        """Refuse what the client cannot do, and fill in the one default that depends on it."""
         # Harbor 0.25 adds options that are not this agent's, such as reasoning_effort.
         own = type(self).model_fields.keys() - AgentOptions.model_fields.keys()
         taken = (own | {"model_name"}) & (self.llm_kwargs or {}).keys()
@@ -173,7 +174,7 @@ class BasicLoopOptions(
 class StopReason(StrEnum):
     """Why a run ended, under the names of `tinker_cookbook.rl.types.StopReason` where it has them.
 
-    The trial is scored after all of them but ERROR, and Ctrl-C.
+    The trial is scored after all of them but ERROR; after CANCELLED by a timeout, not by Ctrl-C.
     """
 
     # The reply holds no command, or was the one completion asked for.
@@ -206,7 +207,7 @@ class Turn:
     # The reply, and the thinking that is no part of it.
     text: str = ""
     thinking: str = ""
-    # Tokens, and US dollars, where 0.0 is Harbor's way to say unknown.
+    # A cost of 0.0 US dollars means unknown (Harbor's convention).
     usage: UsageInfo | None = None
     # Whether the reply ended for its length.
     cut_off: bool = False
@@ -372,7 +373,8 @@ message. Each script starts in a fresh shell (files stay, variables and director
         if size > 120_000:
             return f"Not run: the script is too long ({size:,} bytes). Split it into smaller ones."
         try:
-            # Docker's own limit would raise RuntimeError and end the trial: ours comes first.
+            # Three limits, the innermost first: the script's, ours, the environment's own, at which
+            # Docker's raises RuntimeError and would end the trial.
             async with asyncio.timeout(limit + 20):
                 result = await environment.exec(command, timeout_sec=limit + 60)
         except (TimeoutError, asyncio.CancelledError) as ended:
@@ -382,7 +384,8 @@ message. Each script starts in a fresh shell (files stay, variables and director
                 raise
             return f"Exit code: 124\nOutput:\n[no answer; the time limit is {limit} seconds]"
         # As _RUN prints it: the output, the mark, what came from the background since, the mark,
-        # why the script was ended. (A script can write around _RUN, so it is cut here too.)
+        # why the script was ended. A script can write around _RUN, so it is cut here too: at twice
+        # `most`, for bytes that are no text become longer.
         end = f"end-of-{mark}"
         output, _, rest = valid_text(result.stdout).partition(end)
         why_ended = rest.rpartition(end)[2]
@@ -556,10 +559,10 @@ end_all() {
   done
 }
 """
-# The output goes through a pipe into a file, so that no more than BYTES of it are returned,
-# whatever is written; past `most` the script is ended, and a second file, .full, says so. A process
-# left in the background keeps the pipe, and `cat` reads on for it; so a line behind the script's
-# last one, end-of-MARK, shows that all before it has reached the file.
+# The output goes through a pipe: `tee` fills a file, of which no more than BYTES are returned, and
+# `head` counts; past `most` the script is ended, and a second file, .full, says so. A process left
+# in the background keeps the pipe, and `cat` reads on for it; so a line behind the script's last
+# one, end-of-MARK, shows that all before it has reached the file.
 _RUN = (
     _END_ALL
     + r"""
@@ -624,7 +627,7 @@ async def end_script(environment: BaseEnvironment, mark: str) -> None:
 
 
 def valid_text(text: str | bytes | None) -> str:
-    """Text that tokenizers and files accept: surrogate pairs are joined, lone ones replaced."""
+    """Text that tokenizers and files accept: lone surrogates are replaced, None becomes ""."""
     if isinstance(text, bytes):
         text = text.decode("utf-8", "replace")
     return (text or "").encode("utf-16", "surrogatepass").decode("utf-16", "replace")
@@ -786,8 +789,8 @@ def split_thinking(text: str) -> tuple[str, str]:
 def rollout_details(turns: list[Turn]) -> list[RolloutDetail] | None:
     """One Harbor RolloutDetail, an entry per turn in each list; None without any ids.
 
-    Turns that cannot be trained on are left out. (Chat.rollout_details appends to each list by
-    itself, so one missing piece would misalign all that follow.)
+    Turns that cannot be trained on are left out. (Chat.rollout_details does not: one missing piece
+    misaligns all that follow.)
     """
     kept = [turn for turn in turns if turn.is_trainable]
     detail = RolloutDetail(
@@ -870,7 +873,7 @@ def write_file(path: Path, text: str) -> None:
 
     With Docker the folder is the container's /logs/agent, where a command may have put a link, a
     pipe or a folder of this name: nothing there is opened, and a folder is moved aside. A process
-    in the background may do so again and again, and take our file away: so we try again.
+    in the background may do so again and again, and take our file away: so we try again, at once.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_name(f"{path.name}.{uuid4().hex}")
@@ -941,7 +944,7 @@ class TinkerMixin:
         if self._model_path is None:
             source = {"base_model": self._model_name}
         with self._connecting:
-            # Else another trial was faster.
+            # Unless another trial has replaced it already.
             if self._sampling_client is gone:
                 self._sampling_client = self._service.sampling_client(**source)
             return self._sampling_client
@@ -1033,7 +1036,7 @@ class TinkerMixin:
         return self._render(messages)
 
     def _find_boundary(self) -> list[int] | None:
-        """The tokens of `_PROBE`, the stop token that ends the assistant's turn the last of them.
+        """The tokens of `_PROBE` up to and with the stop token of its reply.
 
         None if what follows is not the same in a longer conversation.
         """
@@ -1065,7 +1068,7 @@ class TinkerMixin:
         # Renderers search for them in time that grows with the square of their number.
         if decoded.count("<think>") + decoded.count("<tool_call>") > 100:
             return f"<think>{decoded}"
-        # Renderers leave a reply without a stop token as it is, thinking and all.
+        # Renderers leave a reply without a stop token as it is, thinking and all: any will do.
         stop = self._stop[0]
         if cut_off and isinstance(stop, int):
             completion_ids = [token for token in completion_ids if token != stop]
@@ -1079,8 +1082,8 @@ class TinkerMixin:
         # Many templates open the thinking in the prompt. It may never be closed, or be closed
         # where the renderer does not see it. gpt-oss may be cut off in the header of a message.
         is_opened = decode(prompt_ids[-4:]).rstrip().endswith("<think>")
-        is_unseen = "</think>" not in decoded or isinstance(content, str)
-        if (is_opened and is_unseen) or text.startswith("<|channel|>"):
+        may_be_unclosed = "</think>" not in decoded or isinstance(content, str)
+        if (is_opened and may_be_unclosed) or text.startswith("<|channel|>"):
             return "<think>" + text.removeprefix("<think>")
         return content
 
@@ -1146,8 +1149,8 @@ class LiteLLMMixin:
         return reply
 
     def _extract_usage_info(self, response: Any) -> UsageInfo | None:
-        # `call` (Harbor 0.13 to 0.25) looks at finish_reason after this method: a reply that was
-        # cut off would become an error there, without its ids and usage.
+        # A hook: `call` (Harbor 0.13 to 0.25) looks at finish_reason after this, and a reply that
+        # was cut off would become an error there, without its ids and usage.
         choice = response["choices"][0]
         _finish_reason.set(choice["finish_reason"])
         if choice["finish_reason"] == "length":
@@ -1235,7 +1238,7 @@ class LoopClients:
         return client
 
 
-# By event loop.
+# Weak: a closed event loop's clients go with it.
 _clients = WeakKeyDictionary()
 
 
@@ -1402,7 +1405,7 @@ def trial_to_trajectory(trial: TrialResult) -> Trajectory | None:
     )
 
 
-# The name under which it was first copied.
+# Kept for code that was written against its first name.
 _trial_to_trajectory = trial_to_trajectory
 
 

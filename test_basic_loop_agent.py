@@ -2212,7 +2212,9 @@ def test_the_cache_drops_the_least_recently_used_client_and_those_of_a_closed_lo
 def test_more_configurations_than_the_cache_keeps_are_built_once_each(
     agent, tinker_service, tmp_path
 ):
-    fake = tinker_service()
+    # Tokenized before, for the fake takes no lock.
+    tokens = tinker_service().encode("hello", "stop")
+    fake = tinker_service(Sampled(tokens=tokens))
 
     async def main() -> None:
         trials = []
