@@ -497,7 +497,7 @@ message. Each script starts in a fresh shell (files stay, variables and director
         clients = _clients.setdefault(asyncio.get_running_loop(), LoopClients())
         llm = await clients.get(self._cache_key(), self._build_llm)
         if isinstance(llm, TinkerMixin):
-            await in_thread(llm.connect)
+            await llm.connect()
         return llm
 
 
@@ -933,21 +933,28 @@ class TinkerMixin:
         # The first character of each of them.
         self._special = re.compile(f"(?=(?:{any_text})).", re.DOTALL)
         self._service = _services.setdefault(service_key(api_base), TinkerService(api_base))
-        self._connecting = threading.Lock()
+        self._opening: asyncio.Task | None = None
 
-    def connect(self, gone: Any = None) -> Any:
-        """The sampling client, or another in the place of one that is gone. Blocks.
+    async def connect(self, gone: Any = None) -> Any:
+        """The sampling client, or another in the place of one that is gone.
 
         Raises what the SDK raises, as for a checkpoint that does not exist.
         """
+        if self._sampling_client is gone:
+            # One attempt for all trials that wait for it. It goes on if they are cancelled.
+            self._opening = self._opening or asyncio.create_task(self._open())
+            await asyncio.shield(self._opening)
+        return self._sampling_client
+
+    async def _open(self) -> None:
         source = {"model_path": self._model_path}
         if self._model_path is None:
             source = {"base_model": self._model_name}
-        with self._connecting:
-            # Unless another trial has replaced it already.
-            if self._sampling_client is gone:
-                self._sampling_client = self._service.sampling_client(**source)
-            return self._sampling_client
+        try:
+            self._sampling_client = await in_thread(self._service.sampling_client, source)
+        finally:
+            # A task refers to its event loop, and would keep it for good.
+            self._opening = None
 
     async def call(
         self,
@@ -962,7 +969,6 @@ class TinkerMixin:
         """
         import tinker
 
-        client = self._sampling_client or await in_thread(self.connect)
         messages = [*message_history, user(prompt)]
         with _tokenizing:
             prompt_ids = self._next_prompt(messages, conversation.goes_on_from)
@@ -981,26 +987,26 @@ class TinkerMixin:
         )
         # Unchecked, for pydantic would look at each token of a long prompt in each turn.
         chunk = tinker.EncodedTextChunk.model_construct(tokens=prompt_ids)
-        sample = {
-            "prompt": tinker.ModelInput(chunks=[chunk]),
-            "num_samples": 1,
-            "sampling_params": params,
-        }
         try:
-            response = await finished(client.sample(**sample))
+            response = await self._sample(
+                prompt=tinker.ModelInput(chunks=[chunk]),
+                num_samples=1,
+                sampling_params=params,
+            )
         except Exception as error:
             if says_context_is_full(error):
                 raise ContextLengthExceededError(str(error)) from error
-            if not is_gone(error):
-                raise
-            # Once more, on a new session.
-            client = await in_thread(self.connect, client)
-            response = await finished(client.sample(**sample))
+            raise
         sequence = response.sequences[0]
         completion_ids = list(sequence.tokens)
         cut_off = sequence.stop_reason == "length"
-        with _tokenizing:
-            content = self._parse(prompt_ids, completion_ids, cut_off)
+        try:
+            with _tokenizing:
+                content = self._parse(prompt_ids, completion_ids, cut_off)
+        except Exception as error:
+            # What no template writes is neither an answer nor commands.
+            self._logger.warning("a reply that the renderer cannot read: %s", error)
+            content = ""
         usage = UsageInfo(
             prompt_tokens=len(prompt_ids),
             completion_tokens=len(completion_ids),
@@ -1015,6 +1021,17 @@ class TinkerMixin:
             logprobs=None if sequence.logprobs is None else list(sequence.logprobs),
             cut_off=cut_off,
         )
+
+    async def _sample(self, **request: Any) -> Any:
+        """Sample. Once more, on a new session, where the service has ended the last."""
+        client = await self.connect()
+        try:
+            return await finished(client.sample(**request))
+        except Exception as error:
+            if not is_gone(error):
+                raise
+        client = await self.connect(gone=client)
+        return await finished(client.sample(**request))
 
     def _next_prompt(
         self,
@@ -1067,17 +1084,13 @@ class TinkerMixin:
         decoded = decode(completion_ids)
         # Renderers search for them in time that grows with the square of their number.
         if decoded.count("<think>") + decoded.count("<tool_call>") > 100:
-            return f"<think>{decoded}"
+            return "<think>" + decoded.replace("</think>", "")
         # Renderers leave a reply without a stop token as it is, thinking and all: any will do.
         stop = self._stop[0]
         if cut_off and isinstance(stop, int):
             completion_ids = [token for token in completion_ids if token != stop]
             completion_ids.append(stop)
-        try:
-            content = self._renderer.parse_response(completion_ids)[0]["content"]
-        except Exception:
-            # What no template writes is neither an answer nor commands.
-            return f"<think>{decoded}"
+        content = self._renderer.parse_response(completion_ids)[0]["content"]
         text = text_of(content)
         # Many templates open the thinking in the prompt. It may never be closed, or be closed
         # where the renderer does not see it. gpt-oss may be cut off in the header of a message.
@@ -1090,9 +1103,9 @@ class TinkerMixin:
 
 def is_gone(error: Exception) -> bool:
     """Whether a Tinker session, or a checkpoint, does not exist (any more)."""
-    # The SDK (0.38) has no class for what a service says that was closed.
-    is_closed = isinstance(error, RuntimeError) and str(error).endswith("is closed")
-    return is_closed or getattr(error, "status_code", None) in (404, 410)
+    # The SDK (0.38) has no class for what a client says that was closed, or one that polls.
+    text = re.compile(r"is closed$|polling failed.*code: (404|410)", re.DOTALL)
+    return getattr(error, "status_code", None) in (404, 410) or bool(text.search(str(error)))
 
 
 def says_context_is_full(error: Exception) -> bool:
@@ -1253,26 +1266,31 @@ class TinkerService:
         self._lock = threading.Lock()
         self.client: Any = None
 
-    def sampling_client(self, **source: str) -> Any:
+    def sampling_client(self, source: dict[str, str]) -> Any:
         """A sampling client, on a new session if the service has ended the last. Blocks."""
         import tinker
 
         with self._lock:
             if self.client is None:
                 self.client = tinker.ServiceClient(**self._arguments)
-            try:
-                return self._create(self.client, source)
-            except Exception as error:
-                if not is_gone(error):
-                    raise
-            # The session is over, or there is no such checkpoint: a new session tells.
-            unused = tinker.ServiceClient(**self._arguments)
-            try:
-                sampling_client = self._create(unused, source)
-                self.client, unused = unused, self.client
-                return sampling_client
-            finally:
-                start(finish, unused)
+            client = self.client
+        try:
+            return self._create(client, source)
+        except Exception as error:
+            if not is_gone(error):
+                raise
+        # The session is over, or there is no such checkpoint: a new session tells.
+        with self._lock:
+            if self.client is client:
+                unused = tinker.ServiceClient(**self._arguments)
+                try:
+                    sampling_client = self._create(unused, source)
+                    self.client, unused = unused, client
+                    return sampling_client
+                finally:
+                    start(finish, unused)
+        # Another trial was faster.
+        return self.sampling_client(source)
 
     def _create(self, client: Any, source: dict[str, str]) -> Any:
         created = client.create_sampling_client(**source)
@@ -1296,7 +1314,7 @@ def finish(client: Any) -> None:
 
 
 def _finish_all() -> None:
-    finishing = [start(finish, service.client) for service in _services.values()]
+    finishing = [start(finish, service.client) for service in list(_services.values())]
     concurrent.futures.wait(finishing, timeout=5)
 
 
