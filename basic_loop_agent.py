@@ -446,7 +446,10 @@ message. Each script starts in a fresh shell (files stay, variables and director
         write_file(self.logs_dir / "trajectory.json", view)
 
     def _build_llm(self) -> Any:
-        """A new client of this configuration. Takes seconds, so it is called in a thread."""
+        """A new client of this configuration; its `call` takes the conversation, too.
+
+        Takes seconds, so it is called in a thread.
+        """
         options = self.options
         kwargs = {
             **(options.llm_kwargs or {}),
