@@ -170,9 +170,12 @@ class ShellEnvironment:
     def __init__(self, **variables: str) -> None:
         self.variables = os.environ | variables
         self.results: list[ExecResult] = []
+        self.marks: list[str] = []
         self.left: list[Path] = []
 
     async def exec(self, command: str, **kwargs: Any) -> ExecResult:
+        arguments = shlex.split(command)
+        self.marks.append(arguments[arguments.index("basic-loop") + 1])
         process = await asyncio.create_subprocess_exec(
             *("sh", "-c", command),
             env=self.variables,
@@ -185,9 +188,7 @@ class ShellEnvironment:
             stdout=output.decode(errors="replace"), stderr=None, return_code=process.returncode
         )
         self.results.append(result)
-        arguments = shlex.split(command)
-        mark = arguments[arguments.index("basic-loop") + 1]
-        self.left += files_of(mark)
+        self.left += files_of(self.marks[-1])
         return result
 
 
@@ -1153,14 +1154,16 @@ def test_a_script_that_traps_what_runs_it_is_gone_with_it_when_the_trial_is_canc
     tinker_service(Sampled(bash(f"{trap}; : {own}")))
     one = agent(max_turns=2)
 
-    def traps() -> list[str]:
-        return [name for name in os.listdir("/dev/shm") if name.startswith("basic-loop-")]
+    environment = ShellEnvironment()
+
+    def traps() -> list[Path]:
+        return [path for mark in environment.marks for path in files_of(mark)]
 
     def is_set() -> bool:
-        return any(os.path.islink(f"/dev/shm/{name}") for name in traps())
+        return any(path.is_symlink() for path in traps())
 
     async def main() -> None:
-        trial = asyncio.create_task(one.run("x", ShellEnvironment(), Context()))
+        trial = asyncio.create_task(one.run("x", environment, Context()))
         for _ in range(3000):
             if is_set():
                 break
