@@ -2611,6 +2611,13 @@ def test_a_missing_key_is_found_when_the_trial_is_made_before_any_container(agen
     agent(**lite)
 
 
+@needs("tinker.auth", "tinker stores keys since 0.38")
+def test_a_key_that_tinker_has_stored_is_a_key(agent, monkeypatch):
+    monkeypatch.delenv("TINKER_API_KEY")
+    monkeypatch.setattr("tinker.auth.tinker_has_credentials", lambda: True)
+    assert agent().options.model_client == "tinker"
+
+
 def test_models_that_need_no_key_are_not_asked_for_one(agent):
     model_info = {"max_input_tokens": 99, "max_output_tokens": 99}
     prices = {"input_cost_per_token": 0.0, "output_cost_per_token": 0.0}
