@@ -8,9 +8,9 @@ commands, the conversation, what a trial leaves, the model clients, their cache,
 """
 
 import asyncio
-import concurrent.futures.thread
+import base64
+import concurrent.futures
 import contextlib
-import copy
 import importlib.util
 import inspect
 import itertools
@@ -19,6 +19,7 @@ import os
 import re
 import shlex
 import threading
+from collections import deque
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -29,7 +30,6 @@ from typing import Any, ClassVar, Literal, Self
 from uuid import uuid4
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
-import tenacity
 from harbor.agents.base import BaseAgent
 from harbor.environments.base import BaseEnvironment
 from harbor.llms.base import ContextLengthExceededError, LLMResponse, OutputLengthExceededError
@@ -41,7 +41,7 @@ from harbor.models.metric import UsageInfo
 from harbor.models.trial.result import TrialResult
 from pydantic import BaseModel, Field, model_validator
 
-__version__ = "0.3.0"
+__version__ = "0.4.0"
 
 # A chat message as Harbor and tinker-cookbook have it: its role, and its content.
 Message = dict[str, Any]
@@ -51,8 +51,16 @@ try:
     from harbor.agents.capabilities import AgentCapabilities
     from harbor.agents.options import AgentOptions
 
+    # 0.25 and later: --base-url and reasoning_effort are options of any agent.
+    newer = {"base_url", "reasoning_effort"} & AgentOptions.model_fields.keys()
+
     class HarborAgent(BaseAgent):
-        capabilities = AgentCapabilities(atif=True, resume=True)
+        capabilities = AgentCapabilities(atif=True, resume=True, **dict.fromkeys(newer, True))
+
+    if newer:
+        from harbor.agents.agent_auth_resolution import ModelConnectionSpec
+
+        HarborAgent.MODEL_CONNECTION = ModelConnectionSpec()
 
 except ImportError:
     # Harbor 0.13 to 0.22 swallows unknown arguments: here each trial parses the options.
@@ -69,6 +77,10 @@ except ImportError:
             options = {name: kwargs.pop(name) for name in others}
             super().__init__(**kwargs)
             self.options = self.options_model(**options)
+
+
+# What Tinker takes in `llm_kwargs`: TinkerLLM's other arguments, and one of the sampling client's.
+_TINKER_KWARGS = {"context_limit", "record_stability_info", "seed", "top_k", "top_p"}
 
 
 class BasicLoopOptions(
@@ -107,6 +119,12 @@ class BasicLoopOptions(
         ge=1,
         description="Most model calls; above 1, the bash blocks of a reply are run.",
     )
+    max_seconds: float | None = Field(
+        None,
+        gt=0,
+        allow_inf_nan=False,
+        description="Seconds after which the loop ends, and the trial is scored.",
+    )
     system_prompt: str | None = Field(
         None,
         description="System message, verbatim; default: the loop's protocol.",
@@ -130,7 +148,7 @@ class BasicLoopOptions(
     )
     rerender_history: bool = Field(
         False,
-        description="Tinker: render the history anew each turn, as the template would.",
+        description="Render the history anew each turn, as the template would.",
     )
     session_id: str | None = Field(
         None,
@@ -144,28 +162,43 @@ class BasicLoopOptions(
     max_output_chars: int = Field(
         10_000,
         ge=1,
-        description="Most command output that the model sees, in bytes of UTF-8.",
+        description="Most command output that the model sees, in bytes.",
     )
 
     @model_validator(mode="after")
     def _fits_the_client(self) -> Self:
         """Refuse what the client cannot do, and fill in the one default that depends on it."""
-        # Harbor 0.25 adds options that are not this agent's, such as reasoning_effort.
+        given = (self.llm_kwargs or {}).keys()
+        # What Harbor 0.25 adds, such as reasoning_effort, older ones take in llm_kwargs.
         own = type(self).model_fields.keys() - AgentOptions.model_fields.keys()
-        taken = (own | {"model_name"}) & (self.llm_kwargs or {}).keys()
-        if taken:
-            raise ValueError(f"llm_kwargs holds {taken.pop()}: use the option of that name instead")
-        if self.model_client == "litellm":
-            if self.model_path or self.renderer_name:
-                raise ValueError(
-                    "model_path and renderer_name are for tinker: "
-                    "drop them, or set model_client=tinker"
-                )
-        elif not all(map(importlib.util.find_spec, ("tinker", "tinker_cookbook"))):
-            raise ValueError(
-                "the Tinker packages are missing: run `pip install 'harbor[tinker]'`, "
-                "or set model_client=litellm"
-            )
+        taken = given & (own | {"model_name"})
+        is_tinker = self.model_client == "tinker"
+        unknown = given - _TINKER_KWARGS if is_tinker else ()
+        has_tinker = all(map(importlib.util.find_spec, ("tinker", "tinker_cookbook")))
+        for is_wrong, what_to_do in (
+            (taken, f"llm_kwargs holds {', '.join(taken)}: use the option of that name instead"),
+            (
+                not is_tinker and (self.model_path or self.renderer_name),
+                "model_path and renderer_name are for tinker: drop them, or set "
+                "model_client=tinker",
+            ),
+            (
+                is_tinker and not has_tinker,
+                "the Tinker packages are missing: run `pip install 'harbor[tinker]'`, or set "
+                "model_client=litellm",
+            ),
+            (
+                unknown,
+                f"llm_kwargs: Tinker takes no {', '.join(unknown)}; it takes "
+                + ", ".join(sorted(_TINKER_KWARGS)),
+            ),
+            (
+                is_tinker and getattr(self, "reasoning_effort", None),
+                "reasoning_effort is for litellm; for tinker name a renderer",
+            ),
+        ):
+            if is_wrong:
+                raise ValueError(what_to_do)
         if self.collect_rollout_details is None:
             self.collect_rollout_details = self.model_client == "tinker"
         return self
@@ -174,7 +207,9 @@ class BasicLoopOptions(
 class StopReason(StrEnum):
     """Why a run ended, under the names of `tinker_cookbook.rl.types.StopReason` where it has them.
 
-    The trial is scored after all of them but ERROR; after CANCELLED by a timeout, not by Ctrl-C.
+    A trial of one step is scored after all of them but ERROR; after CANCELLED by a timeout, not by
+    Ctrl-C. In a multi-step task Harbor scores a step that ended in ERROR, too, and goes on: no
+    reward of such a trial is one (see `trial_to_trajectory`).
     """
 
     # The reply holds no command, or was the one completion asked for.
@@ -185,32 +220,32 @@ class StopReason(StrEnum):
     MAX_TOKENS = "max_tokens"
     # The conversation left no room in the context window for a reply.
     CONTEXT_OVERFLOW = "context_overflow"
+    # `max_seconds` have passed; the call or the script that was under way was stopped.
+    ROLLOUT_TIMEOUT = "rollout_timeout"
     # From outside: the agent's timeout, or Ctrl-C.
     CANCELLED = "cancelled"
-    # An exception, which Harbor keeps as the trial's exception_info.
+    # An exception, which Harbor keeps as the trial's (or the step's) exception_info.
     ERROR = "error"
 
 
 @dataclass
-class Turn:
-    """One model call, exactly as sampled. All that a trial leaves is derived from its turns.
+class Turn(LLMResponse):
+    """One model call: Harbor's LLMResponse, exactly as sampled, and what came of it.
 
-    A turn that was read back from a trial's result has the first three fields only.
+    All that a trial leaves is derived from its turns. Of LLMResponse's fields, `content` is the
+    answer and `reasoning_content` the thinking that is no part of it; `prompt_token_ids` has shape
+    [n_prompt], earlier turns included; `completion_token_ids` has shape [n_completion], the stop
+    token included, and so has `logprobs`: natural logarithms, under the policy that sampled. All
+    three are None if not asked for, or not given. `extra` is what else the client has of a turn,
+    by name (Tinker: sequence_id). A cost of 0.0 US dollars means unknown (Harbor's convention).
+
+    A turn that was read back from a trial's result has ids, logprobs and `extra` only.
     """
 
-    # Shape [n_prompt], earlier turns included. None: not asked for, or the server gave none.
-    prompt_token_ids: list[int] | None
-    # Shape [n_completion], the stop token included.
-    completion_token_ids: list[int] | None
-    # Shape [n_completion], natural logarithms, under the policy that sampled.
-    logprobs: list[float] | None
-    # The reply, and the thinking that is no part of it.
-    text: str = ""
-    thinking: str = ""
-    # A cost of 0.0 US dollars means unknown (Harbor's convention).
-    usage: UsageInfo | None = None
-    # Whether the reply ended for its length.
+    content: str = ""
+    # Whether the reply ended for its length; and how many tokens the context had left for it.
     cut_off: bool = False
+    room: int | None = None
     # Whether the prompt does not begin with the turn before: its prompt and its completion.
     breaks_prefix: bool = False
     # What the reply asked to run, and what the model was told after it.
@@ -243,8 +278,8 @@ class BasicLoopAgent(HarborAgent):
     entry for each `Turn`; in `logs_dir`: completion.txt, the last reply, and trajectory.json, in
     Harbor's format ATIF.
 
-    Takes the options of `BasicLoopOptions` by keyword. Raises ValueError for a bad option, a
-    missing API key or no model, before any container starts.
+    Takes the options of `BasicLoopOptions` by keyword. Raises ValueError for a bad option; what
+    depends on the model (no name, no key, no client) is raised by `setup`, for that trial alone.
     """
 
     options_model: ClassVar[type[BasicLoopOptions]] = BasicLoopOptions
@@ -258,7 +293,6 @@ message. Each script starts in a fresh shell (files stay, variables and director
 
     def __init__(self, *, model_name: str | None, **kwargs: Any) -> None:
         super().__init__(model_name=model_name, **kwargs)
-        check_model(model_name, self.options)
 
     @classmethod
     def preflight(
@@ -268,7 +302,7 @@ message. Each script starts in a fresh shell (files stay, variables and director
     ) -> None:
         """Called by Harbor 0.23 and later, before any trial; the model is not known here."""
         if cls.parse_options(kwargs, env).model_client == "tinker":
-            check_tinker_key()
+            check_tinker_key((env or {}).get("TINKER_API_KEY"))
 
     @staticmethod
     def name() -> str:
@@ -280,7 +314,17 @@ message. Each script starts in a fresh shell (files stay, variables and director
         return __version__
 
     async def setup(self, environment: BaseEnvironment) -> None:
-        """Build the model client: importing torch is no part of the agent's own time."""
+        """Build the model client: importing torch is no part of the agent's own time.
+
+        Raises ValueError for a model that cannot be called, and what the client raises.
+        """
+        if not self.model_name:
+            raise ValueError("no model: name one with -m, such as -m Qwen/Qwen3-8B")
+        if self.options.model_client == "tinker":
+            provider = self.model_name.partition("/")[0]
+            if provider in _API_PROVIDERS and "gpt-oss" not in self.model_name:
+                raise ValueError(f"{self.model_name} is an API model: set model_client=litellm")
+            check_tinker_key(self._setting("TINKER_API_KEY"))
         await self._shared_llm()
 
     async def run(
@@ -290,8 +334,12 @@ message. Each script starts in a fresh shell (files stay, variables and director
         context: AgentContext,
     ) -> None:
         """Solve a task in a new conversation."""
-        session_id = self.options.session_id or self.session_id
-        self._conversation = Conversation(self._system_message(), self.options, session_id)
+        self._conversation = Conversation(
+            self._system_message(),
+            self.options,
+            self.options.session_id or self.session_id,
+            self._shared_llm,
+        )
         await self.resume(instruction, environment, context)
 
     async def resume(
@@ -307,17 +355,32 @@ message. Each script starts in a fresh shell (files stay, variables and director
         conversation = self._conversation
         conversation.begin(instruction)
         try:
-            conversation.use(await self._shared_llm())
-            stop_reason = await self._converse(conversation, environment)
+            stop_reason = await self._converse_in_time(conversation, environment)
         except BaseException as error:
             # A cancellation is no Exception.
             is_error = isinstance(error, Exception)
             stop_reason = StopReason.ERROR if is_error else StopReason.CANCELLED
-            # The context has it all, and `error` says more than a full disk.
-            with contextlib.suppress(OSError):
+            # Whatever fails here, `error` says more.
+            with contextlib.suppress(Exception):
                 self._record(conversation, stop_reason, context)
             raise
         self._record(conversation, stop_reason, context)
+
+    async def _converse_in_time(
+        self,
+        conversation: "Conversation",
+        environment: BaseEnvironment,
+    ) -> StopReason:
+        """The loop, for `max_seconds` at most: then it is cancelled where it is."""
+        limit = asyncio.timeout(self.options.max_seconds)
+        try:
+            async with limit:
+                return await self._converse(conversation, environment)
+        except TimeoutError:
+            # It may be another one, such as the model's server's.
+            if limit.expired():
+                return StopReason.ROLLOUT_TIMEOUT
+            raise
 
     async def _converse(
         self,
@@ -327,7 +390,9 @@ message. Each script starts in a fresh shell (files stay, variables and director
         """The loop. The conversation records what the model says, and what `tell` tells it.
 
         To have the model forget, edit `conversation.messages` (for the Responses API call
-        `conversation.reset_response_chain()` too): an edited history is rendered anew.
+        `conversation.reset_response_chain()` too): an edited history is rendered anew. What the
+        model was not yet told is not among them, but comes with the next `sample`. What else is
+        to be kept of a run goes into `conversation.metadata`.
         """
         for _ in range(self.options.max_turns):
             # Sample, and record.
@@ -341,7 +406,7 @@ message. Each script starts in a fresh shell (files stay, variables and director
                 return StopReason.MAX_TOKENS
             if self.options.max_turns == 1:
                 return StopReason.COMPLETED
-            turn.script = self.script_in(turn.text)
+            turn.script = self.script_in(turn.content)
             if turn.script is None:
                 return StopReason.COMPLETED
 
@@ -366,36 +431,42 @@ message. Each script starts in a fresh shell (files stay, variables and director
         mark = uuid4().hex
         # No argument can hold a NUL.
         script = valid_text(script).replace("\0", "")
-        run = in_bash(_RUN, mark, str(limit), str(most), script)
-        command = f"BASIC_LOOP_RUN={mark} {run}"
-        # Linux takes 128 KiB an argument, and some environments quote the command once more.
+        command = f"BASIC_LOOP_RUN={mark} " + in_bash(_RUN, mark, str(most), script)
+        # Modal takes 65,536 bytes of arguments, and some environments quote the command once more.
         size = len(shlex.quote(command).encode())
-        if size > 120_000:
+        if size > 65_000:
             return f"Not run: the script is too long ({size:,} bytes). Split it into smaller ones."
+        # Past its own limit Docker's exec raises RuntimeError: ours comes first.
+        running = asyncio.ensure_future(environment.exec(command, timeout_sec=limit + 60))
+        hangs = False
         try:
-            # Three limits, the innermost first: the script's, ours, the environment's own, at which
-            # Docker's raises RuntimeError and would end the trial.
-            async with asyncio.timeout(limit + 20):
-                result = await environment.exec(command, timeout_sec=limit + 60)
-        except (TimeoutError, asyncio.CancelledError) as ended:
-            # Else it would go on, in the next turn or while the tests run.
-            await asyncio.shield(end_script(environment, mark))
-            if isinstance(ended, asyncio.CancelledError):
-                raise
-            return f"Exit code: 124\nOutput:\n[no answer; the time limit is {limit} seconds]"
-        # As _RUN prints it: the output, the mark, what came from the background since, the mark,
-        # why the script was ended. A script can write around _RUN, so it is cut here too: at twice
-        # `most`, for bytes that are no text become longer.
-        end = f"end-of-{mark}"
-        output, _, rest = valid_text(result.stdout).partition(end)
-        why_ended = rest.rpartition(end)[2]
-        parts = [
-            output[: 2 * most + 100],
-            valid_text(result.stderr),
-            why_ended,
-        ]
+            _, late = await asyncio.wait([running], timeout=limit)
+            if late:
+                # What runs the script goes on, and hands over the output so far.
+                await end_processes(environment, "BASIC_LOOP_SCRIPT", mark)
+                await asyncio.wait([running], timeout=10)
+        finally:
+            # Cancelled, or it hangs. Else it would go on, in the next turn or while the tests run.
+            hangs = not running.done()
+            if hangs:
+                running.cancel()
+                await asyncio.shield(end_processes(environment, "BASIC_LOOP_RUN", mark))
+        no_answer = f"Exit code: 124\nOutput:\n[no answer; the time limit is {limit} seconds]"
+        if hangs:
+            return no_answer
+        try:
+            result = running.result()
+        except TimeoutError:
+            return no_answer
+        output, note = output_of(result.stdout, mark)
+        # A script can write around _RUN.
+        parts = [output[: most + 200], valid_text(result.stderr)[: most + 200], note]
+        code = result.return_code
+        if late:
+            code = 124
+            parts.append(f"[ended: the time limit of {limit} seconds was reached]")
         shown = "\n".join(part.removesuffix("\n") for part in parts if part)
-        return f"Exit code: {result.return_code}\nOutput:\n{shown or '(none)'}"
+        return f"Exit code: {code}\nOutput:\n{shown or '(none)'}"
 
     def _system_message(self) -> str:
         options = self.options
@@ -411,12 +482,16 @@ message. Each script starts in a fresh shell (files stay, variables and director
     ) -> None:
         """Put the run onto the context, then into the files. Raises OSError of these."""
         turns = conversation.turns
-        usage = total_usage(turns)
-        context.n_input_tokens = usage.total_prompt_tokens
-        context.n_output_tokens = usage.total_completion_tokens
-        context.n_cache_tokens = usage.total_cached_tokens
-        context.cost_usd = usage.total_cost_usd
+        known = [turn.usage for turn in turns if turn.usage]
+        if known:
+            context.n_input_tokens = sum(usage.prompt_tokens for usage in known)
+            context.n_output_tokens = sum(usage.completion_tokens for usage in known)
+            context.n_cache_tokens = sum(usage.cache_tokens for usage in known)
+            # The price of some turns is not the run's.
+            costs = [usage.cost_usd for usage in known if usage.cost_usd]
+            context.cost_usd = sum(costs) if len(costs) == len(turns) else None
         context.metadata = {
+            **conversation.metadata,
             "stop_reason": str(stop_reason),
             "n_episodes": len(turns),
         }
@@ -428,34 +503,68 @@ message. Each script starts in a fresh shell (files stay, variables and director
             context.metadata["n_prefix_breaks"] = n_breaks
             if n_breaks:
                 self.logger.info("%d prompts do not begin with the turn before", n_breaks)
+        least_room = min((turn.room for turn in turns if turn.room is not None), default=math.inf)
+        if least_room < self.options.max_tokens:
+            self.logger.warning(
+                "max_tokens is %d, but the context had room for no more than %d in a turn",
+                self.options.max_tokens,
+                least_room,
+            )
+        # Without a reply it is empty: an earlier step's, in the same folder, must not be scored.
+        completion = turns[-1].content if turns else ""
+        write_file(self.logs_dir / "completion.txt", completion)
         trajectory = atif.Trajectory(
             session_id=conversation.session_id or uuid4().hex,
-            agent=atif.Agent(
-                name=self.name(),
-                version=__version__,
-                model_name=self.model_name,
-            ),
+            agent={"name": self.name(), "version": __version__, "model_name": self.model_name},
             steps=to_steps(conversation),
-            final_metrics=usage,
+            final_metrics={
+                "total_prompt_tokens": context.n_input_tokens,
+                "total_completion_tokens": context.n_output_tokens,
+                "total_cached_tokens": context.n_cache_tokens,
+                "total_cost_usd": context.cost_usd,
+            },
             extra=context.metadata,
         )
-        # Without a reply it is empty: an earlier step's, in the same folder, must not be scored.
-        completion = turns[-1].text if turns else ""
-        write_file(self.logs_dir / "completion.txt", completion)
         view = trajectory.model_dump_json(exclude_none=True)
         write_file(self.logs_dir / "trajectory.json", view)
 
-    def _build_llm(self) -> Any:
-        """A new client of this configuration; its `call` takes the conversation, too.
+    def _setting(self, *names: str) -> str | None:
+        """The first of these variables in the agent's environment (`--ae`), else the process's."""
+        for source in (self.extra_env, os.environ):
+            for name in names:
+                if source.get(name):
+                    return source[name]
+        return None
 
-        Takes seconds, so it is called in a thread.
+    def _connection(self) -> tuple[str | None, str | None]:
+        """The URL and the key of the model's server; None: for the client to find."""
+        options = self.options
+        provider = "tinker"
+        if options.model_client == "litellm":
+            provider, slash, _ = self.model_name.partition("/")
+            if not slash:
+                from litellm import get_llm_provider
+
+                provider = get_llm_provider(self.model_name)[1]
+        name = provider.upper()
+        url = options.api_base or getattr(options, "base_url", None)
+        url = url or self._setting(f"{name}_BASE_URL", f"{name}_API_BASE")
+        return url, self._setting(f"{name}_API_KEY")
+
+    def _build_llm(self) -> Any:
+        """A new client of this configuration, which any number of conversations call.
+
+        Return a client of your own here: any of Harbor's `BaseLLM`. Runs in a thread, for it takes
+        seconds.
         """
         options = self.options
+        url, key = self._connection()
         kwargs = {
+            "api_key": key,
             **(options.llm_kwargs or {}),
             "model_name": self.model_name,
             "max_tokens": options.max_tokens,
-            "api_base": options.api_base,
+            "api_base": url,
             "collect_rollout_details": options.collect_rollout_details,
         }
         if options.temperature is not None:
@@ -467,6 +576,9 @@ message. Each script starts in a fresh shell (files stay, variables and director
             class LiteLLMClient(LiteLLMMixin, LiteLLM):
                 """Harbor's client for API models."""
 
+            # Harbor 0.25 has it as an option; before, it is in llm_kwargs.
+            if getattr(options, "reasoning_effort", None):
+                kwargs["reasoning_effort"] = options.reasoning_effort
             return LiteLLMClient(**kwargs)
         from harbor.llms.tinker import TinkerLLM
 
@@ -478,33 +590,30 @@ message. Each script starts in a fresh shell (files stay, variables and director
         kwargs["renderer_name"] = options.renderer_name
         return TinkerClient(**kwargs)
 
-    def _cache_key(self) -> tuple:
-        """Everything that makes two clients different."""
+    async def _shared_llm(self, gone: Any = None) -> Any:
+        """The client that all trials of this configuration share, but not `gone`."""
         loop_only = {
             "max_turns",
+            "max_seconds",
             "system_prompt",
             "rerender_history",
             "session_id",
             "command_timeout_sec",
             "max_output_chars",
         }
-        return (
+        key = (
             type(self),
             self.model_name,
             self.options.model_dump_json(exclude=loop_only, fallback=repr),
-            service_key(self.options.api_base),
+            self._connection(),
+            _given_service,
         )
-
-    async def _shared_llm(self) -> Any:
-        """The client of this event loop and configuration, which all its trials share."""
-        clients = _clients.setdefault(asyncio.get_running_loop(), LoopClients())
-        llm = await clients.get(self._cache_key(), self._build_llm)
-        if isinstance(llm, TinkerMixin):
-            await llm.connect()
-        return llm
+        # Kept, so that it is not dropped between `setup` and `run`.
+        self._llm = await shared_client(key, self._build_llm, gone)
+        return self._llm
 
 
-# `help` and `inspect` show the options, whose defaults stand in one place only.
+# The options' defaults stand in one place only; `help` shows them in the constructor.
 _parameters = inspect.signature(BasicLoopAgent.__init__).parameters
 BasicLoopAgent.__init__.__signature__ = inspect.Signature(
     [
@@ -518,14 +627,10 @@ BasicLoopAgent.__init__.__signature__ = inspect.Signature(
 
 # The commands: which text is a script, and how it is run.
 
-_FENCED_BLOCK = re.compile(
-    r"""
-    ^ (?P<indent> [ \t]* (?: (?: [-*+] | \d{1,9}[.)] ) [ \t]+ )* )  # also of a list's item
-    (?P<fence> (?P<mark> [`~] ) (?P=mark){2,}+ ) (?P<info> [^`\n]* ) \n
-    (?P<content> .*? )
-    (?P<end> ^ [ \t]* (?P=fence) (?P=mark)* [ \t]* $ | \Z )
-    """,
-    re.DOTALL | re.MULTILINE | re.VERBOSE,
+# A line that opens or closes a block: "```bash", "   ```", "- ```sh", "10) ~~~".
+_FENCE = re.compile(
+    r"^(?P<indent>[ \t]*(?:(?:[-*+]|\d{1,9}[.)])[ \t]+)*)(?P<mark>`{3,}|~{3,})(?P<info>[^`\n]*)\n?",
+    re.MULTILINE,
 )
 
 
@@ -534,42 +639,59 @@ def fenced_blocks(text: str) -> list[tuple[str, str]]:
 
     What looks like a block inside another one, or inside ~~~, is quoted and none either.
     """
+    text = text.replace("\r\n", "\n")
     blocks = []
-    for block in _FENCED_BLOCK.finditer(text.replace("\r\n", "\n")):
-        if block["end"] and block["mark"] == "`":
-            # Markdown's rule: an indented block loses that much of each line's indent.
-            indent = re.compile(rf"^[ \t]{{0,{len(block['indent'])}}}", re.MULTILINE)
-            language = block["info"].strip().partition(" ")[0]
-            blocks.append((language, indent.sub("", block["content"])))
+    for opening, start, end in _blocks(text):
+        if opening["mark"].startswith("`"):
+            # An indented block loses that much of each line's indent.
+            indent = re.compile(rf"^[ \t]{{0,{len(opening['indent'])}}}", re.MULTILINE)
+            language = opening["info"].strip().partition(" ")[0]
+            blocks.append((language, indent.sub("", text[start:end])))
     return blocks
 
 
-# Both texts run inside the environment, with the arguments MARK [SECONDS BYTES SCRIPT]. What a
-# script starts is found by the mark in its environment, which children inherit, also those that
-# left its process group; with what runs it, by BASIC_LOOP_RUN.
-_END_ALL = r"""
-exec 2>/dev/null
-mark=$1 file=/dev/shm
-[ -w $file ] || file=/tmp
-file=$file/basic-loop-$mark
-end_all() {
-  for _ in 1 2 3; do
-    pids=$(grep -ls "$1=$mark" /proc/[0-9]*/environ | cut -d/ -f3)
-    [ -n "$pids" ] || break
-    # All stand first: else a shell would go on to its next command when the last one is killed.
-    kill -STOP $pids
-    kill -9 $pids
-  done
-}
-"""
+def _blocks(text: str) -> list[tuple[re.Match, int, int]]:
+    """The blocks by Markdown's rules: the fence that opens each, and where its content stands."""
+    blocks = []
+    opening = None
+    for fence in _FENCE.finditer(text):
+        if opening is None:
+            opening = fence
+        # One that is indented further, in a docstring say, is content.
+        elif (
+            fence["mark"].startswith(opening["mark"])
+            and not (fence["indent"] + fence["info"]).strip()
+            and len(fence["indent"]) <= max(3, len(opening["indent"]))
+        ):
+            blocks.append((opening, opening.end(), fence.start()))
+            opening = None
+    return blocks
+
+
+# This text runs a script inside the environment, with the arguments MARK BYTES SCRIPT. It prints
+# what `output_of` reads: the output in base64, which any environment can decode, between the marks
+# what is said of it. Of a script that prints "hello" (the mark is 3f2a), of one that floods:
+#
+#     aGVsbG8KZW5kLW9mLTNmMmEK:3f2a:
+#     eQp5CnkKeQp5CnkKeQpb(...):3f2a:[ended: it wrote more than 4000000 bytes]
+#
 # The output goes through a pipe: `tee` fills a file, of which no more than BYTES are returned, and
-# `head` counts; past `most` the script is ended, and a second file, .full, says so. A process left
-# in the background keeps the pipe, and `cat` reads on for it; so a line behind the script's last
-# one, end-of-MARK, shows that all before it has reached the file.
-_RUN = (
-    _END_ALL
-    + r"""
-limit=$2 shown=$3 script=$4 most=4000000 end=end-of-$mark why=
+# `head` counts; past `most` the script is ended. A process left in the background keeps the pipe,
+# and `cat` reads on for it; so a line behind the script's last one, end-of-MARK, shows that all
+# before it has reached the file.
+_RUN = r"""
+exec 2>/dev/null
+mark=$1 shown=$2 script=$3 most=4000000 end=end-of-$mark why=
+case $(LC_ALL=C bash -n -c -- "$script" 2>&1) in
+  *"warning: here-document at line "*" delimited by end-of-file"*)
+    printf ':%s:%s' $mark "[not run: a here-document is not closed]"
+    exit 2
+esac
+# A full /dev/shm takes nothing.
+for file in /dev/shm/basic-loop-$mark /tmp/basic-loop-$mark; do
+  head -c $most /dev/zero >$file && break
+  rm -f $file
+done
 : >$file
 exec 3> >(
   exec >/dev/null
@@ -577,27 +699,20 @@ exec 3> >(
   # Not when the script had ended before, and a process in the background wrote the rest.
   if [ $(wc -c <$file) -ge $most ] && ! grep -qs $end $file; then
     : >$file.full
-    end_all BASIC_LOOP_SCRIPT
+    end_processes BASIC_LOOP_SCRIPT $mark
   fi
   exec cat
 )
-SECONDS=0
-BASIC_LOOP_SCRIPT=$mark timeout -k 5 $limit bash -c -- "$script" </dev/null >&3 2>&1 3>&-
+BASIC_LOOP_SCRIPT=$mark bash -c -- "$script" </dev/null >&3 2>&1 3>&-
 code=$?
-case $code in 124|137|143)
-  if [ $SECONDS -ge $limit ]; then
-    end_all BASIC_LOOP_SCRIPT
-    code=124
-    why="the time limit of $limit seconds was reached"
-  fi
-esac
 printf '%s\n' $end >&3
 exec 3>&-
+why="[some of the output was lost: there was no room for it, or its file was removed]"
 for _ in {1..200}; do
-  if [ -e $file.full ]; then why="it wrote more than $most bytes"; break; fi
+  if [ -e $file.full ]; then why="[ended: it wrote more than $most bytes]"; break; fi
   grep -qs $end $file
-  # 1: not yet; 2: the file was taken away.
-  [ $? = 1 ] || break
+  # 0: it is there; 1: not yet; 2: the file was taken away.
+  case $? in 0) why=; break;; 2) break; esac
   sleep 0.02
 done
 size=$(wc -c <$file || echo 0)
@@ -607,13 +722,33 @@ if [ $size -le $((half + rest)) ]; then cat $file; else
   head -c $half $file
   printf '\n[... %d bytes left out ...]\n' $((size - half - rest))
   tail -c $rest $file
-fi
+fi | base64
 rm -f $file $file.full
-printf '%s%s' $end "${why:+[ended: $why]}"
+printf ':%s:%s' $mark "$why"
 exit $code
 """
+# What a script starts is found by the mark in its environment, which children inherit, also those
+# that left its process group: by BASIC_LOOP_SCRIPT; with what runs it, by BASIC_LOOP_RUN.
+_END_PROCESSES = r"""
+end_processes() {
+  for _ in 1 2 3; do
+    pids=$(grep -ls "$1=$2" /proc/[0-9]*/environ | cut -d/ -f3)
+    [ -n "$pids" ] || break
+    # All stand first: else a shell would go on to its next command when the last one is killed.
+    kill -STOP $pids
+    kill -9 $pids
+  done
+}
+"""
+_RUN = _END_PROCESSES + _RUN
+_END = (
+    _END_PROCESSES
+    + r"""
+exec 2>/dev/null
+end_processes $1 $2
+[ $1 = BASIC_LOOP_SCRIPT ] || rm -f /dev/shm/basic-loop-$2* /tmp/basic-loop-$2*
+"""
 )
-_END = _END_ALL + "end_all BASIC_LOOP_RUN; rm -f $file $file.full"
 
 
 def in_bash(text: str, *arguments: str) -> str:
@@ -621,12 +756,25 @@ def in_bash(text: str, *arguments: str) -> str:
     return shlex.join(["bash", "-c", text, "basic-loop", *arguments])
 
 
-async def end_script(environment: BaseEnvironment, mark: str) -> None:
-    """End what a script started; gives up after 10 seconds."""
+async def end_processes(environment: BaseEnvironment, variable: str, mark: str) -> None:
+    """End all that has this variable in its environment; gives up after 10 seconds."""
     # The environment may be gone, and the trial goes on, or ends, for its own reason.
     with contextlib.suppress(Exception):
         async with asyncio.timeout(10):
-            await environment.exec(in_bash(_END, mark), timeout_sec=15)
+            await environment.exec(in_bash(_END, variable, mark), timeout_sec=15)
+
+
+def output_of(stdout: str | bytes | None, mark: str) -> tuple[str, str]:
+    """A script's output and what _RUN says of it; all of `stdout` where _RUN did not run."""
+    text = valid_text(stdout)
+    encoded, found, note = text.rpartition(f":{mark}:")
+    if not found:
+        return text, ""
+    try:
+        output = base64.b64decode(encoded)
+    except ValueError:
+        return "", "[the output was lost: another program wrote into it]"
+    return valid_text(output.partition(f"end-of-{mark}".encode())[0]), note
 
 
 def valid_text(text: str | bytes | None) -> str:
@@ -639,11 +787,8 @@ def valid_text(text: str | bytes | None) -> str:
 # The conversation: Harbor's Chat, with a record of its turns.
 
 
-@dataclass
-class Reply(LLMResponse):
-    """A reply of this file's clients; `cut_off` says whether it ended for its length."""
-
-    cut_off: bool = False
+class SessionEnded(Exception):
+    """A client cannot sample any more, and another one in its place may."""
 
 
 class Conversation(Chat):
@@ -657,69 +802,98 @@ class Conversation(Chat):
         system: str,
         options: BasicLoopOptions,
         session_id: str | None,
+        get_client: Callable,
     ) -> None:
         super().__init__(model=None)
         self.options = options
         self.session_id = session_id
+        self.get_client = get_client
         self.system = valid_text(system)
         if system:
             self.messages.append({"role": "system", "content": self.system})
-        # What this run began with, and its turns.
+        # What this run began with, its turns, and what else is to be kept of it.
         self.instruction = ""
         self.turns: list[Turn] = []
-        # The prompt and the completion of the last turn; those that the next prompt goes on from.
+        self.metadata: dict[str, Any] = {}
+        # What the model was not yet told, and whether it is to be taken literally.
+        self._unsent: list[tuple[str, bool]] = []
+        # The last turn's prompt and completion, and a copy of the messages after it.
         self._last_ids: list[int] = []
-        self.goes_on_from: list[int] = []
-        # A copy of the messages after that turn, and what the model was not yet told.
         self._as_sent: list[Message] = []
-        self._unsent: list[str] = []
-
-    def use(self, llm: Any) -> None:
-        """Sample from this client from now on."""
-        # Harbor's Chat (0.13 to 0.25) has no public name for it.
-        self._model = llm
 
     def begin(self, instruction: str) -> None:
         """Start a run: the model is told this next, after what it was not yet told."""
         self.turns = []
+        self.metadata = {}
         self.instruction = valid_text(instruction)
-        self._unsent.append(self.instruction)
+        self._unsent.append((self.instruction, False))
 
     def tell(self, text: str) -> None:
-        """Have the model told this next. For Tinker, special tokens in it stay plain text."""
+        """Have the model told this next; where prompts are exact, special tokens stay text."""
         text = valid_text(text)
         if self.turns:
             turn = self.turns[-1]
             turn.told = f"{turn.told}\n\n{text}" if turn.told else text
         else:
             self.instruction += f"\n\n{text}"
-        if isinstance(self._model, TinkerMixin):
-            text = self._model.defused(text)
-        self._unsent.append(text)
+        self._unsent.append((text, True))
 
     async def sample(self) -> Turn:
         """Send what was not yet sent, and record the reply.
 
         Raises what the client raises, and RuntimeError where ids were asked for and none came.
         """
-        is_edited = self.messages != self._as_sent
-        if is_edited:
-            self._as_sent = []
-        rerender = is_edited or self.options.rerender_history
-        self.goes_on_from = [] if rerender else self._last_ids
-        reply = await self.chat("\n\n".join(self._unsent), conversation=self)
-        with_ids = self.options.collect_rollout_details
-        turn = to_turn(reply, with_ids)
+        # An edited history is rendered anew.
+        rerender = self.options.rerender_history or self.messages != self._as_sent
+        goes_on_from = [] if rerender else self._last_ids
+        # Harbor's Chat (0.13 to 0.25) has no public name for it.
+        self._model = await self.get_client()
+        try:
+            reply = await self._call(goes_on_from)
+        except SessionEnded:
+            self._model = await self.get_client(gone=self._model)
+            reply = await self._call(goes_on_from)
+        return self._record(reply)
+
+    async def _call(self, goes_on_from: list[int]) -> LLMResponse:
+        """One call of the client, which may be any of Harbor's."""
+        is_own = isinstance(self._model, ExactPrompts)
+        texts = []
+        for text, is_literal in self._unsent:
+            texts.append(await self._model.defused(text) if is_own and is_literal else text)
+        prompt = "\n\n".join(texts)
+        kwargs = {"goes_on_from": goes_on_from, "session_id": self.session_id} if is_own else {}
+        try:
+            return await self.chat(prompt, **kwargs)
+        except OutputLengthExceededError as cut:
+            # The text is all there is.
+            turn = Turn(content=valid_text(cut.truncated_response), cut_off=True)
+            self.messages.append(user(prompt))
+            self.messages.append({"role": "assistant", "content": turn.content})
+            return turn
+
+    def _record(self, reply: LLMResponse) -> Turn:
+        """Make a turn of a reply; the only place that does."""
+        turn = reply if isinstance(reply, Turn) else Turn(**vars(reply))
+        text = text_of(turn.content)
+        if not turn.reasoning_content:
+            turn.reasoning_content, text = split_thinking(text)
+        turn.reasoning_content = valid_text(turn.reasoning_content)
+        turn.content = valid_text(text.lstrip() if turn.reasoning_content else text)
+        turn.timestamp = datetime.now(UTC).isoformat()
         self.turns.append(turn)
         self._unsent.clear()
-        # Copies, so that an edit is noticed; of what is new, so that each turn costs the same.
-        self._as_sent += copy.deepcopy(self.messages[len(self._as_sent) :])
-        if reply.prompt_token_ids:
-            begins_with = reply.prompt_token_ids[: len(self._last_ids)]
+        # What has no stop token cannot be gone on from: then it counts as edited.
+        self._as_sent = [] if turn.cut_off else [dict(message) for message in self.messages]
+        if turn.prompt_token_ids:
+            begins_with = turn.prompt_token_ids[: len(self._last_ids)]
             turn.breaks_prefix = begins_with != self._last_ids
-            self._last_ids = reply.prompt_token_ids + (reply.completion_token_ids or [])
-        must_have_ids = self.options.model_client == "litellm" and with_ids
+            self._last_ids = turn.prompt_token_ids + (turn.completion_token_ids or [])
+        with_ids = self.options.collect_rollout_details
+        if not with_ids:
+            turn.prompt_token_ids = turn.completion_token_ids = turn.logprobs = turn.extra = None
         ids = (turn.prompt_token_ids, turn.completion_token_ids, turn.logprobs)
+        must_have_ids = with_ids and self.options.model_client == "litellm"
         if must_have_ids and len(self.turns) == 1 and None in ids:
             raise RuntimeError(
                 "collect_rollout_details=true, but the server returned no token ids with logprobs"
@@ -731,32 +905,10 @@ def user(text: str) -> Message:
     return {"role": "user", "content": text}
 
 
-def to_turn(
-    reply: Reply,
-    with_ids: bool,
-) -> Turn:
-    """The record of a reply; the only place that makes one."""
-    thinking = reply.reasoning_content
-    text = text_of(reply.content)
-    if not thinking:
-        thinking, text = split_thinking(text)
-    return Turn(
-        prompt_token_ids=reply.prompt_token_ids if with_ids else None,
-        completion_token_ids=reply.completion_token_ids if with_ids else None,
-        logprobs=reply.logprobs if with_ids else None,
-        text=valid_text(text),
-        # Some renderers put a second tag before what began with one.
-        thinking=valid_text(thinking).lstrip().removeprefix("<think>"),
-        usage=reply.usage,
-        cut_off=reply.cut_off,
-        timestamp=datetime.now(UTC).isoformat(),
-    )
-
-
 def text_of(content: str | list[Message] | None) -> str:
-    """A message's content as one text, its thinking in tags before the answer.
+    """A reply's content as one text, its thinking in tags before the answer.
 
-    A renderer that knows thinking gives a list of parts.
+    Harbor's TinkerLLM (to 0.24) gives a list of parts.
     """
     if not isinstance(content, list):
         return content or ""
@@ -768,22 +920,62 @@ def text_of(content: str | list[Message] | None) -> str:
 # The thinking at the start of a reply, to its end where it is never closed.
 _THINKING = re.compile(r"(?:\s*<think>.*?(?:</think>|\Z))+", re.DOTALL)
 _TAG = re.compile(r"\s*<think>|</think>")
-_CLOSING_TAG_ALONE = re.compile(r"^[ \t]*</think>[ \t]*\r?$", re.MULTILINE)
+_CLOSING_TAG = re.compile("</think>")
+_CLOSING_TAG_AT_LINE_START = re.compile(r"^[ \t]*</think>", re.MULTILINE)
+# What ends a message, and the end of a message's header, of gpt-oss and of Inkling.
+_MESSAGE_END = re.compile(r"<\|(?:end|call|return|end_message)\|>")
+_HEADER_END = re.compile(r"<\|(message|content_\w+)\|>")
 
 
 def split_thinking(text: str) -> tuple[str, str]:
-    """The thinking and the answer of a reply that holds both.
+    """The thinking and the answer of a reply as it was sampled, without its stop token.
 
     What a <think> at its start opens is thinking. Without one the prompt may have opened it: then
-    a </think> on a line of its own closes it.
+    the first </think> closes it that is at the start of a line, or outside fenced blocks.
     """
+    if text.lstrip().startswith(("<|channel|>", "<|start|>", "<|message_model|>")):
+        return _split_messages(text)
     opened = _THINKING.match(text)
     if opened:
-        return _TAG.sub("", opened[0]), text[opened.end() :].lstrip()
-    closing = _CLOSING_TAG_ALONE.search(text)
-    if closing is None or "<think>" in text[: closing.start()]:
+        return _TAG.sub("", opened[0]), text[opened.end() :]
+    before, _, _ = text.partition("<think>")
+    ends = [match.end() for match in _CLOSING_TAG.finditer(_without_blocks(before))]
+    ends += [match.end() for match in _CLOSING_TAG_AT_LINE_START.finditer(before)]
+    if not ends:
         return "", text
-    return text[: closing.start()], text[closing.end() :].lstrip()
+    return text[: min(ends)].removesuffix("</think>"), text[min(ends) :]
+
+
+def _without_blocks(text: str) -> str:
+    """The text with blanks in the place of its fenced blocks."""
+    pieces = []
+    position = 0
+    for _, start, end in _blocks(text):
+        pieces += [text[position:start], " " * (end - start)]
+        position = end
+    return "".join(pieces) + text[position:]
+
+
+def _split_messages(text: str) -> tuple[str, str]:
+    """The same, where a reply is a sequence of messages with headers; one cut off in it is none.
+
+    gpt-oss: <|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>hi
+    Inkling: <|message_model|><|content_thinking|>hm<|end_message|><|message_model|>
+    <|content_text|>hi<|end_message|>
+    """
+    thinking = ""
+    answer = ""
+    for message in _MESSAGE_END.split(text):
+        header, *kind_and_body = _HEADER_END.split(message, maxsplit=1)
+        if kind_and_body:
+            header += kind_and_body[0]
+            body = kind_and_body[1]
+            if "analysis" in header or "content_thinking" in header:
+                thinking += body
+            # "to=": a call of a tool, of which there are none.
+            elif "to=" not in header and re.search("final|commentary|content_text", header):
+                answer += body
+    return thinking, answer
 
 
 # What a trial leaves, derived from its turns.
@@ -793,30 +985,21 @@ def rollout_details(turns: list[Turn]) -> list[RolloutDetail] | None:
     """One Harbor RolloutDetail, an entry per turn in each list; None without any ids.
 
     Turns that cannot be trained on are left out. (Chat.rollout_details does not: one missing piece
-    misaligns all that follow.)
+    misaligns all that follow.) `extra` has a list for each name that a turn's has, None where
+    another turn lacks it.
     """
     kept = [turn for turn in turns if turn.is_trainable]
+    if not kept:
+        return None
     detail = RolloutDetail(
         prompt_token_ids=[turn.prompt_token_ids for turn in kept],
         completion_token_ids=[turn.completion_token_ids for turn in kept],
         logprobs=[turn.logprobs or [] for turn in kept],
     )
-    return [detail] if kept else None
-
-
-def total_usage(turns: list[Turn]) -> atif.FinalMetrics:
-    """Tokens and cost of all turns; None: unknown."""
-    known = [turn.usage for turn in turns if turn.usage]
-    if not known:
-        return atif.FinalMetrics()
-    # The price of some turns is not the run's.
-    costs = [usage.cost_usd for usage in known if usage.cost_usd]
-    return atif.FinalMetrics(
-        total_prompt_tokens=sum(usage.prompt_tokens for usage in known),
-        total_completion_tokens=sum(usage.completion_tokens for usage in known),
-        total_cached_tokens=sum(usage.cache_tokens for usage in known),
-        total_cost_usd=sum(costs) if len(costs) == len(turns) else None,
-    )
+    names = {name for turn in kept for name in turn.extra or {}}
+    if names:
+        detail["extra"] = {name: [(turn.extra or {}).get(name) for turn in kept] for name in names}
+    return [detail]
 
 
 def to_steps(conversation: Conversation) -> list[Message]:
@@ -828,8 +1011,8 @@ def to_steps(conversation: Conversation) -> list[Message]:
     for turn in conversation.turns:
         step = {
             "source": "agent",
-            "message": turn.text,
-            "reasoning_content": turn.thinking or None,
+            "message": turn.content,
+            "reasoning_content": turn.reasoning_content or None,
             "timestamp": turn.timestamp,
             # In a conversation the prompts would let the file grow with the square of the turns.
             "metrics": to_metrics(turn, with_prompt=len(conversation.turns) == 1),
@@ -844,39 +1027,27 @@ def to_steps(conversation: Conversation) -> list[Message]:
     return steps
 
 
-def to_metrics(
-    turn: Turn,
-    with_prompt: bool,
-) -> atif.Metrics:
+def to_metrics(turn: Turn, with_prompt: bool) -> dict[str, Any]:
     """A turn's ids, logprobs and usage as ATIF's metrics."""
-    usage = {}
-    if turn.usage:
-        usage = {
-            "prompt_tokens": turn.usage.prompt_tokens,
-            "completion_tokens": turn.usage.completion_tokens,
-            "cached_tokens": turn.usage.cache_tokens,
-            "cost_usd": turn.usage.cost_usd or None,
-        }
-    return atif.Metrics(
-        prompt_token_ids=turn.prompt_token_ids if with_prompt else None,
-        completion_token_ids=turn.completion_token_ids,
+    metrics = {
+        "prompt_token_ids": turn.prompt_token_ids if with_prompt else None,
+        "completion_token_ids": turn.completion_token_ids,
         # JSON has no NaN.
-        logprobs=turn.logprobs if turn.has_finite_logprobs else None,
-        **usage,
-    )
+        "logprobs": turn.logprobs if turn.has_finite_logprobs else None,
+    }
+    if turn.usage:
+        metrics["prompt_tokens"] = turn.usage.prompt_tokens
+        metrics["completion_tokens"] = turn.usage.completion_tokens
+        metrics["cached_tokens"] = turn.usage.cache_tokens
+        metrics["cost_usd"] = turn.usage.cost_usd or None
+    return metrics
 
 
-@tenacity.retry(
-    retry=tenacity.retry_if_exception_type((IsADirectoryError, FileNotFoundError)),
-    stop=tenacity.stop_after_attempt(200),
-    reraise=True,
-)
 def write_file(path: Path, text: str) -> None:
     """Put a file at `path`, whatever lies there. Raises OSError if that cannot be done.
 
     With Docker the folder is the container's /logs/agent, where a command may have put a link, a
-    pipe or a folder of this name: nothing there is opened, and a folder is moved aside. A process
-    in the background may do so again and again, and take our file away: so we try again, at once.
+    pipe or a folder of this name: nothing there is opened, and a folder is moved aside.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_name(f"{path.name}.{uuid4().hex}")
@@ -893,9 +1064,6 @@ def write_file(path: Path, text: str) -> None:
 
 # The model clients: Harbor's own, for whole replies and exact prompts.
 
-# A tokenizer is shared by all threads, and raises "Already borrowed" when two use it at once.
-_tokenizing = threading.Lock()
-
 # A short conversation, from which the template shows what it puts around a new user message.
 _PROBE = [
     user("a"),
@@ -908,78 +1076,161 @@ _LONGER_PROBE = [
 ]
 
 
-class TinkerMixin:
-    """What this file adds to Harbor's TinkerLLM.
+class ExactPrompts:
+    """Prompts that begin with the tokens of the turn before, as they were sampled.
 
-    One session for the whole process, prompts that go on from the sampled tokens, and whole
-    replies: TinkerLLM's own `call` passes a cut-off reply off as complete (Harbor 0.13 to 0.24) or
-    drops its ids (0.25). Its private attributes are the same in all these versions.
+    A client has four methods of its own: `render` gives the ids of the template's view of some
+    messages, `sample` a Turn for a prompt's ids, `defused` a text without special tokens, and
+    `template` what is known of the template.
     """
 
-    def __init__(self, *, api_base: str | None, **kwargs: Any) -> None:
+    # Set by the first `render`: whether the template opens the thinking, at the prompt's end; and
+    # the tokens of the prompt and the reply that the model can hold.
+    opens_thinking: bool = False
+    context_limit: int = 0
+    # The tokens of `_PROBE` up to and with the stop token of its reply. None: not asked yet.
+    _boundary: list[int] | None = None
+
+    async def call_exactly(
+        self,
+        messages: list[Message],
+        goes_on_from: list[int],
+        **request: Any,
+    ) -> Turn:
+        """Sample a reply to these messages, of which `goes_on_from` has the ids but for the last's.
+
+        Raises ContextLengthExceededError when the context has no room for a reply.
+        """
+        prompt_ids = await self.next_prompt(messages, goes_on_from)
+        room = self.context_limit - len(prompt_ids)
+        if room < 1:
+            raise ContextLengthExceededError(
+                f"{len(prompt_ids)} prompt tokens fill the {self.context_limit} allowed"
+            )
+        turn = await self.sample(prompt_ids, room, **request)
+        turn.prompt_token_ids = prompt_ids
+        turn.room = room
+        if self.opens_thinking:
+            turn.content = f"<think>{turn.content}"
+        return turn
+
+    async def next_prompt(
+        self,
+        messages: list[Message],
+        goes_on_from: list[int],
+    ) -> list[int]:
+        """The ids of the last turn as sampled, and what the template puts around the new message.
+
+            goes_on_from   <|im_start|>user \\n hi <|im_end|> ... hello <|im_end|>
+            rendered       <|im_start|>user \\n a <|im_end|> ... b <|im_end|> \\n <|im_start|> ...
+            boundary       <|im_start|>user \\n a <|im_end|> ... b <|im_end|>
+
+        The prompt is the first line, and the second behind the third. It is rendered from the
+        messages where that cannot be trusted: in the first turn, after an edit of the history, and
+        after a reply that has no stop token or another than the template's.
+        """
+        if goes_on_from:
+            if self._boundary is None:
+                self._boundary = await self._find_boundary()
+            rendered = await self.render([*_PROBE, messages[-1]])
+            end = len(self._boundary)
+            # The stop token that was sampled is not repeated.
+            if rendered[:end] == self._boundary and goes_on_from[-1] == rendered[end - 1]:
+                return goes_on_from + rendered[end:]
+        return await self.render(messages)
+
+    async def _find_boundary(self) -> list[int]:
+        short = await self.render([*_PROBE, user("d")])
+        long = await self.render([*_LONGER_PROBE, user("d")])
+        # Their common end begins behind "b" and "c", where a template shows these.
+        n_common = 0
+        for one, other in zip(reversed(short), reversed(long), strict=False):
+            if one != other:
+                break
+            n_common += 1
+        return short[: len(short) - n_common + 1]
+
+
+# A tokenizer is shared by all threads, and raises "Already borrowed" when two use it at once.
+_tokenizing = threading.Lock()
+
+
+class TinkerMixin(ExactPrompts):
+    """What this file adds to Harbor's TinkerLLM.
+
+    One session for the whole process, exact prompts, and whole replies: TinkerLLM's own `call`
+    passes a cut-off reply off as complete (Harbor 0.13 to 0.24) or drops its ids (0.25). Its
+    private attributes are the same in all these versions.
+    """
+
+    def __init__(
+        self,
+        *,
+        api_base: str | None,
+        api_key: str | None,
+        record_stability_info: bool = False,
+        **kwargs: Any,
+    ) -> None:
         import harbor.llms.tinker
 
-        unknown = kwargs.keys() - inspect.signature(super().__init__).parameters.keys()
-        if unknown:
-            raise ValueError(f"llm_kwargs: TinkerLLM takes no {unknown.pop()}")
+        check_renderer(kwargs["renderer_name"])
         # Outside the lock, for it takes seconds; the cookbook keeps what it has loaded.
         harbor.llms.tinker.get_tokenizer(kwargs["model_name"])
         with _tokenizing:
             super().__init__(**kwargs)
             self._stop = self._renderer.get_stop_sequences()
-            self._boundary = self._find_boundary()
-            # The tokenizer of the Inkling models has no list of its special texts.
+            prompt = self._renderer.build_generation_prompt([user("a")]).to_ints()
+            end = self._renderer.tokenizer.decode(prompt[-4:])
+            # The tokenizer of the Inkling models has no list of its special texts, and needs none.
             special = getattr(self._renderer.tokenizer, "get_added_vocab", dict)()
+        self.opens_thinking = end.rstrip().endswith("<think>")
+        self.context_limit = self._context_limit
         texts = [re.escape(text) for text in special if len(text.strip()) > 1]
         # (?!) matches nothing.
         any_text = "|".join(texts) or "(?!)"
         # The first character of each of them.
         self._special = re.compile(f"(?=(?:{any_text})).", re.DOTALL)
-        self._service = _services.setdefault(service_key(api_base), TinkerService(api_base))
-        self._opening: asyncio.Task | None = None
-
-    async def connect(self, gone: Any = None) -> Any:
-        """The sampling client, or another in the place of one that is gone.
-
-        Raises what the SDK raises, as for a checkpoint that does not exist.
-        """
-        if self._sampling_client is gone:
-            # One attempt for all trials that wait for it. It goes on if they are cancelled.
-            self._opening = self._opening or asyncio.create_task(self._open())
-            await asyncio.shield(self._opening)
-        return self._sampling_client
-
-    async def _open(self) -> None:
         source = {"model_path": self._model_path}
         if self._model_path is None:
             source = {"base_model": self._model_name}
-        try:
-            self._sampling_client = await in_thread(self._service.sampling_client, source)
-        finally:
-            # A task refers to its event loop, and would keep it for good.
-            self._opening = None
+        if record_stability_info:
+            source["record_stability_info"] = True
+        self._sampling_client = open_sampling_client(api_base, api_key, source)
 
     async def call(
         self,
         prompt: str,
         message_history: list[Message],
-        conversation: Conversation,
+        goes_on_from: list[int],
         **kwargs: Any,
-    ) -> Reply:
-        """Sample one reply; its content is text, or a list of parts as soon as the model thinks.
+    ) -> Turn:
+        """One model call. Raises SessionEnded, ContextLengthExceededError, and the SDK's errors."""
+        return await self.call_exactly([*message_history, user(prompt)], goes_on_from)
 
-        Raises ContextLengthExceededError when the context has no room for a reply.
-        """
+    async def render(self, messages: list[Message]) -> list[int]:
+        """The ids of the renderer's prompt for these messages."""
+        rendered = []
+        for message in messages:
+            thinking, answer = "", message["content"]
+            if message["role"] == "assistant" and isinstance(answer, str):
+                thinking, answer = split_thinking(answer)
+            if thinking:
+                answer = [
+                    {"type": "thinking", "thinking": thinking},
+                    {"type": "text", "text": answer},
+                ]
+            rendered.append({"role": message["role"], "content": answer})
+        with _tokenizing:
+            return self._renderer.build_generation_prompt(rendered).to_ints()
+
+    async def defused(self, text: str) -> str:
+        """Text without special tokens: a zero-width space breaks each of them up."""
+        return self._special.sub("\\g<0>\u200b", text)
+
+    async def sample(self, prompt_ids: list[int], room: int) -> Turn:
+        """Sample a reply from exactly these ids."""
         import tinker
 
-        messages = [*message_history, user(prompt)]
-        with _tokenizing:
-            prompt_ids = self._next_prompt(messages, conversation.goes_on_from)
-        room = self._context_limit - len(prompt_ids)
-        if room < 1:
-            raise ContextLengthExceededError(
-                f"{len(prompt_ids)} prompt tokens fill the {self._context_limit} allowed"
-            )
         params = tinker.SamplingParams(
             max_tokens=min(self._max_tokens, room),
             temperature=self._temperature,
@@ -990,188 +1241,244 @@ class TinkerMixin:
         )
         # Unchecked, for pydantic would look at each token of a long prompt in each turn.
         chunk = tinker.EncodedTextChunk.model_construct(tokens=prompt_ids)
+        prompt = tinker.ModelInput(chunks=[chunk])
+        client = self._sampling_client
         try:
-            response = await self._sample(
-                prompt=tinker.ModelInput(chunks=[chunk]),
-                num_samples=1,
-                sampling_params=params,
-            )
+            sampling = client.sample(prompt=prompt, num_samples=1, sampling_params=params)
+            # A future before SDK 0.38, awaitable from then on.
+            if not inspect.isawaitable(sampling):
+                sampling = asyncio.wrap_future(sampling)
+            response = await sampling
         except Exception as error:
+            if is_gone(error):
+                raise SessionEnded(str(error)) from error
             if says_context_is_full(error):
                 raise ContextLengthExceededError(str(error)) from error
             raise
         sequence = response.sequences[0]
-        completion_ids = list(sequence.tokens)
-        cut_off = sequence.stop_reason == "length"
-        try:
-            with _tokenizing:
-                content = self._parse(prompt_ids, completion_ids, cut_off)
-        except Exception as error:
-            # What no template writes is neither an answer nor commands.
-            self._logger.warning("a reply that the renderer cannot read: %s", error)
-            content = ""
+        ids = list(sequence.tokens)
         usage = UsageInfo(
             prompt_tokens=len(prompt_ids),
-            completion_tokens=len(completion_ids),
-            cache_tokens=0,
+            completion_tokens=len(ids),
+            # SDK 0.25 and later.
+            cache_tokens=getattr(response, "prompt_cache_hit_tokens", None) or 0,
             cost_usd=0.0,
         )
-        return Reply(
-            content=content,
+        return Turn(
+            content=self._text_of(ids),
             usage=usage,
-            prompt_token_ids=prompt_ids,
-            completion_token_ids=completion_ids,
+            completion_token_ids=ids,
             logprobs=None if sequence.logprobs is None else list(sequence.logprobs),
-            cut_off=cut_off,
+            cut_off=sequence.stop_reason == "length",
+            # SDK 0.26 and later.
+            extra={"sequence_id": getattr(sequence, "sequence_id", None)},
         )
 
-    async def _sample(self, **request: Any) -> Any:
-        """Sample. Once more, on a new session, where the service has ended the last."""
-        client = await self.connect()
+    def _text_of(self, ids: list[int]) -> str:
+        """A reply's text up to its stop token, or stop text."""
+        for stop in self._stop:
+            if stop in ids:
+                ids = ids[: ids.index(stop)]
         try:
-            return await finished(client.sample(**request))
+            with _tokenizing:
+                text = self._renderer.tokenizer.decode(ids)
         except Exception as error:
-            if not is_gone(error):
-                raise
-        client = await self.connect(gone=client)
-        return await finished(client.sample(**request))
+            # What no tokenizer can read is neither an answer nor commands.
+            self._logger.warning("a reply that the tokenizer cannot read: %s", error)
+            return ""
+        for stop in self._stop:
+            if isinstance(stop, str):
+                text = text.partition(stop)[0].strip()
+        return text
 
-    def _next_prompt(
-        self,
-        messages: list[Message],
-        goes_on_from: list[int],
-    ) -> list[int]:
-        """The ids of the last turn as sampled, and what the template puts around the new message.
 
-        Rendered from the messages where that cannot be trusted: in the first turn, after an edit
-        of the history, and after a reply that has no stop token or another than the template's.
-        """
-        if goes_on_from and self._boundary:
-            rendered = self._render([*_PROBE, messages[-1]])
-            end = len(self._boundary)
-            is_known = rendered[:end] == self._boundary
-            # The stop token that was sampled is not repeated.
-            if is_known and goes_on_from[-1] == self._boundary[-1]:
-                return goes_on_from + rendered[end:]
-        return self._render(messages)
+def check_renderer(name: str | None) -> None:
+    """Raise ValueError for a renderer that tinker-cookbook does not have."""
+    from tinker_cookbook import renderers
 
-    def _find_boundary(self) -> list[int] | None:
-        """The tokens of `_PROBE` up to and with the stop token of its reply.
+    # It has no list of them (0.5.7 to 0.6.1).
+    names = re.findall(r'name == "(\w+)"', inspect.getsource(renderers.get_renderer))
+    if name and name not in names and not renderers.is_renderer_registered(name):
+        raise ValueError(f"no renderer {name}; there are {', '.join(sorted(names))}")
 
-        None if what follows is not the same in a longer conversation.
-        """
-        short = self._render([*_PROBE, user("d")])
-        long = self._render([*_LONGER_PROBE, user("d")])
-        # Their common end begins behind "b" and "c".
-        n_common = 0
-        while short[-1 - n_common] == long[-1 - n_common]:
-            n_common += 1
-        boundary = short[: len(short) - n_common + 1]
-        return boundary if boundary[-1] in self._stop else None
 
-    def _render(self, messages: list[Message]) -> list[int]:
-        return self._renderer.build_generation_prompt(messages).to_ints()
+def check_tinker_key(key: str | None) -> None:
+    """Raise ValueError where the Tinker SDK would find no key."""
+    if key or os.environ.get("TINKER_API_KEY"):
+        return
+    # From 0.38 on a key may also be stored, or printed by a command.
+    with contextlib.suppress(ImportError):
+        from tinker.auth import tinker_has_credentials
 
-    def defused(self, text: str) -> str:
-        """Text without special tokens: a zero-width space breaks each of them up."""
-        return self._special.sub("\\g<0>\u200b", text)
-
-    def _parse(
-        self,
-        prompt_ids: list[int],
-        completion_ids: list[int],
-        cut_off: bool,
-    ) -> str | list[Message]:
-        """A reply's content, its thinking in a part of its own or between tags."""
-        decode = self._renderer.tokenizer.decode
-        decoded = decode(completion_ids)
-        # Renderers search for them in time that grows with the square of their number.
-        if decoded.count("<think>") + decoded.count("<tool_call>") > 100:
-            return "<think>" + decoded.replace("</think>", "")
-        # Renderers leave a reply without a stop token as it is, thinking and all: any will do.
-        stop = self._stop[0]
-        if cut_off and isinstance(stop, int):
-            completion_ids = [token for token in completion_ids if token != stop]
-            completion_ids.append(stop)
-        content = self._renderer.parse_response(completion_ids)[0]["content"]
-        text = text_of(content)
-        # Many templates open the thinking in the prompt. It may never be closed, or be closed
-        # where the renderer does not see it. gpt-oss may be cut off in the header of a message.
-        is_opened = decode(prompt_ids[-4:]).rstrip().endswith("<think>")
-        may_be_unclosed = "</think>" not in decoded or isinstance(content, str)
-        if (is_opened and may_be_unclosed) or text.startswith("<|channel|>"):
-            return "<think>" + text.removeprefix("<think>")
-        return content
+        if tinker_has_credentials():
+            return
+    raise ValueError("no API key for Tinker: set TINKER_API_KEY")
 
 
 def is_gone(error: Exception) -> bool:
     """Whether a Tinker session, or a checkpoint, does not exist (any more)."""
+    if getattr(error, "status_code", None) in (404, 410):
+        return True
     # The SDK (0.38) has no class for what a client says that was closed, or one that polls.
-    text = re.compile(r"is closed$|polling failed.*code: (404|410)", re.DOTALL)
-    return getattr(error, "status_code", None) in (404, 410) or bool(text.search(str(error)))
+    if isinstance(error, RuntimeError) and str(error).endswith("is closed"):
+        return True
+    return bool(re.search("polling failed.*code: (404|410)", str(error), re.DOTALL))
 
 
 def says_context_is_full(error: Exception) -> bool:
-    """Whether Tinker refused a prompt for its length; the phrases are those of Harbor's client."""
-    message = str(error).lower()
-    phrases = (
-        "context length",
-        "context_length",
-        "maximum context",
-        "token limit",
-        "too long",
-    )
-    return any(phrase in message for phrase in phrases)
+    """Whether Tinker refused a prompt for its length; the phrases are those of Harbor's client.
 
-
-async def finished(sampling: Any) -> Any:
-    """What `sample` of the Tinker SDK gives: an awaitable from 0.38 on, before that a future."""
-    if not inspect.isawaitable(sampling):
-        sampling = asyncio.wrap_future(sampling)
-    return await sampling
+    A request or a day may be "too long", too: only an error in what was asked says it of a prompt.
+    """
+    is_ours = str(getattr(error, "category", "")) == "user"
+    if not is_ours and getattr(error, "status_code", None) not in (400, 413, 422):
+        return False
+    phrases = "context length|context_length|maximum context|token limit|too long"
+    return bool(re.search(phrases, str(error), re.IGNORECASE))
 
 
 # How the server says that the reply to the current call ended; trials share the client.
 _finish_reason = ContextVar("finish_reason", default="")
 
+# A special token's text, as `/tokenize` shows it: <|im_end|>, <think>, </s>, [INST].
+_SPECIAL_PIECE = re.compile(r"<.+>|\[.+\]", re.DOTALL)
 
-class LiteLLMMixin:
-    """What this file adds to Harbor's LiteLLM: whole replies, and the trial's session id."""
+
+class LiteLLMMixin(ExactPrompts):
+    """What this file adds to Harbor's LiteLLM: whole replies, and the trial's session id.
+
+    Where ids are asked for and the server tokenizes, as vLLM does, prompts are exact, too. Private
+    attributes and methods are the same in Harbor 0.13 to 0.25.
+    """
+
+    # Whether prompts are exact. None: not asked yet.
+    _is_exact: bool | None = None
 
     async def call(
         self,
         prompt: str,
         message_history: list[Message],
-        conversation: Conversation,
+        goes_on_from: list[int],
+        session_id: str | None = None,
         **kwargs: Any,
-    ) -> Reply:
+    ) -> Turn:
         """One model call. Raises what Harbor's LiteLLM raises, after its three attempts."""
-        session_id = conversation.session_id
         if session_id:
             headers = self._llm_kwargs.get("extra_headers") or {}
             kwargs["extra_headers"] = {**headers, "X-Session-ID": session_id}
             # Closed APIs refuse fields that they do not know, and return no ids either.
             if self._collect_rollout_details:
                 kwargs["extra_body"] = {"session_id": session_id}
+        if self._use_responses_api:
+            # Harbor sends the most that the model can.
+            kwargs["max_output_tokens"] = self._llm_kwargs["max_tokens"]
+        if await self.is_exact():
+            messages = [*message_history, user(prompt)]
+            return await self._with_retries(self.call_exactly, messages, goes_on_from, **kwargs)
         _finish_reason.set("")
-        try:
-            response = await super().call(prompt, message_history, **kwargs)
-        except OutputLengthExceededError as cut:
-            # Of the Responses API: the text is all there is.
-            return Reply(content=valid_text(cut.truncated_response), cut_off=True)
-        reply = Reply(**vars(response), cut_off=_finish_reason.get() == "length")
+        response = await super().call(prompt, message_history, **kwargs)
+        turn = Turn(**vars(response))
+        turn.cut_off = _finish_reason.get() == "length"
         # A lone surrogate would fail the next call.
-        reply.content = valid_text(reply.content)
-        return reply
+        turn.content = valid_text(turn.content)
+        return turn
 
     def _extract_usage_info(self, response: Any) -> UsageInfo | None:
-        # A hook: `call` (Harbor 0.13 to 0.25) looks at finish_reason after this, and a reply that
-        # was cut off would become an error there, without its ids and usage.
+        # A hook: `call` looks at finish_reason after this, and a reply that was cut off would
+        # become an error there, without its ids and usage.
         choice = response["choices"][0]
         _finish_reason.set(choice["finish_reason"])
         if choice["finish_reason"] == "length":
             choice["finish_reason"] = "stop"
         return super()._extract_usage_info(response)
+
+    async def _with_retries(self, function: Callable, *args: Any, **kwargs: Any) -> Any:
+        """Three attempts, as Harbor's `call` has them."""
+        return await super().call.retry.copy()(function, *args, **kwargs)
+
+    async def is_exact(self) -> bool:
+        """Whether the server tokenizes for us. Asked once; without ids, not at all."""
+        if self._is_exact is None:
+            import httpx
+
+            self._is_exact = False
+            if self._collect_rollout_details and self._api_base and not self._use_responses_api:
+                try:
+                    await self._with_retries(self.render, [user("a")])
+                    self._is_exact = True
+                except (httpx.HTTPError, LookupError, ValueError) as error:
+                    self._logger.info("prompts are not exact, for /tokenize fails: %r", error)
+        return self._is_exact
+
+    async def _tokenize(self, **body: Any) -> dict[str, Any]:
+        """vLLM's POST /tokenize: tokens, token_strs, max_model_len. Raises httpx.HTTPError."""
+        import httpx
+
+        headers = dict(self._llm_kwargs.get("extra_headers") or {})
+        if self._llm_kwargs.get("api_key"):
+            headers["Authorization"] = f"Bearer {self._llm_kwargs['api_key']}"
+        url = self._api_base.rstrip("/").removesuffix("/v1") + "/tokenize"
+        body |= {"model": self._served_name(), "return_token_strs": True}
+        async with httpx.AsyncClient(timeout=60) as http:
+            response = await http.post(url, json=body, headers=headers)
+        response.raise_for_status()
+        return response.json()
+
+    def _served_name(self) -> str:
+        return self._model_name.partition("/")[2] or self._model_name
+
+    async def render(self, messages: list[Message]) -> list[int]:
+        """The ids of the server's own template for these messages."""
+        extra_body = self._llm_kwargs.get("extra_body") or {}
+        options = extra_body.get("chat_template_kwargs")
+        body = {"chat_template_kwargs": options} if options else {}
+        answer = await self._tokenize(messages=messages, add_generation_prompt=True, **body)
+        self.context_limit = answer["max_model_len"]
+        # "Ċ" is how byte-level tokenizers show a line's end.
+        end = "".join(answer["token_strs"][-8:]).rstrip("Ċ\n")
+        self.opens_thinking = end.endswith("<think>")
+        return answer["tokens"]
+
+    async def defused(self, text: str) -> str:
+        """Text without special tokens, if prompts are exact: a zero-width space breaks them up."""
+        if await self.is_exact():
+            answer = await self._with_retries(self._tokenize, prompt=text, add_special_tokens=False)
+            for piece in set(answer["token_strs"]):
+                if _SPECIAL_PIECE.fullmatch(piece):
+                    text = text.replace(piece, f"{piece[0]}\u200b{piece[1:]}")
+        return text
+
+    async def sample(self, prompt_ids: list[int], room: int, **request: Any) -> Turn:
+        """Sample a reply from exactly these ids, by the completions endpoint."""
+        import litellm
+
+        arguments = {**self._build_base_kwargs(), **request}
+        # Only this one of litellm's providers takes ids as a prompt.
+        arguments["model"] = f"openai/{self._served_name()}"
+        if not self._model_name.startswith("openai/"):
+            arguments.setdefault("api_key", "none")
+        arguments["max_tokens"] = min(arguments["max_tokens"], room)
+        if self._temperature is not None:
+            arguments["temperature"] = self._temperature
+        arguments["extra_body"] = {
+            **(self._llm_kwargs.get("extra_body") or {}),
+            **(request.get("extra_body") or {}),
+            "return_token_ids": True,
+            "skip_special_tokens": False,
+        }
+        arguments.pop("previous_response_id", None)
+        try:
+            response = await litellm.atext_completion(prompt=prompt_ids, logprobs=0, **arguments)
+        except Exception as error:
+            self._handle_litellm_error(error)
+        choice = response.choices[0]
+        return Turn(
+            content=valid_text(choice.text),
+            cut_off=choice.finish_reason == "length",
+            usage=super()._extract_usage_info(response),
+            completion_token_ids=getattr(choice, "token_ids", None),
+            logprobs=dict(choice.logprobs or {}).get("token_logprobs"),
+        )
 
 
 _API_PROVIDERS = (
@@ -1183,171 +1490,117 @@ _API_PROVIDERS = (
 )
 
 
-def check_model(
-    model_name: str | None,
-    options: BasicLoopOptions,
-) -> None:
-    """Raise ValueError where no model is named, or one that cannot be called: no key, no client."""
-    if not model_name:
-        raise ValueError("no model: name one with -m, such as -m Qwen/Qwen3-8B")
-    provider = model_name.partition("/")[0]
-    if options.model_client == "tinker":
-        if provider in _API_PROVIDERS and "gpt-oss" not in model_name:
-            raise ValueError(f"{model_name} is an API model: set model_client=litellm")
-        check_tinker_key()
-        return
-    # litellm answers itself; and only the OpenAI client wants a key for any server.
-    given = options.llm_kwargs or {}
-    if (
-        f"{provider.upper()}_API_KEY" in os.environ
-        or "api_key" in given
-        or "mock_response" in given
-        or (options.api_base and provider != "openai")
-    ):
-        return
-    from litellm import validate_environment
-
-    for name in validate_environment(model_name)["missing_keys"]:
-        # Other credentials, such as a cloud's, can come from places where litellm does not look.
-        if name.endswith("_API_KEY"):
-            raise ValueError(f"no API key for {model_name}: set {name}")
-
-
-def check_tinker_key() -> None:
-    """Raise ValueError where the Tinker SDK would find no key."""
-    has_key = bool(os.environ.get("TINKER_API_KEY"))
-    # From 0.38 on a key may also be stored, or printed by a command.
-    if not has_key:
-        with contextlib.suppress(ImportError):
-            from tinker.auth import tinker_has_credentials
-
-            has_key = tinker_has_credentials()
-    if not has_key:
-        raise ValueError("no API key for Tinker: set TINKER_API_KEY")
-
-
 # The cache: one client for all trials of an event loop and configuration.
 
-
-class LoopClients:
-    """The clients of one event loop by their configuration, the latest used last."""
-
-    def __init__(self) -> None:
-        self._clients: dict[tuple, Any] = {}
-        # Weak: a lock refers to its event loop, and would keep it for good.
-        self._locks = WeakValueDictionary()
-
-    async def get(
-        self,
-        key: tuple,
-        build: Callable,
-    ) -> Any:
-        """The client for `key`. One trial builds it (the next, if that fails), the others wait."""
-        lock = self._locks.setdefault(key, asyncio.Lock())
-        async with lock:
-            client = self._clients.pop(key, None) or await in_thread(build)
-            self._clients[key] = client
-        # A training run brings a new checkpoint each step. One that is waited for has a lock.
-        for old in list(self._clients)[:-8]:
-            if old not in self._locks:
-                del self._clients[old]
-        return client
-
-
-# Weak: a closed event loop's clients go with it.
+# By loop, then by configuration. Weak: a client lives as long as a trial uses it, or as it is one
+# of the latest of its loop (a training run brings a new checkpoint each step), and no longer than
+# the loop.
 _clients = WeakKeyDictionary()
+_latest = WeakKeyDictionary()
+_locks = WeakValueDictionary()
 
 
-class TinkerService:
-    """The process's session with one Tinker server.
+async def shared_client(key: tuple, build: Callable, gone: Any) -> Any:
+    """The client for `key`, but not `gone`. One trial builds it (the next, if that fails)."""
+    loop = asyncio.get_running_loop()
+    clients = _clients.setdefault(loop, WeakValueDictionary())
+    latest = _latest.setdefault(loop, deque(maxlen=8))
+    lock = _locks.setdefault((id(loop), key), asyncio.Lock())
+    async with lock:
+        client = clients.get(key)
+        if client is None or client is gone:
+            client = await in_thread(build)
+            clients[key] = client
+    if client in latest:
+        latest.remove(client)
+    latest.append(client)
+    return client
 
-    A thread of the SDK keeps it alive, and it holds about 11 file descriptors.
+
+# The process's sessions with Tinker, by server and key; each holds about 11 file descriptors.
+_services: dict[tuple, Any] = {}
+_opening = threading.Lock()
+_given_service: Any = None
+
+
+def use_service(service: Any) -> None:
+    """Have the trials that follow sample in the session of this `tinker.ServiceClient`.
+
+    So sampling and training share a session, which losses need that look at what was recorded
+    when sampling. It is never closed or replaced. None: sessions of this file's own again.
     """
-
-    def __init__(self, api_base: str | None) -> None:
-        self._arguments = {"base_url": api_base} if api_base else {}
-        self._lock = threading.Lock()
-        self.client: Any = None
-
-    def sampling_client(self, source: dict[str, str]) -> Any:
-        """A sampling client, on a new session if the service has ended the last. Blocks."""
-        import tinker
-
-        with self._lock:
-            if self.client is None:
-                self.client = tinker.ServiceClient(**self._arguments)
-            client = self.client
-        try:
-            return self._create(client, source)
-        except Exception as error:
-            if not is_gone(error):
-                raise
-        # The session is over, or there is no such checkpoint: a new session tells.
-        with self._lock:
-            if self.client is client:
-                unused = tinker.ServiceClient(**self._arguments)
-                try:
-                    sampling_client = self._create(unused, source)
-                    self.client, unused = unused, client
-                    return sampling_client
-                finally:
-                    start(finish, unused)
-        # Another trial was faster.
-        return self.sampling_client(source)
-
-    def _create(self, client: Any, source: dict[str, str]) -> Any:
-        created = client.create_sampling_client(**source)
-        # A future from tinker 0.38 on.
-        return created.result() if hasattr(created, "result") else created
+    global _given_service
+    _given_service = service
 
 
-# The process's services, by server and key.
-_services: dict[tuple, TinkerService] = {}
+def open_sampling_client(
+    api_base: str | None,
+    api_key: str | None,
+    source: dict[str, Any],
+) -> Any:
+    """A sampling client in the process's session, or in a new one if that is over. Blocks.
+
+    Raises what the SDK raises, as for a checkpoint that does not exist.
+    """
+    import tinker
+
+    if _given_service is not None:
+        return _sampling_client(_given_service, source)
+    arguments = {"base_url": api_base, "api_key": api_key}
+    arguments = {name: value for name, value in arguments.items() if value}
+    key = (api_base, api_key)
+    with _opening:
+        if key not in _services:
+            _services[key] = tinker.ServiceClient(**arguments)
+        service = _services[key]
+    try:
+        return _sampling_client(service, source)
+    except Exception as error:
+        if not is_gone(error):
+            raise
+    with _opening:
+        if _services[key] is service:
+            # The session is over, or there is no such checkpoint: a new session tells.
+            unused = tinker.ServiceClient(**arguments)
+            try:
+                client = _sampling_client(unused, source)
+                _services[key], unused = unused, service
+                return client
+            finally:
+                close(unused)
+    # Another trial was faster.
+    return open_sampling_client(api_base, api_key, source)
 
 
-def service_key(api_base: str | None) -> tuple:
-    """What makes two services different: the server and the key."""
-    server = api_base or os.environ.get("TINKER_BASE_URL")
-    return server, os.environ.get("TINKER_API_KEY")
+def _sampling_client(service: Any, source: dict[str, Any]) -> Any:
+    created = service.create_sampling_client(**source)
+    # A future from SDK 0.38 on.
+    return created.result() if hasattr(created, "result") else created
 
 
-def finish(client: Any) -> None:
-    """Finish a client's session. Blocks while the service is down."""
-    client.close("success").result(timeout=5)
+def close(service: Any) -> None:
+    """Give a session's descriptors back, without waiting; SDKs before 0.30 cannot."""
+    if hasattr(service, "close"):
+        service.close("success")
 
 
-def _finish_all() -> None:
-    finishing = [start(finish, service.client) for service in list(_services.values())]
-    concurrent.futures.wait(finishing, timeout=5)
-
-
-# Private in the standard library (3.12 to 3.14): by `atexit`, the SDK can start no thread. What is
-# registered last runs first, so before the end of the thread pools, which were imported above.
-threading._register_atexit(_finish_all)
-
-
-def start(function: Callable, *args: Any) -> concurrent.futures.Future:
-    """Run a function in a daemon thread.
+async def in_thread(function: Callable) -> Any:
+    """Like asyncio.to_thread, but in a daemon thread.
 
     While Tinker is down its SDK retries for minutes, and Python waits at exit for other threads.
     """
-    future = concurrent.futures.Future()
-    # From here on it cannot be cancelled, and takes whatever comes.
-    future.set_running_or_notify_cancel()
+    done = concurrent.futures.Future()
+    # From here on it cannot be cancelled, and takes what comes, wanted or not.
+    done.set_running_or_notify_cancel()
 
     def work() -> None:
         try:
-            future.set_result(function(*args))
+            done.set_result(function())
         except BaseException as error:
-            future.set_exception(error)
+            done.set_exception(error)
 
     threading.Thread(target=work, daemon=True).start()
-    return future
-
-
-async def in_thread(function: Callable, *args: Any) -> Any:
-    """Like asyncio.to_thread, but in a daemon thread."""
-    return await asyncio.wrap_future(start(function, *args))
+    return await asyncio.wrap_future(done)
 
 
 # Training data.
@@ -1355,33 +1608,30 @@ async def in_thread(function: Callable, *args: Any) -> Any:
 
 @dataclass(frozen=True)
 class Trajectory:
-    """A finished trial as a trainer sees it. Usage is summed over the task's steps."""
+    """A finished trial as a trainer sees it; tokens, cost, times and names are in `trial`."""
 
     # Of all steps, in order, with ids and logprobs; none for API models.
     turns: list[Turn]
-    # The reward named "reward", or the only one; None: not scored, or several of other names.
+    # The reward named "reward", or the only one. None: not scored, or several of other names.
     reward: float | None
-    # All that the verifier gave.
+    # All that the verifier gave; none where a failure was scored as if it were the model's.
     rewards: dict[str, float]
-    # None: unknown.
-    prompt_tokens: int | None
-    completion_tokens: int | None
-    cached_tokens: int | None
-    cost_usd: float | None
-    # Wall time of the agent.
-    seconds: float | None
     # The `StopReason` of the last step; None for another agent's trial.
     stop_reason: str | None
-    task_name: str
-    trial_name: str
-    # Such as "AgentTimeoutError".
-    exception_type: str | None
+    # Why there is no reward, such as "RuntimeError: service is gone".
+    failure: str | None
+    trial: TrialResult
+
+
+# The exceptions after which Harbor scores on purpose. (0.25: `TrialResult.reward_valid`.)
+_SCORED_EXCEPTIONS = ("AgentTimeoutError", "NonZeroAgentExitCodeError")
 
 
 def trial_to_trajectory(trial: TrialResult) -> Trajectory | None:
     """Training data from a finished trial, live or from `TrialResult.model_validate_json`.
 
-    None if the trial failed before it was scored, or has neither tokens nor a score. Raises
+    None if the trial failed before it was scored, or has neither tokens nor a score. A multi-step
+    trial of which a step failed has no reward, though Harbor scores it: `failure` says why. Raises
     ValueError where ids and logprobs do not align, or a logprob or reward is not finite.
     """
     steps = trial.step_results or [trial]
@@ -1390,39 +1640,31 @@ def trial_to_trajectory(trial: TrialResult) -> Trajectory | None:
     for context in contexts:
         for segment in context.rollout_details or []:
             turns += turns_of(segment, trial.trial_name)
-    rewards = trial.verifier_result.rewards if trial.verifier_result else None
-    rewards = rewards or {}
+    rewards = (trial.verifier_result.rewards if trial.verifier_result else None) or {}
     for name, value in rewards.items():
         if not math.isfinite(value):
             raise ValueError(f"trial {trial.trial_name}: the reward {name!r} is {value}")
-    failures = [part.exception_info for part in (trial, *steps) if part.exception_info]
-    if not rewards and (failures or not turns):
+    exceptions = [part.exception_info for part in (trial, *steps) if part.exception_info]
+    if not rewards and (exceptions or not turns):
         return None
 
+    failure = None
+    for exception in exceptions:
+        if exception.exception_type not in _SCORED_EXCEPTIONS:
+            failure = f"{exception.exception_type}: {exception.exception_message}"
+            rewards = {}
+            break
     reward = rewards.get("reward")
     if len(rewards) == 1:
         (reward,) = rewards.values()
-    n_prompt, n_cached, n_completion, cost = trial.compute_token_cost_totals()
-    if n_prompt is None and turns:
-        n_prompt = sum(len(turn.prompt_token_ids) for turn in turns)
-    if n_completion is None and turns:
-        n_completion = sum(len(turn.completion_token_ids) for turn in turns)
-    clocks = [step.agent_execution for step in steps if step.agent_execution]
-    spans = [clock.finished_at - clock.started_at for clock in clocks if clock.finished_at]
     metadata = contexts[-1].metadata if contexts else None
     return Trajectory(
         turns=turns,
         reward=reward,
         rewards=rewards,
-        prompt_tokens=n_prompt,
-        completion_tokens=n_completion,
-        cached_tokens=n_cached,
-        cost_usd=cost,
-        seconds=sum(span.total_seconds() for span in spans) if spans else None,
         stop_reason=(metadata or {}).get("stop_reason"),
-        task_name=trial.task_name,
-        trial_name=trial.trial_name,
-        exception_type=failures[0].exception_type if failures else None,
+        failure=failure,
+        trial=trial,
     )
 
 
@@ -1434,8 +1676,13 @@ def turns_of(segment: RolloutDetail, trial_name: str) -> list[Turn]:
     """The turns of a RolloutDetail. Raises ValueError if it cannot be trained on."""
     names = ("prompt_token_ids", "completion_token_ids", "logprobs")
     lists = [segment.get(name) or [] for name in names]
+    extra = segment.get("extra") or {}
+    turns = []
     # Where one list is shorter, a turn has None.
-    turns = [Turn(*parts) for parts in itertools.zip_longest(*lists)]
+    for number, parts in enumerate(itertools.zip_longest(*lists)):
+        own = {name: values[number] for name, values in extra.items() if number < len(values)}
+        ids = dict(zip(names, parts, strict=True))
+        turns.append(Turn(**ids, extra=own or None))
     if not all(turn.is_trainable for turn in turns):
         raise ValueError(
             f"trial {trial_name}: token ids and logprobs are not aligned, or a logprob is not "
@@ -1447,24 +1694,28 @@ def turns_of(segment: RolloutDetail, trial_name: str) -> list[Turn]:
 def to_tinker(trajectory: Trajectory) -> "tinker_cookbook.rl.types.Trajectory":  # noqa: F821
     """For tinker-cookbook's RL functions. Imports torch.
 
-    Every transition has reward 0.0: the trial's goes into `TrajectoryGroup.final_rewards_G`.
+    Every transition has reward 0.0: the trial's goes into `TrajectoryGroup.final_rewards_G`. From
+    cookbook 0.6 on an action names the sequence that Tinker sampled, for `stable_reinforce`.
     """
     from tinker import ModelInput
     from tinker_cookbook.completers import TokensWithLogprobs
     from tinker_cookbook.rl import types
 
+    knows_sequences = "sequence_id" in TokensWithLogprobs.__dataclass_fields__
     transitions = []
     for turn in trajectory.turns:
         is_last = turn is trajectory.turns[-1]
         cut_off = is_last and trajectory.stop_reason == StopReason.MAX_TOKENS
-        stop_reason = "length" if cut_off else "stop"
+        action = TokensWithLogprobs(
+            tokens=turn.completion_token_ids,
+            maybe_logprobs=turn.logprobs,
+            stop_reason="length" if cut_off else "stop",
+        )
+        if knows_sequences:
+            action.sequence_id = (turn.extra or {}).get("sequence_id")
         transition = types.Transition(
             ob=ModelInput.from_ints(turn.prompt_token_ids),
-            ac=TokensWithLogprobs(
-                tokens=turn.completion_token_ids,
-                maybe_logprobs=turn.logprobs,
-                stop_reason=stop_reason,
-            ),
+            ac=action,
             reward=0.0,
             episode_done=is_last,
         )
