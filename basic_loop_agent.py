@@ -1209,19 +1209,19 @@ class TinkerMixin(ExactPrompts):
 
     async def render(self, messages: list[Message]) -> list[int]:
         """The ids of the renderer's prompt for these messages."""
-        rendered = []
+        in_parts = []
         for message in messages:
-            thinking, answer = "", message["content"]
-            if message["role"] == "assistant" and isinstance(answer, str):
-                thinking, answer = split_thinking(answer)
-            if thinking:
-                answer = [
-                    {"type": "thinking", "thinking": thinking},
-                    {"type": "text", "text": answer},
-                ]
-            rendered.append({"role": message["role"], "content": answer})
+            thinking, answer = split_thinking(text_of(message["content"]))
+            parts = [{"type": "thinking", "thinking": thinking}, {"type": "text", "text": answer}]
+            is_thought = message["role"] == "assistant" and thinking
+            in_parts.append({**message, "content": parts} if is_thought else message)
+        build = self._renderer.build_generation_prompt
         with _tokenizing:
-            return self._renderer.build_generation_prompt(rendered).to_ints()
+            try:
+                return build(in_parts).to_ints()
+            except ValueError:
+                # llama3 and role_colon know of no thinking.
+                return build(messages).to_ints()
 
     async def defused(self, text: str) -> str:
         """Text without special tokens: a zero-width space breaks each of them up."""
