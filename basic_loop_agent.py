@@ -19,7 +19,7 @@ import os
 import re
 import shlex
 import threading
-from collections import deque
+from collections import ChainMap, deque
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -243,9 +243,8 @@ class Turn(LLMResponse):
     """
 
     content: str = ""
-    # Whether the reply ended for its length; and how many tokens the context had left for it.
+    # Whether the reply ended for its length.
     cut_off: bool = False
-    room: int | None = None
     # Whether the prompt does not begin with the turn before: its prompt and its completion.
     breaks_prefix: bool = False
     # What the reply asked to run, and what the model was told after it.
@@ -295,14 +294,10 @@ message. Each script starts in a fresh shell (files stay, variables and director
         super().__init__(model_name=model_name, **kwargs)
 
     @classmethod
-    def preflight(
-        cls,
-        kwargs: dict | None = None,
-        env: Any = None,
-    ) -> None:
+    def preflight(cls, kwargs: dict | None = None, env: Any = None) -> None:
         """Called by Harbor 0.23 and later, before any trial; the model is not known here."""
         if cls.parse_options(kwargs, env).model_client == "tinker":
-            check_tinker_key((env or {}).get("TINKER_API_KEY"))
+            check_tinker_key(ChainMap(env or {}, os.environ).get("TINKER_API_KEY"))
 
     @staticmethod
     def name() -> str:
@@ -324,7 +319,7 @@ message. Each script starts in a fresh shell (files stay, variables and director
             provider = self.model_name.partition("/")[0]
             if provider in _API_PROVIDERS and "gpt-oss" not in self.model_name:
                 raise ValueError(f"{self.model_name} is an API model: set model_client=litellm")
-            check_tinker_key(self._setting("TINKER_API_KEY"))
+            check_tinker_key(self._llm_arguments().get("api_key"))
         await self._shared_llm()
 
     async def run(
@@ -334,12 +329,7 @@ message. Each script starts in a fresh shell (files stay, variables and director
         context: AgentContext,
     ) -> None:
         """Solve a task in a new conversation."""
-        self._conversation = Conversation(
-            self._system_message(),
-            self.options,
-            self.options.session_id or self.session_id,
-            self._shared_llm,
-        )
+        self._conversation = Conversation(self)
         await self.resume(instruction, environment, context)
 
     async def resume(
@@ -355,32 +345,21 @@ message. Each script starts in a fresh shell (files stay, variables and director
         conversation = self._conversation
         conversation.begin(instruction)
         try:
-            stop_reason = await self._converse_in_time(conversation, environment)
+            async with asyncio.timeout(self.options.max_seconds) as limit:
+                stop_reason = await self._converse(conversation, environment)
         except BaseException as error:
-            # A cancellation is no Exception.
-            is_error = isinstance(error, Exception)
-            stop_reason = StopReason.ERROR if is_error else StopReason.CANCELLED
-            # Whatever fails here, `error` says more.
-            with contextlib.suppress(Exception):
-                self._record(conversation, stop_reason, context)
-            raise
+            # Another TimeoutError may be the model's server's.
+            if limit.expired() and isinstance(error, TimeoutError):
+                stop_reason = StopReason.ROLLOUT_TIMEOUT
+            else:
+                # A cancellation is no Exception.
+                is_error = isinstance(error, Exception)
+                stop_reason = StopReason.ERROR if is_error else StopReason.CANCELLED
+                # Whatever fails here, `error` says more.
+                with contextlib.suppress(Exception):
+                    self._record(conversation, stop_reason, context)
+                raise
         self._record(conversation, stop_reason, context)
-
-    async def _converse_in_time(
-        self,
-        conversation: "Conversation",
-        environment: BaseEnvironment,
-    ) -> StopReason:
-        """The loop, for `max_seconds` at most: then it is cancelled where it is."""
-        limit = asyncio.timeout(self.options.max_seconds)
-        try:
-            async with limit:
-                return await self._converse(conversation, environment)
-        except TimeoutError:
-            # It may be another one, such as the model's server's.
-            if limit.expired():
-                return StopReason.ROLLOUT_TIMEOUT
-            raise
 
     async def _converse(
         self,
@@ -438,7 +417,6 @@ message. Each script starts in a fresh shell (files stay, variables and director
             return f"Not run: the script is too long ({size:,} bytes). Split it into smaller ones."
         # Past its own limit Docker's exec raises RuntimeError: ours comes first.
         running = asyncio.ensure_future(environment.exec(command, timeout_sec=limit + 60))
-        hangs = False
         try:
             _, late = await asyncio.wait([running], timeout=limit)
             if late:
@@ -451,28 +429,17 @@ message. Each script starts in a fresh shell (files stay, variables and director
             if hangs:
                 running.cancel()
                 await asyncio.shield(end_processes(environment, "BASIC_LOOP_RUN", mark))
-        no_answer = f"Exit code: 124\nOutput:\n[no answer; the time limit is {limit} seconds]"
-        if hangs:
-            return no_answer
-        try:
-            result = running.result()
-        except TimeoutError:
-            return no_answer
+        if hangs or isinstance(running.exception(), TimeoutError):
+            return f"Exit code: 124\nOutput:\n[no answer; the time limit is {limit} seconds]"
+        result = running.result()
         output, note = output_of(result.stdout, mark)
-        # A script can write around _RUN.
-        parts = [output[: most + 200], valid_text(result.stderr)[: most + 200], note]
-        code = result.return_code
         if late:
-            code = 124
-            parts.append(f"[ended: the time limit of {limit} seconds was reached]")
-        shown = "\n".join(part.removesuffix("\n") for part in parts if part)
+            note = f"[ended: the time limit of {limit} seconds was reached]"
+        # A script can write around _RUN.
+        texts = [output[: most + 200], valid_text(result.stderr)[: most + 200], note]
+        shown = "\n".join(text.removesuffix("\n") for text in texts if text)
+        code = 124 if late else result.return_code
         return f"Exit code: {code}\nOutput:\n{shown or '(none)'}"
-
-    def _system_message(self) -> str:
-        options = self.options
-        if options.system_prompt is not None or options.max_turns == 1:
-            return options.system_prompt or ""
-        return self.protocol.replace("{seconds}", str(options.command_timeout_sec))
 
     def _record(
         self,
@@ -482,13 +449,13 @@ message. Each script starts in a fresh shell (files stay, variables and director
     ) -> None:
         """Put the run onto the context, then into the files. Raises OSError of these."""
         turns = conversation.turns
-        known = [turn.usage for turn in turns if turn.usage]
-        if known:
-            context.n_input_tokens = sum(usage.prompt_tokens for usage in known)
-            context.n_output_tokens = sum(usage.completion_tokens for usage in known)
-            context.n_cache_tokens = sum(usage.cache_tokens for usage in known)
+        usages = [turn.usage for turn in turns if turn.usage]
+        if usages:
+            context.n_input_tokens = sum(usage.prompt_tokens for usage in usages)
+            context.n_output_tokens = sum(usage.completion_tokens for usage in usages)
+            context.n_cache_tokens = sum(usage.cache_tokens for usage in usages)
             # The price of some turns is not the run's.
-            costs = [usage.cost_usd for usage in known if usage.cost_usd]
+            costs = [usage.cost_usd for usage in usages if usage.cost_usd]
             context.cost_usd = sum(costs) if len(costs) == len(turns) else None
         context.metadata = {
             **conversation.metadata,
@@ -497,19 +464,11 @@ message. Each script starts in a fresh shell (files stay, variables and director
         }
         if self.options.collect_rollout_details:
             context.rollout_details = rollout_details(turns)
-            n_trainable = sum(turn.is_trainable for turn in turns)
             n_breaks = sum(turn.breaks_prefix for turn in turns)
-            context.metadata["n_turns_without_ids"] = len(turns) - n_trainable
+            context.metadata["n_turns_without_ids"] = sum(not turn.is_trainable for turn in turns)
             context.metadata["n_prefix_breaks"] = n_breaks
             if n_breaks:
                 self.logger.info("%d prompts do not begin with the turn before", n_breaks)
-        least_room = min((turn.room for turn in turns if turn.room is not None), default=math.inf)
-        if least_room < self.options.max_tokens:
-            self.logger.warning(
-                "max_tokens is %d, but the context had room for no more than %d in a turn",
-                self.options.max_tokens,
-                least_room,
-            )
         # Without a reply it is empty: an earlier step's, in the same folder, must not be scored.
         completion = turns[-1].content if turns else ""
         write_file(self.logs_dir / "completion.txt", completion)
@@ -528,28 +487,36 @@ message. Each script starts in a fresh shell (files stay, variables and director
         view = trajectory.model_dump_json(exclude_none=True)
         write_file(self.logs_dir / "trajectory.json", view)
 
-    def _setting(self, *names: str) -> str | None:
-        """The first of these variables in the agent's environment (`--ae`), else the process's."""
-        for source in (self.extra_env, os.environ):
-            for name in names:
-                if source.get(name):
-                    return source[name]
-        return None
-
-    def _connection(self) -> tuple[str | None, str | None]:
-        """The URL and the key of the model's server; None: for the client to find."""
+    def _llm_arguments(self) -> dict[str, Any]:
+        """What the client is made of, without what is None: for the client to find."""
         options = self.options
         provider = "tinker"
         if options.model_client == "litellm":
-            provider, slash, _ = self.model_name.partition("/")
-            if not slash:
+            provider, has_provider, _ = self.model_name.partition("/")
+            if not has_provider:
                 from litellm import get_llm_provider
 
                 provider = get_llm_provider(self.model_name)[1]
+        # The agent's environment is what `--ae KEY=value` gives.
+        settings = ChainMap(self.extra_env, os.environ)
         name = provider.upper()
-        url = options.api_base or getattr(options, "base_url", None)
-        url = url or self._setting(f"{name}_BASE_URL", f"{name}_API_BASE")
-        return url, self._setting(f"{name}_API_KEY")
+        arguments = {
+            "api_key": settings.get(f"{name}_API_KEY"),
+            **(options.llm_kwargs or {}),
+            "model_name": self.model_name,
+            "model_path": options.model_path,
+            "renderer_name": options.renderer_name,
+            "max_tokens": options.max_tokens,
+            "temperature": options.temperature,
+            "collect_rollout_details": options.collect_rollout_details,
+            "api_base": options.api_base
+            or getattr(options, "base_url", None)
+            or settings.get(f"{name}_BASE_URL")
+            or settings.get(f"{name}_API_BASE"),
+        }
+        # An option of Harbor 0.25; before, it is in llm_kwargs.
+        arguments.setdefault("reasoning_effort", getattr(options, "reasoning_effort", None))
+        return {name: value for name, value in arguments.items() if value is not None}
 
     def _build_llm(self) -> Any:
         """A new client of this configuration, which any number of conversations call.
@@ -557,38 +524,22 @@ message. Each script starts in a fresh shell (files stay, variables and director
         Return a client of your own here: any of Harbor's `BaseLLM`. Runs in a thread, for it takes
         seconds.
         """
-        options = self.options
-        url, key = self._connection()
-        kwargs = {
-            "api_key": key,
-            **(options.llm_kwargs or {}),
-            "model_name": self.model_name,
-            "max_tokens": options.max_tokens,
-            "api_base": url,
-            "collect_rollout_details": options.collect_rollout_details,
-        }
-        if options.temperature is not None:
-            kwargs["temperature"] = options.temperature
         # Imported here, for importing litellm or torch takes seconds.
-        if options.model_client == "litellm":
+        if self.options.model_client == "litellm":
             from harbor.llms.lite_llm import LiteLLM
 
             class LiteLLMClient(LiteLLMMixin, LiteLLM):
                 """Harbor's client for API models."""
 
-            # Harbor 0.25 has it as an option; before, it is in llm_kwargs.
-            if getattr(options, "reasoning_effort", None):
-                kwargs["reasoning_effort"] = options.reasoning_effort
-            return LiteLLMClient(**kwargs)
+            return LiteLLMClient(**self._llm_arguments())
         from harbor.llms.tinker import TinkerLLM
 
         class TinkerClient(TinkerMixin, TinkerLLM):
             """Harbor's client for Tinker."""
 
-        self.logger.info("Sampling %s", options.model_path or f"base model {self.model_name}")
-        kwargs["model_path"] = options.model_path
-        kwargs["renderer_name"] = options.renderer_name
-        return TinkerClient(**kwargs)
+        source = self.options.model_path or f"base model {self.model_name}"
+        self.logger.info("Sampling %s", source)
+        return TinkerClient(**self._llm_arguments())
 
     async def _shared_llm(self, gone: Any = None) -> Any:
         """The client that all trials of this configuration share, but not `gone`."""
@@ -601,13 +552,8 @@ message. Each script starts in a fresh shell (files stay, variables and director
             "command_timeout_sec",
             "max_output_chars",
         }
-        key = (
-            type(self),
-            self.model_name,
-            self.options.model_dump_json(exclude=loop_only, fallback=repr),
-            self._connection(),
-            _given_service,
-        )
+        options = self.options.model_dump_json(exclude=loop_only, fallback=repr)
+        key = (type(self), options, repr(self._llm_arguments()), _given_service)
         # Kept, so that it is not dropped between `setup` and `run`.
         self._llm = await shared_client(key, self._build_llm, gone)
         return self._llm
@@ -797,25 +743,21 @@ class Conversation(Chat):
     Clients serve many trials at once, so what belongs to one conversation stands here.
     """
 
-    def __init__(
-        self,
-        system: str,
-        options: BasicLoopOptions,
-        session_id: str | None,
-        get_client: Callable,
-    ) -> None:
+    def __init__(self, agent: BasicLoopAgent) -> None:
         super().__init__(model=None)
-        self.options = options
-        self.session_id = session_id
-        self.get_client = get_client
+        self.agent = agent
+        self.session_id = agent.options.session_id or agent.session_id
+        system = agent.options.system_prompt
+        if system is None and agent.options.max_turns > 1:
+            system = agent.protocol.replace("{seconds}", str(agent.options.command_timeout_sec))
         self.system = valid_text(system)
-        if system:
+        if self.system:
             self.messages.append({"role": "system", "content": self.system})
         # What this run began with, its turns, and what else is to be kept of it.
         self.instruction = ""
         self.turns: list[Turn] = []
         self.metadata: dict[str, Any] = {}
-        # What the model was not yet told, and whether it is to be taken literally.
+        # What the model was not yet told, and whether special tokens in it are to stay text.
         self._unsent: list[tuple[str, bool]] = []
         # The last turn's prompt and completion, and a copy of the messages after it.
         self._last_ids: list[int] = []
@@ -844,14 +786,14 @@ class Conversation(Chat):
         Raises what the client raises, and RuntimeError where ids were asked for and none came.
         """
         # An edited history is rendered anew.
-        rerender = self.options.rerender_history or self.messages != self._as_sent
+        rerender = self.agent.options.rerender_history or self.messages != self._as_sent
         goes_on_from = [] if rerender else self._last_ids
         # Harbor's Chat (0.13 to 0.25) has no public name for it.
-        self._model = await self.get_client()
+        self._model = await self.agent._shared_llm()
         try:
             reply = await self._call(goes_on_from)
         except SessionEnded:
-            self._model = await self.get_client(gone=self._model)
+            self._model = await self.agent._shared_llm(gone=self._model)
             reply = await self._call(goes_on_from)
         return self._record(reply)
 
@@ -874,12 +816,11 @@ class Conversation(Chat):
 
     def _record(self, reply: LLMResponse) -> Turn:
         """Make a turn of a reply; the only place that does."""
+        options = self.agent.options
         turn = reply if isinstance(reply, Turn) else Turn(**vars(reply))
-        text = text_of(turn.content)
+        turn.content = valid_text(text_of(turn.content))
         if not turn.reasoning_content:
-            turn.reasoning_content, text = split_thinking(text)
-        turn.reasoning_content = valid_text(turn.reasoning_content)
-        turn.content = valid_text(text.lstrip() if turn.reasoning_content else text)
+            turn.reasoning_content, turn.content = split_thinking(turn.content)
         turn.timestamp = datetime.now(UTC).isoformat()
         self.turns.append(turn)
         self._unsent.clear()
@@ -889,11 +830,10 @@ class Conversation(Chat):
             begins_with = turn.prompt_token_ids[: len(self._last_ids)]
             turn.breaks_prefix = begins_with != self._last_ids
             self._last_ids = turn.prompt_token_ids + (turn.completion_token_ids or [])
-        with_ids = self.options.collect_rollout_details
-        if not with_ids:
+        if not options.collect_rollout_details:
             turn.prompt_token_ids = turn.completion_token_ids = turn.logprobs = turn.extra = None
         ids = (turn.prompt_token_ids, turn.completion_token_ids, turn.logprobs)
-        must_have_ids = with_ids and self.options.model_client == "litellm"
+        must_have_ids = options.collect_rollout_details and options.model_client == "litellm"
         if must_have_ids and len(self.turns) == 1 and None in ids:
             raise RuntimeError(
                 "collect_rollout_details=true, but the server returned no token ids with logprobs"
@@ -937,13 +877,13 @@ def split_thinking(text: str) -> tuple[str, str]:
         return _split_messages(text)
     opened = _THINKING.match(text)
     if opened:
-        return _TAG.sub("", opened[0]), text[opened.end() :]
+        return _TAG.sub("", opened[0]), text[opened.end() :].lstrip()
     before, _, _ = text.partition("<think>")
     ends = [match.end() for match in _CLOSING_TAG.finditer(_without_blocks(before))]
     ends += [match.end() for match in _CLOSING_TAG_AT_LINE_START.finditer(before)]
     if not ends:
         return "", text
-    return text[: min(ends)].removesuffix("</think>"), text[min(ends) :]
+    return text[: min(ends)].removesuffix("</think>"), text[min(ends) :].lstrip()
 
 
 def _without_blocks(text: str) -> str:
@@ -1029,18 +969,17 @@ def to_steps(conversation: Conversation) -> list[Message]:
 
 def to_metrics(turn: Turn, with_prompt: bool) -> dict[str, Any]:
     """A turn's ids, logprobs and usage as ATIF's metrics."""
-    metrics = {
+    usage = turn.usage.model_dump() if turn.usage else {}
+    return {
+        "prompt_tokens": usage.get("prompt_tokens"),
+        "completion_tokens": usage.get("completion_tokens"),
+        "cached_tokens": usage.get("cache_tokens"),
+        "cost_usd": usage.get("cost_usd") or None,
         "prompt_token_ids": turn.prompt_token_ids if with_prompt else None,
         "completion_token_ids": turn.completion_token_ids,
         # JSON has no NaN.
         "logprobs": turn.logprobs if turn.has_finite_logprobs else None,
     }
-    if turn.usage:
-        metrics["prompt_tokens"] = turn.usage.prompt_tokens
-        metrics["completion_tokens"] = turn.usage.completion_tokens
-        metrics["cached_tokens"] = turn.usage.cache_tokens
-        metrics["cost_usd"] = turn.usage.cost_usd or None
-    return metrics
 
 
 def write_file(path: Path, text: str) -> None:
@@ -1079,37 +1018,36 @@ _LONGER_PROBE = [
 class ExactPrompts:
     """Prompts that begin with the tokens of the turn before, as they were sampled.
 
-    A client has four methods of its own: `render` gives the ids of the template's view of some
-    messages, `sample` a Turn for a prompt's ids, `defused` a text without special tokens, and
-    `template` what is known of the template.
+    What a client adds: `render` gives the ids of the template's view of messages, `sample` a Turn
+    for a prompt's ids, and `defused` a text without special tokens.
     """
 
-    # Set by the first `render`: whether the template opens the thinking, at the prompt's end; and
-    # the tokens of the prompt and the reply that the model can hold.
+    # Of the model: the tokens of prompt and reply that it can hold, and whether its template ends
+    # a prompt with <think>.
+    context_limit: int
     opens_thinking: bool = False
-    context_limit: int = 0
-    # The tokens of `_PROBE` up to and with the stop token of its reply. None: not asked yet.
-    _boundary: list[int] | None = None
+    _has_warned: bool = False
 
     async def call_exactly(
         self,
         messages: list[Message],
         goes_on_from: list[int],
+        max_tokens: int,
         **request: Any,
     ) -> Turn:
-        """Sample a reply to these messages, of which `goes_on_from` has the ids but for the last's.
+        """Sample a reply to these messages; of all but the last `goes_on_from` has the ids.
 
         Raises ContextLengthExceededError when the context has no room for a reply.
         """
         prompt_ids = await self.next_prompt(messages, goes_on_from)
         room = self.context_limit - len(prompt_ids)
         if room < 1:
-            raise ContextLengthExceededError(
-                f"{len(prompt_ids)} prompt tokens fill the {self.context_limit} allowed"
-            )
-        turn = await self.sample(prompt_ids, room, **request)
+            raise ContextLengthExceededError(f"the prompt fills the context: {len(prompt_ids)}")
+        if room < max_tokens and not self._has_warned:
+            self._has_warned = True
+            self._logger.warning("max_tokens is cut to the context's room, here %d", room)
+        turn = await self.sample(prompt_ids, min(max_tokens, room), **request)
         turn.prompt_token_ids = prompt_ids
-        turn.room = room
         if self.opens_thinking:
             turn.content = f"<think>{turn.content}"
         return turn
@@ -1121,34 +1059,22 @@ class ExactPrompts:
     ) -> list[int]:
         """The ids of the last turn as sampled, and what the template puts around the new message.
 
-            goes_on_from   <|im_start|>user \\n hi <|im_end|> ... hello <|im_end|>
-            rendered       <|im_start|>user \\n a <|im_end|> ... b <|im_end|> \\n <|im_start|> ...
-            boundary       <|im_start|>user \\n a <|im_end|> ... b <|im_end|>
+            goes_on_from <|im_start|> user hi <|im_end|> <|im_start|> assistant hello <|im_end|>
+            short                             ... assistant b <|im_end|> <|im_start|> user NEW ...
+            long                              ... assistant c <|im_end|> <|im_start|> user NEW ...
 
-        The prompt is the first line, and the second behind the third. It is rendered from the
-        messages where that cannot be trusted: in the first turn, after an edit of the history, and
-        after a reply that has no stop token or another than the template's.
+        The probes' common end begins with the stop token, which is not repeated. All is rendered
+        from the messages where that cannot be trusted: in the first turn, after an edit of the
+        history, and after a reply that has no stop token or another than the template's.
         """
         if goes_on_from:
-            if self._boundary is None:
-                self._boundary = await self._find_boundary()
-            rendered = await self.render([*_PROBE, messages[-1]])
-            end = len(self._boundary)
-            # The stop token that was sampled is not repeated.
-            if rendered[:end] == self._boundary and goes_on_from[-1] == rendered[end - 1]:
-                return goes_on_from + rendered[end:]
+            short = await self.render([*_PROBE, messages[-1]])
+            long = await self.render([*_LONGER_PROBE, messages[-1]])
+            pairs = zip(reversed(short), reversed(long), strict=False)
+            n_common = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+            if n_common and short[-n_common] == goes_on_from[-1]:
+                return goes_on_from + short[len(short) - n_common + 1 :]
         return await self.render(messages)
-
-    async def _find_boundary(self) -> list[int]:
-        short = await self.render([*_PROBE, user("d")])
-        long = await self.render([*_LONGER_PROBE, user("d")])
-        # Their common end begins behind "b" and "c", where a template shows these.
-        n_common = 0
-        for one, other in zip(reversed(short), reversed(long), strict=False):
-            if one != other:
-                break
-            n_common += 1
-        return short[: len(short) - n_common + 1]
 
 
 # A tokenizer is shared by all threads, and raises "Already borrowed" when two use it at once.
@@ -1166,14 +1092,19 @@ class TinkerMixin(ExactPrompts):
     def __init__(
         self,
         *,
-        api_base: str | None,
-        api_key: str | None,
+        api_base: str | None = None,
+        api_key: str | None = None,
         record_stability_info: bool = False,
         **kwargs: Any,
     ) -> None:
         import harbor.llms.tinker
+        from tinker_cookbook import renderers
 
-        check_renderer(kwargs["renderer_name"])
+        # The cookbook has no list of them (0.5.7 to 0.6.1).
+        names = re.findall(r'name == "(\w+)"', inspect.getsource(renderers.get_renderer))
+        name = kwargs.get("renderer_name", names[0])
+        if name not in names and not renderers.is_renderer_registered(name):
+            raise ValueError(f"no renderer {name}; there are {', '.join(sorted(names))}")
         # Outside the lock, for it takes seconds; the cookbook keeps what it has loaded.
         harbor.llms.tinker.get_tokenizer(kwargs["model_name"])
         with _tokenizing:
@@ -1184,15 +1115,15 @@ class TinkerMixin(ExactPrompts):
             # The tokenizer of the Inkling models has no list of its special texts, and needs none.
             special = getattr(self._renderer.tokenizer, "get_added_vocab", dict)()
         self.opens_thinking = end.rstrip().endswith("<think>")
-        self.context_limit = self._context_limit
+        self.context_limit = self.get_model_context_limit()
         texts = [re.escape(text) for text in special if len(text.strip()) > 1]
         # (?!) matches nothing.
         any_text = "|".join(texts) or "(?!)"
         # The first character of each of them.
         self._special = re.compile(f"(?=(?:{any_text})).", re.DOTALL)
-        source = {"model_path": self._model_path}
-        if self._model_path is None:
-            source = {"base_model": self._model_name}
+        source = {"base_model": self._model_name}
+        if self._model_path:
+            source = {"model_path": self._model_path}
         if record_stability_info:
             source["record_stability_info"] = True
         self._sampling_client = open_sampling_client(api_base, api_key, source)
@@ -1205,7 +1136,8 @@ class TinkerMixin(ExactPrompts):
         **kwargs: Any,
     ) -> Turn:
         """One model call. Raises SessionEnded, ContextLengthExceededError, and the SDK's errors."""
-        return await self.call_exactly([*message_history, user(prompt)], goes_on_from)
+        messages = [*message_history, user(prompt)]
+        return await self.call_exactly(messages, goes_on_from, self._max_tokens)
 
     async def render(self, messages: list[Message]) -> list[int]:
         """The ids of the renderer's prompt for these messages."""
@@ -1227,12 +1159,12 @@ class TinkerMixin(ExactPrompts):
         """Text without special tokens: a zero-width space breaks each of them up."""
         return self._special.sub("\\g<0>\u200b", text)
 
-    async def sample(self, prompt_ids: list[int], room: int) -> Turn:
+    async def sample(self, prompt_ids: list[int], max_tokens: int) -> Turn:
         """Sample a reply from exactly these ids."""
         import tinker
 
         params = tinker.SamplingParams(
-            max_tokens=min(self._max_tokens, room),
+            max_tokens=max_tokens,
             temperature=self._temperature,
             stop=self._stop,
             seed=self._seed,
@@ -1241,10 +1173,12 @@ class TinkerMixin(ExactPrompts):
         )
         # Unchecked, for pydantic would look at each token of a long prompt in each turn.
         chunk = tinker.EncodedTextChunk.model_construct(tokens=prompt_ids)
-        prompt = tinker.ModelInput(chunks=[chunk])
-        client = self._sampling_client
         try:
-            sampling = client.sample(prompt=prompt, num_samples=1, sampling_params=params)
+            sampling = self._sampling_client.sample(
+                prompt=tinker.ModelInput(chunks=[chunk]),
+                num_samples=1,
+                sampling_params=params,
+            )
             # A future before SDK 0.38, awaitable from then on.
             if not inspect.isawaitable(sampling):
                 sampling = asyncio.wrap_future(sampling)
@@ -1257,16 +1191,15 @@ class TinkerMixin(ExactPrompts):
             raise
         sequence = response.sequences[0]
         ids = list(sequence.tokens)
-        usage = UsageInfo(
-            prompt_tokens=len(prompt_ids),
-            completion_tokens=len(ids),
-            # SDK 0.25 and later.
-            cache_tokens=getattr(response, "prompt_cache_hit_tokens", None) or 0,
-            cost_usd=0.0,
-        )
         return Turn(
             content=self._text_of(ids),
-            usage=usage,
+            usage=UsageInfo(
+                prompt_tokens=len(prompt_ids),
+                completion_tokens=len(ids),
+                # SDK 0.25 and later.
+                cache_tokens=getattr(response, "prompt_cache_hit_tokens", None) or 0,
+                cost_usd=0.0,
+            ),
             completion_token_ids=ids,
             logprobs=None if sequence.logprobs is None else list(sequence.logprobs),
             cut_off=sequence.stop_reason == "length",
@@ -1276,9 +1209,8 @@ class TinkerMixin(ExactPrompts):
 
     def _text_of(self, ids: list[int]) -> str:
         """A reply's text up to its stop token, or stop text."""
-        for stop in self._stop:
-            if stop in ids:
-                ids = ids[: ids.index(stop)]
+        ends = {*self._stop, self._renderer.tokenizer.eos_token_id}
+        ids = list(itertools.takewhile(lambda token: token not in ends, ids))
         try:
             with _tokenizing:
                 text = self._renderer.tokenizer.decode(ids)
@@ -1286,43 +1218,28 @@ class TinkerMixin(ExactPrompts):
             # What no tokenizer can read is neither an answer nor commands.
             self._logger.warning("a reply that the tokenizer cannot read: %s", error)
             return ""
-        for stop in self._stop:
-            if isinstance(stop, str):
-                text = text.partition(stop)[0].strip()
+        # role_colon has a text.
+        if isinstance(self._stop[0], str):
+            text = text.partition(self._stop[0])[0].removeprefix(" ")
         return text
-
-
-def check_renderer(name: str | None) -> None:
-    """Raise ValueError for a renderer that tinker-cookbook does not have."""
-    from tinker_cookbook import renderers
-
-    # It has no list of them (0.5.7 to 0.6.1).
-    names = re.findall(r'name == "(\w+)"', inspect.getsource(renderers.get_renderer))
-    if name and name not in names and not renderers.is_renderer_registered(name):
-        raise ValueError(f"no renderer {name}; there are {', '.join(sorted(names))}")
 
 
 def check_tinker_key(key: str | None) -> None:
     """Raise ValueError where the Tinker SDK would find no key."""
-    if key or os.environ.get("TINKER_API_KEY"):
-        return
     # From 0.38 on a key may also be stored, or printed by a command.
     with contextlib.suppress(ImportError):
         from tinker.auth import tinker_has_credentials
 
-        if tinker_has_credentials():
-            return
-    raise ValueError("no API key for Tinker: set TINKER_API_KEY")
+        key = key or tinker_has_credentials()
+    if not key:
+        raise ValueError("no API key for Tinker: set TINKER_API_KEY")
 
 
 def is_gone(error: Exception) -> bool:
     """Whether a Tinker session, or a checkpoint, does not exist (any more)."""
-    if getattr(error, "status_code", None) in (404, 410):
-        return True
     # The SDK (0.38) has no class for what a client says that was closed, or one that polls.
-    if isinstance(error, RuntimeError) and str(error).endswith("is closed"):
-        return True
-    return bool(re.search("polling failed.*code: (404|410)", str(error), re.DOTALL))
+    said = re.search(r"is closed$|polling failed.*code: (404|410)", str(error), re.DOTALL)
+    return getattr(error, "status_code", None) in (404, 410) or bool(said)
 
 
 def says_context_is_full(error: Exception) -> bool:
@@ -1330,11 +1247,11 @@ def says_context_is_full(error: Exception) -> bool:
 
     A request or a day may be "too long", too: only an error in what was asked says it of a prompt.
     """
-    is_ours = str(getattr(error, "category", "")) == "user"
-    if not is_ours and getattr(error, "status_code", None) not in (400, 413, 422):
-        return False
+    is_user_error = str(getattr(error, "category", "")) == "user"
+    is_bad_request = getattr(error, "status_code", None) in (400, 413, 422)
     phrases = "context length|context_length|maximum context|token limit|too long"
-    return bool(re.search(phrases, str(error), re.IGNORECASE))
+    said = re.search(phrases, str(error), re.IGNORECASE)
+    return bool(said) and (is_user_error or is_bad_request)
 
 
 # How the server says that the reply to the current call ended; trials share the client.
@@ -1369,12 +1286,13 @@ class LiteLLMMixin(ExactPrompts):
             # Closed APIs refuse fields that they do not know, and return no ids either.
             if self._collect_rollout_details:
                 kwargs["extra_body"] = {"session_id": session_id}
+        max_tokens = self._llm_kwargs["max_tokens"]
         if self._use_responses_api:
             # Harbor sends the most that the model can.
-            kwargs["max_output_tokens"] = self._llm_kwargs["max_tokens"]
+            kwargs["max_output_tokens"] = max_tokens
         if await self.is_exact():
             messages = [*message_history, user(prompt)]
-            return await self._with_retries(self.call_exactly, messages, goes_on_from, **kwargs)
+            return await self.call_exactly(messages, goes_on_from, max_tokens, **kwargs)
         _finish_reason.set("")
         response = await super().call(prompt, message_history, **kwargs)
         turn = Turn(**vars(response))
@@ -1392,47 +1310,52 @@ class LiteLLMMixin(ExactPrompts):
             choice["finish_reason"] = "stop"
         return super()._extract_usage_info(response)
 
-    async def _with_retries(self, function: Callable, *args: Any, **kwargs: Any) -> Any:
-        """Three attempts, as Harbor's `call` has them."""
-        return await super().call.retry.copy()(function, *args, **kwargs)
+    @property
+    def _attempts(self) -> Callable:
+        """Harbor's three attempts at a call."""
+        return super().call.retry.copy()
 
     async def is_exact(self) -> bool:
-        """Whether the server tokenizes for us. Asked once; without ids, not at all."""
+        """Whether ids are asked for and the server tokenizes for us. Found out once."""
         if self._is_exact is None:
-            import httpx
-
             self._is_exact = False
             if self._collect_rollout_details and self._api_base and not self._use_responses_api:
-                try:
-                    await self._with_retries(self.render, [user("a")])
-                    self._is_exact = True
-                except (httpx.HTTPError, LookupError, ValueError) as error:
-                    self._logger.info("prompts are not exact, for /tokenize fails: %r", error)
+                answer = await self._attempts(self._tokenize, messages=[user("a")])
+                self._is_exact = "max_model_len" in answer
+                if not self._is_exact:
+                    self._logger.info("the server has no /tokenize: prompts are not exact")
         return self._is_exact
 
     async def _tokenize(self, **body: Any) -> dict[str, Any]:
-        """vLLM's POST /tokenize: tokens, token_strs, max_model_len. Raises httpx.HTTPError."""
+        """vLLM's POST /tokenize: tokens, token_strs, max_model_len. Empty: there is none."""
         import httpx
 
         headers = dict(self._llm_kwargs.get("extra_headers") or {})
         if self._llm_kwargs.get("api_key"):
             headers["Authorization"] = f"Bearer {self._llm_kwargs['api_key']}"
         url = self._api_base.rstrip("/").removesuffix("/v1") + "/tokenize"
-        body |= {"model": self._served_name(), "return_token_strs": True}
-        async with httpx.AsyncClient(timeout=60) as http:
-            response = await http.post(url, json=body, headers=headers)
-        response.raise_for_status()
-        return response.json()
+        body |= {"model": self._served_name, "return_token_strs": True}
+        # Made once, for that takes a while: it reads the certificates.
+        self._http = getattr(self, "_http", None) or httpx.AsyncClient(timeout=60)
+        response = await self._http.post(url, json=body, headers=headers)
+        if response.status_code >= 500:
+            response.raise_for_status()
+        has_answer = response.is_success and "json" in response.headers.get("content-type", "")
+        return response.json() if has_answer else {}
 
+    @property
     def _served_name(self) -> str:
         return self._model_name.partition("/")[2] or self._model_name
 
     async def render(self, messages: list[Message]) -> list[int]:
         """The ids of the server's own template for these messages."""
         extra_body = self._llm_kwargs.get("extra_body") or {}
-        options = extra_body.get("chat_template_kwargs")
-        body = {"chat_template_kwargs": options} if options else {}
-        answer = await self._tokenize(messages=messages, add_generation_prompt=True, **body)
+        answer = await self._attempts(
+            self._tokenize,
+            messages=messages,
+            add_generation_prompt=True,
+            chat_template_kwargs=extra_body.get("chat_template_kwargs") or {},
+        )
         self.context_limit = answer["max_model_len"]
         # "Ċ" is how byte-level tokenizers show a line's end.
         end = "".join(answer["token_strs"][-8:]).rstrip("Ċ\n")
@@ -1441,34 +1364,40 @@ class LiteLLMMixin(ExactPrompts):
 
     async def defused(self, text: str) -> str:
         """Text without special tokens, if prompts are exact: a zero-width space breaks them up."""
+        pieces = []
         if await self.is_exact():
-            answer = await self._with_retries(self._tokenize, prompt=text, add_special_tokens=False)
-            for piece in set(answer["token_strs"]):
-                if _SPECIAL_PIECE.fullmatch(piece):
-                    text = text.replace(piece, f"{piece[0]}\u200b{piece[1:]}")
+            answer = await self._attempts(self._tokenize, prompt=text, add_special_tokens=False)
+            pieces = filter(_SPECIAL_PIECE.fullmatch, set(answer["token_strs"]))
+        for piece in pieces:
+            text = text.replace(piece, f"{piece[0]}\u200b{piece[1:]}")
         return text
 
-    async def sample(self, prompt_ids: list[int], room: int, **request: Any) -> Turn:
+    async def sample(self, prompt_ids: list[int], max_tokens: int, **request: Any) -> Turn:
         """Sample a reply from exactly these ids, by the completions endpoint."""
         import litellm
 
-        arguments = {**self._build_base_kwargs(), **request}
-        # Only this one of litellm's providers takes ids as a prompt.
-        arguments["model"] = f"openai/{self._served_name()}"
-        if not self._model_name.startswith("openai/"):
-            arguments.setdefault("api_key", "none")
-        arguments["max_tokens"] = min(arguments["max_tokens"], room)
-        if self._temperature is not None:
-            arguments["temperature"] = self._temperature
+        arguments = {
+            **self._build_base_kwargs(),
+            **request,
+            "prompt": prompt_ids,
+            "max_tokens": max_tokens,
+            "logprobs": 0,
+            # Only this one of litellm's providers takes ids as a prompt.
+            "model": f"openai/{self._served_name}",
+        }
         arguments["extra_body"] = {
             **(self._llm_kwargs.get("extra_body") or {}),
             **(request.get("extra_body") or {}),
             "return_token_ids": True,
             "skip_special_tokens": False,
         }
-        arguments.pop("previous_response_id", None)
+        if self._temperature is not None:
+            arguments["temperature"] = self._temperature
+        if self._model_name.startswith("hosted_vllm/"):
+            # Else it would get OPENAI_API_KEY.
+            arguments.setdefault("api_key", "none")
         try:
-            response = await litellm.atext_completion(prompt=prompt_ids, logprobs=0, **arguments)
+            response = await self._attempts(litellm.atext_completion, **arguments)
         except Exception as error:
             self._handle_litellm_error(error)
         choice = response.choices[0]
@@ -1561,13 +1490,15 @@ def open_sampling_client(
     with _opening:
         if _services[key] is service:
             # The session is over, or there is no such checkpoint: a new session tells.
-            unused = tinker.ServiceClient(**arguments)
+            fresh = tinker.ServiceClient(**arguments)
             try:
-                client = _sampling_client(unused, source)
-                _services[key], unused = unused, service
-                return client
-            finally:
-                close(unused)
+                client = _sampling_client(fresh, source)
+            except Exception:
+                close(fresh)
+                raise
+            close(service)
+            _services[key] = fresh
+            return client
     # Another trial was faster.
     return open_sampling_client(api_base, api_key, source)
 
@@ -1648,12 +1579,12 @@ def trial_to_trajectory(trial: TrialResult) -> Trajectory | None:
     if not rewards and (exceptions or not turns):
         return None
 
-    failure = None
-    for exception in exceptions:
-        if exception.exception_type not in _SCORED_EXCEPTIONS:
-            failure = f"{exception.exception_type}: {exception.exception_message}"
-            rewards = {}
-            break
+    failures = [
+        f"{exception.exception_type}: {exception.exception_message}"
+        for exception in exceptions
+        if exception.exception_type not in _SCORED_EXCEPTIONS
+    ]
+    rewards = {} if failures else rewards
     reward = rewards.get("reward")
     if len(rewards) == 1:
         (reward,) = rewards.values()
@@ -1663,7 +1594,7 @@ def trial_to_trajectory(trial: TrialResult) -> Trajectory | None:
         reward=reward,
         rewards=rewards,
         stop_reason=(metadata or {}).get("stop_reason"),
-        failure=failure,
+        failure=failures[0] if failures else None,
         trial=trial,
     )
 
