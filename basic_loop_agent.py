@@ -1396,6 +1396,8 @@ class LiteLLMMixin(ExactPrompts):
         if self._model_name.startswith("hosted_vllm/"):
             # Else it would get OPENAI_API_KEY.
             arguments.setdefault("api_key", "none")
+        # Else it prints a list of providers in each call, for it looks for the price of the model.
+        litellm.suppress_debug_info = True
         try:
             response = await self._attempts(litellm.atext_completion, **arguments)
         except Exception as error:
@@ -1404,7 +1406,13 @@ class LiteLLMMixin(ExactPrompts):
         return Turn(
             content=valid_text(choice.text),
             cut_off=choice.finish_reason == "length",
-            usage=super()._extract_usage_info(response),
+            # What a server of one's own costs is not known.
+            usage=UsageInfo(
+                prompt_tokens=len(prompt_ids),
+                completion_tokens=response.usage.completion_tokens,
+                cache_tokens=getattr(response.usage.prompt_tokens_details, "cached_tokens", 0) or 0,
+                cost_usd=0.0,
+            ),
             completion_token_ids=getattr(choice, "token_ids", None),
             logprobs=dict(choice.logprobs or {}).get("token_logprobs"),
         )
