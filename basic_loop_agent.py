@@ -11,6 +11,7 @@ import asyncio
 import base64
 import concurrent.futures
 import contextlib
+import copy
 import importlib.util
 import inspect
 import itertools
@@ -282,6 +283,8 @@ class BasicLoopAgent(HarborAgent):
     """
 
     options_model: ClassVar[type[BasicLoopOptions]] = BasicLoopOptions
+    # The client, from `setup` on.
+    _llm: Any = None
 
     # What the model is told of the loop; {seconds} becomes the time limit of a script.
     protocol: ClassVar[str] = """\
@@ -469,6 +472,13 @@ message. Each script starts in a fresh shell (files stay, variables and director
             context.metadata["n_prefix_breaks"] = n_breaks
             if n_breaks:
                 self.logger.info("%d prompts do not begin with the turn before", n_breaks)
+        limit = getattr(self._llm, "context_limit", math.inf)
+        if any(usage.prompt_tokens + self.options.max_tokens > limit for usage in usages):
+            self.logger.warning(
+                "max_tokens=%d was cut to the room in the context, which holds %d tokens",
+                self.options.max_tokens,
+                limit,
+            )
         # Without a reply it is empty: an earlier step's, in the same folder, must not be scored.
         completion = turns[-1].content if turns else ""
         write_file(self.logs_dir / "completion.txt", completion)
@@ -502,7 +512,8 @@ message. Each script starts in a fresh shell (files stay, variables and director
         name = provider.upper()
         arguments = {
             "api_key": settings.get(f"{name}_API_KEY"),
-            **(options.llm_kwargs or {}),
+            # A copy: Harbor's LiteLLM writes into what it is given.
+            **copy.deepcopy(options.llm_kwargs or {}),
             "model_name": self.model_name,
             "model_path": options.model_path,
             "renderer_name": options.renderer_name,
@@ -1024,9 +1035,8 @@ class ExactPrompts:
 
     # Of the model: the tokens of prompt and reply that it can hold, and whether its template ends
     # a prompt with <think>.
-    context_limit: int
+    context_limit: float = math.inf
     opens_thinking: bool = False
-    _has_warned: bool = False
 
     async def call_exactly(
         self,
@@ -1043,9 +1053,6 @@ class ExactPrompts:
         room = self.context_limit - len(prompt_ids)
         if room < 1:
             raise ContextLengthExceededError(f"the prompt fills the context: {len(prompt_ids)}")
-        if room < max_tokens and not self._has_warned:
-            self._has_warned = True
-            self._logger.warning("max_tokens is cut to the context's room, here %d", room)
         turn = await self.sample(prompt_ids, min(max_tokens, room), **request)
         turn.prompt_token_ids = prompt_ids
         if self.opens_thinking:
@@ -1072,8 +1079,11 @@ class ExactPrompts:
             long = await self.render([*_LONGER_PROBE, messages[-1]])
             pairs = zip(reversed(short), reversed(long), strict=False)
             n_common = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
-            if n_common and short[-n_common] == goes_on_from[-1]:
-                return goes_on_from + short[len(short) - n_common + 1 :]
+            common_end = short[len(short) - n_common :]
+            # Inkling's templates close the message before they stop.
+            for n in (1, 2):
+                if goes_on_from[-n:] == common_end[:n]:
+                    return goes_on_from + common_end[n:]
         return await self.render(messages)
 
 
@@ -1143,10 +1153,13 @@ class TinkerMixin(ExactPrompts):
         """The ids of the renderer's prompt for these messages."""
         in_parts = []
         for message in messages:
-            thinking, answer = split_thinking(text_of(message["content"]))
-            parts = [{"type": "thinking", "thinking": thinking}, {"type": "text", "text": answer}]
-            is_thought = message["role"] == "assistant" and thinking
-            in_parts.append({**message, "content": parts} if is_thought else message)
+            content = message["content"]
+            if message["role"] == "assistant":
+                thinking, content = split_thinking(text_of(content))
+                if thinking:
+                    thought = {"type": "thinking", "thinking": thinking}
+                    content = [thought, {"type": "text", "text": content}]
+            in_parts.append({**message, "content": content})
         build = self._renderer.build_generation_prompt
         with _tokenizing:
             try:
@@ -1318,12 +1331,13 @@ class LiteLLMMixin(ExactPrompts):
     async def is_exact(self) -> bool:
         """Whether ids are asked for and the server tokenizes for us. Found out once."""
         if self._is_exact is None:
-            self._is_exact = False
+            is_exact = False
             if self._collect_rollout_details and self._api_base and not self._use_responses_api:
                 answer = await self._attempts(self._tokenize, messages=[user("a")])
-                self._is_exact = "max_model_len" in answer
-                if not self._is_exact:
+                is_exact = "max_model_len" in answer
+                if not is_exact:
                     self._logger.info("the server has no /tokenize: prompts are not exact")
+            self._is_exact = is_exact
         return self._is_exact
 
     async def _tokenize(self, **body: Any) -> dict[str, Any]:
