@@ -1037,6 +1037,8 @@ class ExactPrompts:
     # a prompt with <think>.
     context_limit: float = math.inf
     opens_thinking: bool = False
+    # The tokens of `_PROBE` up to the end of its reply's text. None: not asked for yet.
+    _probe_start: list[int] | None = None
 
     async def call_exactly(
         self,
@@ -1067,24 +1069,35 @@ class ExactPrompts:
         """The ids of the last turn as sampled, and what the template puts around the new message.
 
             goes_on_from <|im_start|> user hi <|im_end|> <|im_start|> assistant hello <|im_end|>
-            short                             ... assistant b <|im_end|> <|im_start|> user NEW ...
-            long                              ... assistant c <|im_end|> <|im_start|> user NEW ...
+            rendered     ... <|im_start|> assistant b <|im_end|> <|im_start|> user NEW ...
+            start        ... <|im_start|> assistant b
 
-        The probes' common end begins with the stop token, which is not repeated. All is rendered
+        What is behind `start` begins with the stop token, which is not repeated. All is rendered
         from the messages where that cannot be trusted: in the first turn, after an edit of the
         history, and after a reply that has no stop token or another than the template's.
         """
         if goes_on_from:
-            short = await self.render([*_PROBE, messages[-1]])
-            long = await self.render([*_LONGER_PROBE, messages[-1]])
-            pairs = zip(reversed(short), reversed(long), strict=False)
-            n_common = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
-            common_end = short[len(short) - n_common :]
-            # Inkling's templates close the message before they stop.
+            if self._probe_start is None:
+                self._probe_start = await self._find_probe_start()
+            rendered = await self.render([*_PROBE, messages[-1]])
+            end = len(self._probe_start)
+            # Inkling's template closes the message before it stops.
             for n in (1, 2):
-                if goes_on_from[-n:] == common_end[:n]:
-                    return goes_on_from + common_end[n:]
+                stops_alike = goes_on_from[-n:] == rendered[end : end + n]
+                if stops_alike and rendered[:end] == self._probe_start:
+                    return goes_on_from + rendered[end + n :]
         return await self.render(messages)
+
+    async def _find_probe_start(self) -> list[int]:
+        short = await self.render([*_PROBE, user("d")])
+        long = await self.render([*_LONGER_PROBE, user("d")])
+        # Their common end begins behind "b" and "c", where a template shows these.
+        n_common = 0
+        for one, other in zip(reversed(short), reversed(long), strict=False):
+            if one != other:
+                break
+            n_common += 1
+        return short[: len(short) - n_common]
 
 
 # A tokenizer is shared by all threads, and raises "Already borrowed" when two use it at once.
