@@ -1257,7 +1257,7 @@ def check_tinker_key(key: str | None) -> None:
         from tinker.auth import tinker_has_credentials
 
         key = key or tinker_has_credentials()
-    if not key:
+    if not key and _given_service is None:
         raise ValueError("no API key for Tinker: set TINKER_API_KEY")
 
 
