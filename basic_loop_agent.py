@@ -78,6 +78,9 @@ except ImportError:
             options = {name: kwargs.pop(name) for name in others}
             super().__init__(**kwargs)
             self.options = self.options_model(**options)
+            # Before 0.16 it was swallowed, too.
+            if not hasattr(BaseAgent, "extra_env"):
+                self.extra_env = kwargs.get("extra_env") or {}
 
 
 # What Tinker takes in `llm_kwargs`: TinkerLLM's other arguments, and one of the sampling client's.
