@@ -1,0 +1,130 @@
+"""Stand-ins for a real job: a model, an environment and a verifier that need nothing.
+
+examples/offline.yaml names them by import path. Nothing that a model says is ever run on the host.
+"""
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from harbor.environments.base import BaseEnvironment, ExecResult
+from harbor.llms.base import BaseLLM, LLMResponse
+from harbor.models.metric import UsageInfo
+from harbor.models.verifier.result import VerifierResult
+from harbor.verifier.base import BaseVerifier
+
+from basic_loop_agent import BasicLoopAgent
+
+REPLIES = (
+    "I will see what is here.\n\n```bash\nls\n```",
+    "Hello, world!",
+)
+
+
+class ScriptedAgent(BasicLoopAgent):
+    """The agent with a model that says REPLIES: how to give it a client of your own."""
+
+    def _build_llm(self) -> BaseLLM:
+        return ScriptedLLM()
+
+
+class ScriptedLLM(BaseLLM):
+    """Says REPLIES, one a turn, and the last one from then on."""
+
+    async def call(
+        self,
+        prompt: str,
+        message_history: list[dict[str, Any]] | None = None,
+        **kwargs: Any,
+    ) -> LLMResponse:
+        """The reply to a conversation, whose earlier messages are `message_history`."""
+        messages = message_history or []
+        n_replies = sum(message["role"] == "assistant" for message in messages)
+        reply = REPLIES[min(n_replies, len(REPLIES) - 1)]
+        # Words in place of tokens.
+        said = " ".join(str(message["content"]) for message in messages)
+        usage = UsageInfo(
+            prompt_tokens=len(f"{said} {prompt}".split()),
+            completion_tokens=len(reply.split()),
+            cache_tokens=0,
+            cost_usd=0.0,
+        )
+        return LLMResponse(content=reply, usage=usage)
+
+    def get_model_context_limit(self) -> int:
+        """In tokens."""
+        return 32_000
+
+    def get_model_output_limit(self) -> int | None:
+        """In tokens; None: as many as the context has left."""
+        return None
+
+
+class HostEnvironment(BaseEnvironment):
+    """An environment without a container: every command succeeds, unrun.
+
+    The log folders are the host's own, as they are with Docker.
+    """
+
+    # Harbor before 0.14 asks for these properties, later ones for `capabilities`.
+    supports_gpus = False
+    can_disable_internet = False
+    is_mounted = True
+
+    @staticmethod
+    def type() -> str:
+        """The environment's name in Harbor's results."""
+        return "host"
+
+    @property
+    def capabilities(self) -> Any:
+        """What Harbor asks for from 0.14 on."""
+        from harbor.environments.capabilities import EnvironmentCapabilities
+
+        return EnvironmentCapabilities(mounted=True)
+
+    def _validate_definition(self) -> None: ...
+
+    async def start(self, force_build: bool) -> None:
+        """There is nothing to start."""
+
+    async def stop(self, delete: bool) -> None:
+        """There is nothing to stop."""
+
+    async def upload_file(self, source_path: Path | str, target_path: str) -> None:
+        """The host's files are in place."""
+
+    async def upload_dir(self, source_dir: Path | str, target_dir: str) -> None:
+        """The host's files are in place."""
+
+    async def download_file(self, source_path: str, target_path: Path | str) -> None:
+        """The host's files are in place."""
+
+    async def download_dir(self, source_dir: str, target_dir: Path | str) -> None:
+        """The host's files are in place."""
+
+    async def exec(self, command: str, **kwargs: Any) -> ExecResult:
+        """What `ls` might print, whatever the command."""
+        return ExecResult(stdout="README.md\n", return_code=0)
+
+
+class HostVerifier(BaseVerifier):
+    """Scores completion.txt as the task's tests/test.sh does in a container."""
+
+    def __init__(self, task: Any, trial_paths: Any, *args: Any, **kwargs: Any) -> None:
+        self.task = task
+        self.trial_paths = trial_paths
+
+    async def verify(self) -> VerifierResult:
+        """Reward 1.0 if the last reply says what answer.txt says, else 0.0."""
+        answer = letters(self.task.paths.tests_dir / "answer.txt")
+        completion = letters(self.trial_paths.agent_dir / "completion.txt")
+        return VerifierResult(rewards={"reward": float(answer == completion)})
+
+
+def letters(path: Path) -> str:
+    """The letters of a file, in lower case. Raises OSError for a link: it may lead anywhere."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    with open(descriptor, encoding="utf-8") as file:
+        return re.sub("[^a-z]", "", file.read().lower())
