@@ -20,7 +20,7 @@ import re
 import shlex
 import threading
 from collections import ChainMap, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -69,14 +69,12 @@ except ImportError:
     class HarborAgent(BaseAgent):
         SUPPORTS_ATIF = True
         SUPPORTS_RESUME = True
-        session_id: str | None = None
 
         def __init__(self, **kwargs: Any) -> None:
-            harbors = inspect.signature(BaseAgent.__init__).parameters.keys()
-            others = kwargs.keys() - harbors - {"extra_env", "override_setup_timeout_sec"}
-            options = {name: kwargs.pop(name) for name in others}
             super().__init__(**kwargs)
-            self.options = self.options_model(**options)
+            harbors = inspect.signature(BaseAgent.__init__).parameters.keys()
+            own = kwargs.keys() - harbors - {"extra_env", "override_setup_timeout_sec"}
+            self.options = self.options_model(**{name: kwargs[name] for name in own})
 
 
 # What Tinker takes in `llm_kwargs`: TinkerLLM's other arguments, and one of the sampling client's.
@@ -84,10 +82,7 @@ _TINKER_KWARGS = {"context_limit", "record_stability_info", "seed", "top_k", "to
 
 
 class BasicLoopOptions(
-    AgentOptions,
-    extra="forbid",
-    coerce_numbers_to_str=True,
-    hide_input_in_errors=True,
+    AgentOptions, extra="forbid", coerce_numbers_to_str=True, hide_input_in_errors=True
 ):
     """What `--ak key=value` accepts: the one place where an option and its default stand.
 
@@ -100,13 +95,10 @@ class BasicLoopOptions(
         description="Tinker checkpoint to sample, tinker://...; default: the base model.",
     )
     renderer_name: str | None = Field(
-        None,
-        description="tinker-cookbook renderer; default: the one recommended for the model.",
+        None, description="tinker-cookbook renderer; default: the one recommended for the model."
     )
     max_tokens: int = Field(
-        512,
-        ge=1,
-        description="Most tokens that one model call may sample, thinking included.",
+        512, ge=1, description="Most tokens that one model call may sample, thinking included."
     )
     temperature: float | None = Field(
         1.0,
@@ -115,9 +107,7 @@ class BasicLoopOptions(
         description="Sampling temperature; null leaves it to the client.",
     )
     max_turns: int = Field(
-        1,
-        ge=1,
-        description="Most model calls; above 1, the bash blocks of a reply are run.",
+        1, ge=1, description="Most model calls; above 1, the bash blocks of a reply are run."
     )
     max_seconds: float | None = Field(
         None,
@@ -126,81 +116,61 @@ class BasicLoopOptions(
         description="Seconds after which the loop ends, and the trial is scored.",
     )
     system_prompt: str | None = Field(
-        None,
-        description="System message, verbatim; default: the loop's protocol.",
+        None, description="System message, verbatim; default: the loop's protocol."
     )
     model_client: Literal["tinker", "litellm"] = Field(
-        "tinker",
-        description="Harbor's TinkerLLM, or its LiteLLM for API models and servers.",
+        "tinker", description="Harbor's TinkerLLM, or its LiteLLM for API models and servers."
     )
     api_base: str | None = Field(
-        None,
-        description="Base URL of the model's server; default: the client's own.",
+        None, description="Base URL of the model's server; default: the client's own."
     )
     llm_kwargs: dict[str, Any] | None = Field(
-        None,
-        repr=False,
-        description="More arguments of the client: top_p, seed, ...",
+        None, repr=False, description="More arguments of the client: top_p, seed, ..."
     )
     collect_rollout_details: bool | None = Field(
-        None,
-        description="Record token ids; default: with the Tinker client only.",
+        None, description="Record token ids; default: with the Tinker client only."
     )
     rerender_history: bool = Field(
-        False,
-        description="Render the history anew each turn, as the template would.",
+        False, description="Render the history anew each turn, as the template would."
     )
     session_id: str | None = Field(
-        None,
-        description="LiteLLM: sent as X-Session-ID, for routers; default: the trial's.",
+        None, description="LiteLLM: sent as X-Session-ID, for routers; default: the trial's."
     )
     command_timeout_sec: int = Field(
-        120,
-        ge=1,
-        description="Seconds after which a reply's commands are ended.",
+        120, ge=1, description="Seconds after which a reply's commands are ended."
     )
     max_output_chars: int = Field(
-        10_000,
-        ge=1,
-        description="Most command output that the model sees, in bytes.",
+        10_000, ge=1, description="Most command output that the model sees, in bytes."
     )
 
     @model_validator(mode="after")
     def _fits_the_client(self) -> Self:
-        """Refuse what the client cannot do, and fill in the one default that depends on it."""
-        given = (self.llm_kwargs or {}).keys()
-        # What Harbor 0.25 adds, such as reasoning_effort, older ones take in llm_kwargs.
-        own = type(self).model_fields.keys() - AgentOptions.model_fields.keys()
-        taken = given & (own | {"model_name"})
+        # Refuses what the client cannot do, and fills in the one default that depends on it.
         is_tinker = self.model_client == "tinker"
-        unknown = given - _TINKER_KWARGS if is_tinker else ()
+        given = set(self.llm_kwargs or {})
+        unknown = given - _TINKER_KWARGS
+        # What Harbor 0.25 adds, such as reasoning_effort, older ones take in llm_kwargs.
+        own = type(self).model_fields.keys() - AgentOptions.model_fields
+        taken = given & {*own, "model_name"}
         has_tinker = all(map(importlib.util.find_spec, ("tinker", "tinker_cookbook")))
-        for is_wrong, what_to_do in (
-            (taken, f"llm_kwargs holds {', '.join(taken)}: use the option of that name instead"),
-            (
-                not is_tinker and (self.model_path or self.renderer_name),
-                "model_path and renderer_name are for tinker: drop them, or set "
-                "model_client=tinker",
+        wrong = {
+            f"llm_kwargs holds {', '.join(taken)}: use the option of that name instead": taken,
+            "model_path and renderer_name are for tinker: drop them, or set model_client=tinker": (
+                not is_tinker and (self.model_path or self.renderer_name)
             ),
-            (
-                is_tinker and not has_tinker,
-                "the Tinker packages are missing: run `pip install 'harbor[tinker]'`, or set "
-                "model_client=litellm",
+            "the Tinker packages are missing: run `pip install 'harbor[tinker]'`, or set "
+            "model_client=litellm": is_tinker and not has_tinker,
+            f"llm_kwargs: Tinker takes no {', '.join(unknown)}; it takes "
+            f"{', '.join(sorted(_TINKER_KWARGS))}": is_tinker and unknown,
+            "reasoning_effort is for litellm; for tinker name a renderer": (
+                is_tinker and getattr(self, "reasoning_effort", None)
             ),
-            (
-                unknown,
-                f"llm_kwargs: Tinker takes no {', '.join(unknown)}; it takes "
-                + ", ".join(sorted(_TINKER_KWARGS)),
-            ),
-            (
-                is_tinker and getattr(self, "reasoning_effort", None),
-                "reasoning_effort is for litellm; for tinker name a renderer",
-            ),
-        ):
+        }
+        for what_to_do, is_wrong in wrong.items():
             if is_wrong:
                 raise ValueError(what_to_do)
         if self.collect_rollout_details is None:
-            self.collect_rollout_details = self.model_client == "tinker"
+            self.collect_rollout_details = is_tinker
         return self
 
 
@@ -255,8 +225,7 @@ class Turn(LLMResponse):
     @property
     def has_finite_logprobs(self) -> bool:
         """Whether each logprob is a number: a policy that diverged gives NaN."""
-        logprobs = self.logprobs or []
-        return all(logprob is not None and math.isfinite(logprob) for logprob in logprobs)
+        return None not in (self.logprobs or []) and all(map(math.isfinite, self.logprobs or []))
 
     @property
     def is_trainable(self) -> bool:
@@ -301,11 +270,9 @@ message. Each script starts in a fresh shell (files stay, variables and director
 
     @staticmethod
     def name() -> str:
-        """The agent's name in Harbor's results."""
         return "basic-loop"
 
     def version(self) -> str | None:
-        """The version in Harbor's results."""
         return __version__
 
     async def setup(self, environment: BaseEnvironment) -> None:
@@ -323,20 +290,14 @@ message. Each script starts in a fresh shell (files stay, variables and director
         await self._shared_llm()
 
     async def run(
-        self,
-        instruction: str,
-        environment: BaseEnvironment,
-        context: AgentContext,
+        self, instruction: str, environment: BaseEnvironment, context: AgentContext
     ) -> None:
         """Solve a task in a new conversation."""
         self._conversation = Conversation(self)
         await self.resume(instruction, environment, context)
 
     async def resume(
-        self,
-        instruction: str,
-        environment: BaseEnvironment,
-        context: AgentContext,
+        self, instruction: str, environment: BaseEnvironment, context: AgentContext
     ) -> None:
         """Go on with the conversation that `run` began. Only this call's turns are recorded.
 
@@ -348,23 +309,18 @@ message. Each script starts in a fresh shell (files stay, variables and director
             async with asyncio.timeout(self.options.max_seconds) as limit:
                 stop_reason = await self._converse(conversation, environment)
         except BaseException as error:
-            # Another TimeoutError may be the model's server's.
-            if limit.expired() and isinstance(error, TimeoutError):
-                stop_reason = StopReason.ROLLOUT_TIMEOUT
-            else:
-                # A cancellation is no Exception.
-                is_error = isinstance(error, Exception)
-                stop_reason = StopReason.ERROR if is_error else StopReason.CANCELLED
+            # A cancellation is no Exception, and a TimeoutError may be the model's server's.
+            stop_reason = StopReason.ERROR if isinstance(error, Exception) else StopReason.CANCELLED
+            if not (limit.expired() and isinstance(error, TimeoutError)):
                 # Whatever fails here, `error` says more.
                 with contextlib.suppress(Exception):
                     self._record(conversation, stop_reason, context)
                 raise
+            stop_reason = StopReason.ROLLOUT_TIMEOUT
         self._record(conversation, stop_reason, context)
 
     async def _converse(
-        self,
-        conversation: "Conversation",
-        environment: BaseEnvironment,
+        self, conversation: "Conversation", environment: BaseEnvironment
     ) -> StopReason:
         """The loop. The conversation records what the model says, and what `tell` tells it.
 
@@ -395,15 +351,10 @@ message. Each script starts in a fresh shell (files stay, variables and director
 
     def script_in(self, reply: str) -> str | None:
         """The bash script that a reply asks to run; None if it asks for nothing."""
-        languages = ("bash", "sh")
-        scripts = [block for language, block in fenced_blocks(reply) if language in languages]
+        scripts = [block for language, block in fenced_blocks(reply) if language in ("bash", "sh")]
         return "\n".join(scripts) if scripts else None
 
-    async def _execute(
-        self,
-        script: str,
-        environment: BaseEnvironment,
-    ) -> str:
+    async def _execute(self, script: str, environment: BaseEnvironment) -> str:
         """Run a script in the environment, never on the host. Returns what the model is told."""
         limit = self.options.command_timeout_sec
         most = self.options.max_output_chars
@@ -442,10 +393,7 @@ message. Each script starts in a fresh shell (files stay, variables and director
         return f"Exit code: {code}\nOutput:\n{shown or '(none)'}"
 
     def _record(
-        self,
-        conversation: "Conversation",
-        stop_reason: StopReason,
-        context: AgentContext,
+        self, conversation: "Conversation", stop_reason: StopReason, context: AgentContext
     ) -> None:
         """Put the run onto the context, then into the files. Raises OSError of these."""
         turns = conversation.turns
@@ -463,15 +411,16 @@ message. Each script starts in a fresh shell (files stay, variables and director
             "n_episodes": len(turns),
         }
         if self.options.collect_rollout_details:
-            context.rollout_details = rollout_details(turns)
             n_breaks = sum(turn.breaks_prefix for turn in turns)
-            context.metadata["n_turns_without_ids"] = sum(not turn.is_trainable for turn in turns)
-            context.metadata["n_prefix_breaks"] = n_breaks
+            context.rollout_details = rollout_details(turns)
+            context.metadata |= {
+                "n_turns_without_ids": sum(not turn.is_trainable for turn in turns),
+                "n_prefix_breaks": n_breaks,
+            }
             if n_breaks:
                 self.logger.info("%d prompts do not begin with the turn before", n_breaks)
         # Without a reply it is empty: an earlier step's, in the same folder, must not be scored.
-        completion = turns[-1].content if turns else ""
-        write_file(self.logs_dir / "completion.txt", completion)
+        write_file(self.logs_dir / "completion.txt", turns[-1].content if turns else "")
         trajectory = atif.Trajectory(
             session_id=conversation.session_id or uuid4().hex,
             agent={"name": self.name(), "version": __version__, "model_name": self.model_name},
@@ -484,11 +433,10 @@ message. Each script starts in a fresh shell (files stay, variables and director
             },
             extra=context.metadata,
         )
-        view = trajectory.model_dump_json(exclude_none=True)
-        write_file(self.logs_dir / "trajectory.json", view)
+        write_file(self.logs_dir / "trajectory.json", trajectory.model_dump_json(exclude_none=True))
 
     def _llm_arguments(self) -> dict[str, Any]:
-        """What the client is made of, without what is None: for the client to find."""
+        # What the client is made of, without what is None: for the client to find.
         options = self.options
         provider = "tinker"
         if options.model_client == "litellm":
@@ -497,11 +445,13 @@ message. Each script starts in a fresh shell (files stay, variables and director
                 from litellm import get_llm_provider
 
                 provider = get_llm_provider(self.model_name)[1]
-        # The agent's environment is what `--ae KEY=value` gives.
-        settings = ChainMap(self.extra_env, os.environ)
+        # The agent's environment is what `--ae KEY=value` gives, from Harbor 0.16 on.
+        settings = ChainMap(getattr(self, "extra_env", {}), os.environ)
         name = provider.upper()
         arguments = {
             "api_key": settings.get(f"{name}_API_KEY"),
+            # An option of Harbor 0.25; before, it is in llm_kwargs.
+            "reasoning_effort": getattr(options, "reasoning_effort", None),
             **(options.llm_kwargs or {}),
             "model_name": self.model_name,
             "model_path": options.model_path,
@@ -514,8 +464,6 @@ message. Each script starts in a fresh shell (files stay, variables and director
             or settings.get(f"{name}_BASE_URL")
             or settings.get(f"{name}_API_BASE"),
         }
-        # An option of Harbor 0.25; before, it is in llm_kwargs.
-        arguments.setdefault("reasoning_effort", getattr(options, "reasoning_effort", None))
         return {name: value for name, value in arguments.items() if value is not None}
 
     def _build_llm(self) -> Any:
@@ -537,23 +485,15 @@ message. Each script starts in a fresh shell (files stay, variables and director
         class TinkerClient(TinkerMixin, TinkerLLM):
             """Harbor's client for Tinker."""
 
-        source = self.options.model_path or f"base model {self.model_name}"
-        self.logger.info("Sampling %s", source)
+        self.logger.info("Sampling %s", self.options.model_path or f"base model {self.model_name}")
         return TinkerClient(**self._llm_arguments())
 
     async def _shared_llm(self, gone: Any = None) -> Any:
         """The client that all trials of this configuration share, but not `gone`."""
-        loop_only = {
-            "max_turns",
-            "max_seconds",
-            "system_prompt",
-            "rerender_history",
-            "session_id",
-            "command_timeout_sec",
-            "max_output_chars",
-        }
-        options = self.options.model_dump_json(exclude=loop_only, fallback=repr)
-        key = (type(self), options, repr(self._llm_arguments()), _given_service)
+        # What a subclass adds may be the client's, too.
+        added = self.options.model_dump(exclude=set(BasicLoopOptions.model_fields))
+        arguments = {"client": self.options.model_client, **self._llm_arguments(), **added}
+        key = (type(self), repr(arguments), _given_service)
         # Kept, so that it is not dropped between `setup` and `run`.
         self._llm = await shared_client(key, self._build_llm, gone)
         return self._llm
@@ -587,18 +527,17 @@ def fenced_blocks(text: str) -> list[tuple[str, str]]:
     """
     text = text.replace("\r\n", "\n")
     blocks = []
-    for opening, start, end in _blocks(text):
+    for opening, closing in _fences(text):
         if opening["mark"].startswith("`"):
             # An indented block loses that much of each line's indent.
             indent = re.compile(rf"^[ \t]{{0,{len(opening['indent'])}}}", re.MULTILINE)
-            language = opening["info"].strip().partition(" ")[0]
-            blocks.append((language, indent.sub("", text[start:end])))
+            content = indent.sub("", text[opening.end() : closing.start()])
+            blocks.append((opening["info"].strip().partition(" ")[0], content))
     return blocks
 
 
-def _blocks(text: str) -> list[tuple[re.Match, int, int]]:
-    """The blocks by Markdown's rules: the fence that opens each, and where its content stands."""
-    blocks = []
+def _fences(text: str) -> Iterator[tuple[re.Match, re.Match]]:
+    # The fences that open and close each block, by Markdown's rules.
     opening = None
     for fence in _FENCE.finditer(text):
         if opening is None:
@@ -609,9 +548,8 @@ def _blocks(text: str) -> list[tuple[re.Match, int, int]]:
             and not (fence["indent"] + fence["info"]).strip()
             and len(fence["indent"]) <= max(3, len(opening["indent"]))
         ):
-            blocks.append((opening, opening.end(), fence.start()))
+            yield opening, fence
             opening = None
-    return blocks
 
 
 # This text runs a script inside the environment, with the arguments MARK BYTES SCRIPT. It prints
@@ -698,12 +636,11 @@ end_processes $1 $2
 
 
 def in_bash(text: str, *arguments: str) -> str:
-    """The command that has bash run a text with these arguments."""
     return shlex.join(["bash", "-c", text, "basic-loop", *arguments])
 
 
 async def end_processes(environment: BaseEnvironment, variable: str, mark: str) -> None:
-    """End all that has this variable in its environment; gives up after 10 seconds."""
+    # Ends all that has this variable in its environment; gives up after 10 seconds.
     # The environment may be gone, and the trial goes on, or ends, for its own reason.
     with contextlib.suppress(Exception):
         async with asyncio.timeout(10):
@@ -746,17 +683,14 @@ class Conversation(Chat):
     def __init__(self, agent: BasicLoopAgent) -> None:
         super().__init__(model=None)
         self.agent = agent
-        self.session_id = agent.options.session_id or agent.session_id
+        # Harbor 0.13 gives a trial no id.
+        self.session_id = agent.options.session_id or getattr(agent, "session_id", None)
         system = agent.options.system_prompt
         if system is None and agent.options.max_turns > 1:
             system = agent.protocol.replace("{seconds}", str(agent.options.command_timeout_sec))
         self.system = valid_text(system)
         if self.system:
             self.messages.append({"role": "system", "content": self.system})
-        # What this run began with, its turns, and what else is to be kept of it.
-        self.instruction = ""
-        self.turns: list[Turn] = []
-        self.metadata: dict[str, Any] = {}
         # What the model was not yet told, and whether special tokens in it are to stay text.
         self._unsent: list[tuple[str, bool]] = []
         # The last turn's prompt and completion, and a copy of the messages after it.
@@ -765,9 +699,10 @@ class Conversation(Chat):
 
     def begin(self, instruction: str) -> None:
         """Start a run: the model is told this next, after what it was not yet told."""
-        self.turns = []
-        self.metadata = {}
         self.instruction = valid_text(instruction)
+        self.turns: list[Turn] = []
+        # What else is to be kept of the run.
+        self.metadata: dict[str, Any] = {}
         self._unsent.append((self.instruction, False))
 
     def tell(self, text: str) -> None:
@@ -800,25 +735,26 @@ class Conversation(Chat):
     async def _call(self, goes_on_from: list[int]) -> LLMResponse:
         """One call of the client, which may be any of Harbor's."""
         is_own = isinstance(self._model, ExactPrompts)
-        texts = []
-        for text, is_literal in self._unsent:
-            texts.append(await self._model.defused(text) if is_own and is_literal else text)
+        texts = [
+            await self._model.defused(text) if is_own and is_literal else text
+            for text, is_literal in self._unsent
+        ]
         prompt = "\n\n".join(texts)
         kwargs = {"goes_on_from": goes_on_from, "session_id": self.session_id} if is_own else {}
         try:
             return await self.chat(prompt, **kwargs)
         except OutputLengthExceededError as cut:
             # The text is all there is.
-            turn = Turn(content=valid_text(cut.truncated_response), cut_off=True)
-            self.messages.append(user(prompt))
-            self.messages.append({"role": "assistant", "content": turn.content})
-            return turn
+            self.messages.extend([user(prompt), {"role": "assistant", "content": ""}])
+            return Turn(content=cut.truncated_response or "", cut_off=True)
 
     def _record(self, reply: LLMResponse) -> Turn:
         """Make a turn of a reply; the only place that does."""
         options = self.agent.options
         turn = reply if isinstance(reply, Turn) else Turn(**vars(reply))
         turn.content = valid_text(text_of(turn.content))
+        # A lone surrogate would fail the next call.
+        self.messages[-1]["content"] = turn.content
         if not turn.reasoning_content:
             turn.reasoning_content, turn.content = split_thinking(turn.content)
         turn.timestamp = datetime.now(UTC).isoformat()
@@ -827,14 +763,15 @@ class Conversation(Chat):
         # What has no stop token cannot be gone on from: then it counts as edited.
         self._as_sent = [] if turn.cut_off else [dict(message) for message in self.messages]
         if turn.prompt_token_ids:
-            begins_with = turn.prompt_token_ids[: len(self._last_ids)]
-            turn.breaks_prefix = begins_with != self._last_ids
+            turn.breaks_prefix = turn.prompt_token_ids[: len(self._last_ids)] != self._last_ids
             self._last_ids = turn.prompt_token_ids + (turn.completion_token_ids or [])
         if not options.collect_rollout_details:
             turn.prompt_token_ids = turn.completion_token_ids = turn.logprobs = turn.extra = None
-        ids = (turn.prompt_token_ids, turn.completion_token_ids, turn.logprobs)
-        must_have_ids = options.collect_rollout_details and options.model_client == "litellm"
-        if must_have_ids and len(self.turns) == 1 and None in ids:
+        elif (
+            options.model_client == "litellm"
+            and len(self.turns) == 1
+            and None in (turn.prompt_token_ids, turn.completion_token_ids, turn.logprobs)
+        ):
             raise RuntimeError(
                 "collect_rollout_details=true, but the server returned no token ids with logprobs"
             )
@@ -846,10 +783,7 @@ def user(text: str) -> Message:
 
 
 def text_of(content: str | list[Message] | None) -> str:
-    """A reply's content as one text, its thinking in tags before the answer.
-
-    Harbor's TinkerLLM (to 0.24) gives a list of parts.
-    """
+    # Harbor's own TinkerLLM (to 0.24) gives a list of parts.
     if not isinstance(content, list):
         return content or ""
     thinking = "".join(part.get("thinking", "") for part in content)
@@ -860,11 +794,10 @@ def text_of(content: str | list[Message] | None) -> str:
 # The thinking at the start of a reply, to its end where it is never closed.
 _THINKING = re.compile(r"(?:\s*<think>.*?(?:</think>|\Z))+", re.DOTALL)
 _TAG = re.compile(r"\s*<think>|</think>")
-_CLOSING_TAG = re.compile("</think>")
-_CLOSING_TAG_AT_LINE_START = re.compile(r"^[ \t]*</think>", re.MULTILINE)
-# What ends a message, and the end of a message's header, of gpt-oss and of Inkling.
+_CLOSING_TAG = re.compile(r"(?P<at_line_start>^[ \t]*)?</think>", re.MULTILINE)
+# What ends a message, and what ends its header, with gpt-oss and with Inkling.
 _MESSAGE_END = re.compile(r"<\|(?:end|call|return|end_message)\|>")
-_HEADER_END = re.compile(r"<\|(message|content_\w+)\|>")
+_HEADER_END = re.compile(r"(<\|(?:message|content_\w+)\|>)")
 
 
 def split_thinking(text: str) -> tuple[str, str]:
@@ -878,22 +811,13 @@ def split_thinking(text: str) -> tuple[str, str]:
     opened = _THINKING.match(text)
     if opened:
         return _TAG.sub("", opened[0]), text[opened.end() :].lstrip()
-    before, _, _ = text.partition("<think>")
-    ends = [match.end() for match in _CLOSING_TAG.finditer(_without_blocks(before))]
-    ends += [match.end() for match in _CLOSING_TAG_AT_LINE_START.finditer(before)]
-    if not ends:
-        return "", text
-    return text[: min(ends)].removesuffix("</think>"), text[min(ends) :].lstrip()
-
-
-def _without_blocks(text: str) -> str:
-    """The text with blanks in the place of its fenced blocks."""
-    pieces = []
-    position = 0
-    for _, start, end in _blocks(text):
-        pieces += [text[position:start], " " * (end - start)]
-        position = end
-    return "".join(pieces) + text[position:]
+    before = text.partition("<think>")[0]
+    fences = list(_fences(before))
+    for tag in _CLOSING_TAG.finditer(before):
+        is_quoted = any(start.end() <= tag.start() < end.start() for start, end in fences)
+        if tag["at_line_start"] is not None or not is_quoted:
+            return text[: tag.end()].removesuffix("</think>"), text[tag.end() :].lstrip()
+    return "", text
 
 
 def _split_messages(text: str) -> tuple[str, str]:
@@ -906,15 +830,13 @@ def _split_messages(text: str) -> tuple[str, str]:
     thinking = ""
     answer = ""
     for message in _MESSAGE_END.split(text):
-        header, *kind_and_body = _HEADER_END.split(message, maxsplit=1)
-        if kind_and_body:
-            header += kind_and_body[0]
-            body = kind_and_body[1]
-            if "analysis" in header or "content_thinking" in header:
-                thinking += body
-            # "to=": a call of a tool, of which there are none.
-            elif "to=" not in header and re.search("final|commentary|content_text", header):
-                answer += body
+        *header, body = _HEADER_END.split(message, maxsplit=1)
+        kind = "".join(header)
+        if re.search("analysis|content_thinking", kind):
+            thinking += body
+        # "to=": a call of a tool, of which there are none.
+        elif "to=" not in kind and re.search("final|commentary|content_text", kind):
+            answer += body
     return thinking, answer
 
 
@@ -962,13 +884,10 @@ def to_steps(conversation: Conversation) -> list[Message]:
             step["observation"] = {"results": [{"content": turn.told}]}
         elif turn.told:
             steps.append({"source": "user", "message": turn.told})
-    for number, step in enumerate(steps, start=1):
-        step["step_id"] = number
-    return steps
+    return [{"step_id": number, **step} for number, step in enumerate(steps, start=1)]
 
 
 def to_metrics(turn: Turn, with_prompt: bool) -> dict[str, Any]:
-    """A turn's ids, logprobs and usage as ATIF's metrics."""
     usage = turn.usage.model_dump() if turn.usage else {}
     return {
         "prompt_tokens": usage.get("prompt_tokens"),
@@ -1019,7 +938,7 @@ class ExactPrompts:
     """Prompts that begin with the tokens of the turn before, as they were sampled.
 
     What a client adds: `render` gives the ids of the template's view of messages, `sample` a Turn
-    for a prompt's ids, and `defused` a text without special tokens.
+    for a prompt's ids, and `special_tokens` the texts that would become one token of their own.
     """
 
     # Of the model: the tokens of prompt and reply that it can hold, and whether its template ends
@@ -1029,11 +948,7 @@ class ExactPrompts:
     _has_warned: bool = False
 
     async def call_exactly(
-        self,
-        messages: list[Message],
-        goes_on_from: list[int],
-        max_tokens: int,
-        **request: Any,
+        self, messages: list[Message], goes_on_from: list[int], max_tokens: int, **request: Any
     ) -> Turn:
         """Sample a reply to these messages; of all but the last `goes_on_from` has the ids.
 
@@ -1052,11 +967,16 @@ class ExactPrompts:
             turn.content = f"<think>{turn.content}"
         return turn
 
-    async def next_prompt(
-        self,
-        messages: list[Message],
-        goes_on_from: list[int],
-    ) -> list[int]:
+    async def defused(self, text: str) -> str:
+        """Text without special tokens: a zero-width space breaks each of them up."""
+        tokens = [token for token in await self.special_tokens(text) if len(token.strip()) > 1]
+        if not tokens:
+            return text
+        any_token = "|".join(map(re.escape, tokens))
+        # Behind the first character of each of them.
+        return re.sub(f"(?s)(?={any_token}).", "\\g<0>\u200b", text)
+
+    async def next_prompt(self, messages: list[Message], goes_on_from: list[int]) -> list[int]:
         """The ids of the last turn as sampled, and what the template puts around the new message.
 
             goes_on_from <|im_start|> user hi <|im_end|> <|im_start|> assistant hello <|im_end|>
@@ -1070,10 +990,9 @@ class ExactPrompts:
         if goes_on_from:
             short = await self.render([*_PROBE, messages[-1]])
             long = await self.render([*_LONGER_PROBE, messages[-1]])
-            pairs = zip(reversed(short), reversed(long), strict=False)
-            n_common = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
-            if n_common and short[-n_common] == goes_on_from[-1]:
-                return goes_on_from + short[len(short) - n_common + 1 :]
+            around = os.path.commonprefix([short[::-1], long[::-1]])[::-1]
+            if around[:1] == goes_on_from[-1:]:
+                return goes_on_from + around[1:]
         return await self.render(messages)
 
 
@@ -1113,14 +1032,9 @@ class TinkerMixin(ExactPrompts):
             prompt = self._renderer.build_generation_prompt([user("a")]).to_ints()
             end = self._renderer.tokenizer.decode(prompt[-4:])
             # The tokenizer of the Inkling models has no list of its special texts, and needs none.
-            special = getattr(self._renderer.tokenizer, "get_added_vocab", dict)()
+            self._special = list(getattr(self._renderer.tokenizer, "get_added_vocab", dict)())
         self.opens_thinking = end.rstrip().endswith("<think>")
         self.context_limit = self.get_model_context_limit()
-        texts = [re.escape(text) for text in special if len(text.strip()) > 1]
-        # (?!) matches nothing.
-        any_text = "|".join(texts) or "(?!)"
-        # The first character of each of them.
-        self._special = re.compile(f"(?=(?:{any_text})).", re.DOTALL)
         source = {"base_model": self._model_name}
         if self._model_path:
             source = {"model_path": self._model_path}
@@ -1140,13 +1054,13 @@ class TinkerMixin(ExactPrompts):
         return await self.call_exactly(messages, goes_on_from, self._max_tokens)
 
     async def render(self, messages: list[Message]) -> list[int]:
-        """The ids of the renderer's prompt for these messages."""
         in_parts = []
         for message in messages:
-            thinking, answer = split_thinking(text_of(message["content"]))
-            parts = [{"type": "thinking", "thinking": thinking}, {"type": "text", "text": answer}]
-            is_thought = message["role"] == "assistant" and thinking
-            in_parts.append({**message, "content": parts} if is_thought else message)
+            thinking, answer = split_thinking(message["content"])
+            if message["role"] == "assistant" and thinking:
+                thought = {"type": "thinking", "thinking": thinking}
+                message = {**message, "content": [thought, {"type": "text", "text": answer}]}
+            in_parts.append(message)
         build = self._renderer.build_generation_prompt
         with _tokenizing:
             try:
@@ -1155,12 +1069,10 @@ class TinkerMixin(ExactPrompts):
                 # llama3 and role_colon know of no thinking.
                 return build(messages).to_ints()
 
-    async def defused(self, text: str) -> str:
-        """Text without special tokens: a zero-width space breaks each of them up."""
-        return self._special.sub("\\g<0>\u200b", text)
+    async def special_tokens(self, text: str) -> list[str]:
+        return self._special
 
     async def sample(self, prompt_ids: list[int], max_tokens: int) -> Turn:
-        """Sample a reply from exactly these ids."""
         import tinker
 
         params = tinker.SamplingParams(
@@ -1208,7 +1120,7 @@ class TinkerMixin(ExactPrompts):
         )
 
     def _text_of(self, ids: list[int]) -> str:
-        """A reply's text up to its stop token, or stop text."""
+        # A reply's text up to its stop token, or stop text.
         ends = {*self._stop, self._renderer.tokenizer.eos_token_id}
         ids = list(itertools.takewhile(lambda token: token not in ends, ids))
         try:
@@ -1287,19 +1199,15 @@ class LiteLLMMixin(ExactPrompts):
             if self._collect_rollout_details:
                 kwargs["extra_body"] = {"session_id": session_id}
         max_tokens = self._llm_kwargs["max_tokens"]
-        if self._use_responses_api:
-            # Harbor sends the most that the model can.
-            kwargs["max_output_tokens"] = max_tokens
         if await self.is_exact():
             messages = [*message_history, user(prompt)]
             return await self.call_exactly(messages, goes_on_from, max_tokens, **kwargs)
+        if self._use_responses_api:
+            # Harbor sends the most that the model can.
+            kwargs["max_output_tokens"] = max_tokens
         _finish_reason.set("")
         response = await super().call(prompt, message_history, **kwargs)
-        turn = Turn(**vars(response))
-        turn.cut_off = _finish_reason.get() == "length"
-        # A lone surrogate would fail the next call.
-        turn.content = valid_text(turn.content)
-        return turn
+        return Turn(**vars(response), cut_off=_finish_reason.get() == "length")
 
     def _extract_usage_info(self, response: Any) -> UsageInfo | None:
         # A hook: `call` looks at finish_reason after this, and a reply that was cut off would
@@ -1327,14 +1235,14 @@ class LiteLLMMixin(ExactPrompts):
         return self._is_exact
 
     async def _tokenize(self, **body: Any) -> dict[str, Any]:
-        """vLLM's POST /tokenize: tokens, token_strs, max_model_len. Empty: there is none."""
+        # vLLM's POST /tokenize: tokens, token_strs, max_model_len. Empty: there is none.
         import httpx
 
         headers = dict(self._llm_kwargs.get("extra_headers") or {})
         if self._llm_kwargs.get("api_key"):
             headers["Authorization"] = f"Bearer {self._llm_kwargs['api_key']}"
         url = self._api_base.rstrip("/").removesuffix("/v1") + "/tokenize"
-        body |= {"model": self._served_name, "return_token_strs": True}
+        body |= {"model": self._canonical_model_name, "return_token_strs": True}
         # Made once, for that takes a while: it reads the certificates.
         self._http = getattr(self, "_http", None) or httpx.AsyncClient(timeout=60)
         response = await self._http.post(url, json=body, headers=headers)
@@ -1343,12 +1251,7 @@ class LiteLLMMixin(ExactPrompts):
         has_answer = response.is_success and "json" in response.headers.get("content-type", "")
         return response.json() if has_answer else {}
 
-    @property
-    def _served_name(self) -> str:
-        return self._model_name.partition("/")[2] or self._model_name
-
     async def render(self, messages: list[Message]) -> list[int]:
-        """The ids of the server's own template for these messages."""
         extra_body = self._llm_kwargs.get("extra_body") or {}
         answer = await self._attempts(
             self._tokenize,
@@ -1362,47 +1265,40 @@ class LiteLLMMixin(ExactPrompts):
         self.opens_thinking = end.endswith("<think>")
         return answer["tokens"]
 
-    async def defused(self, text: str) -> str:
-        """Text without special tokens, if prompts are exact: a zero-width space breaks them up."""
-        pieces = []
-        if await self.is_exact():
-            answer = await self._attempts(self._tokenize, prompt=text, add_special_tokens=False)
-            pieces = filter(_SPECIAL_PIECE.fullmatch, set(answer["token_strs"]))
-        for piece in pieces:
-            text = text.replace(piece, f"{piece[0]}\u200b{piece[1:]}")
-        return text
+    async def special_tokens(self, text: str) -> list[str]:
+        if not await self.is_exact():
+            return []
+        answer = await self._attempts(self._tokenize, prompt=text, add_special_tokens=False)
+        return list(filter(_SPECIAL_PIECE.fullmatch, set(answer["token_strs"])))
 
     async def sample(self, prompt_ids: list[int], max_tokens: int, **request: Any) -> Turn:
-        """Sample a reply from exactly these ids, by the completions endpoint."""
         import litellm
 
         arguments = {
+            # Without one hosted_vllm/ would get OPENAI_API_KEY.
+            "api_key": "none" if self._provider_prefix == "hosted_vllm" else None,
             **self._build_base_kwargs(),
             **request,
+            # Only this one of litellm's providers takes ids as a prompt.
+            "model": f"openai/{self._canonical_model_name}",
             "prompt": prompt_ids,
             "max_tokens": max_tokens,
+            "temperature": self._temperature,
             "logprobs": 0,
-            # Only this one of litellm's providers takes ids as a prompt.
-            "model": f"openai/{self._served_name}",
+            "extra_body": {
+                **(self._llm_kwargs.get("extra_body") or {}),
+                **(request.get("extra_body") or {}),
+                "return_token_ids": True,
+                "skip_special_tokens": False,
+            },
         }
-        arguments["extra_body"] = {
-            **(self._llm_kwargs.get("extra_body") or {}),
-            **(request.get("extra_body") or {}),
-            "return_token_ids": True,
-            "skip_special_tokens": False,
-        }
-        if self._temperature is not None:
-            arguments["temperature"] = self._temperature
-        if self._model_name.startswith("hosted_vllm/"):
-            # Else it would get OPENAI_API_KEY.
-            arguments.setdefault("api_key", "none")
         try:
             response = await self._attempts(litellm.atext_completion, **arguments)
         except Exception as error:
             self._handle_litellm_error(error)
         choice = response.choices[0]
         return Turn(
-            content=valid_text(choice.text),
+            content=choice.text,
             cut_off=choice.finish_reason == "length",
             usage=super()._extract_usage_info(response),
             completion_token_ids=getattr(choice, "token_ids", None),
@@ -1570,8 +1466,13 @@ def trial_to_trajectory(trial: TrialResult) -> Trajectory | None:
     turns: list[Turn] = []
     for context in contexts:
         for segment in context.rollout_details or []:
-            turns += turns_of(segment, trial.trial_name)
-    rewards = (trial.verifier_result.rewards if trial.verifier_result else None) or {}
+            turns += turns_of(segment)
+    if not all(turn.is_trainable for turn in turns):
+        raise ValueError(
+            f"trial {trial.trial_name}: token ids and logprobs are not aligned, or a logprob is "
+            "not finite: do not train on them"
+        )
+    rewards = getattr(trial.verifier_result, "rewards", None) or {}
     for name, value in rewards.items():
         if not math.isfinite(value):
             raise ValueError(f"trial {trial.trial_name}: the reward {name!r} is {value}")
@@ -1603,22 +1504,18 @@ def trial_to_trajectory(trial: TrialResult) -> Trajectory | None:
 _trial_to_trajectory = trial_to_trajectory
 
 
-def turns_of(segment: RolloutDetail, trial_name: str) -> list[Turn]:
-    """The turns of a RolloutDetail. Raises ValueError if it cannot be trained on."""
+def turns_of(segment: RolloutDetail) -> list[Turn]:
+    """The turns of a RolloutDetail. Where one of its lists is shorter, a turn has None."""
     names = ("prompt_token_ids", "completion_token_ids", "logprobs")
-    lists = [segment.get(name) or [] for name in names]
-    extra = segment.get("extra") or {}
+    columns = [segment.get(name) or [] for name in names]
     turns = []
-    # Where one list is shorter, a turn has None.
-    for number, parts in enumerate(itertools.zip_longest(*lists)):
-        own = {name: values[number] for name, values in extra.items() if number < len(values)}
-        ids = dict(zip(names, parts, strict=True))
-        turns.append(Turn(**ids, extra=own or None))
-    if not all(turn.is_trainable for turn in turns):
-        raise ValueError(
-            f"trial {trial_name}: token ids and logprobs are not aligned, or a logprob is not "
-            "finite: do not train on them"
-        )
+    for number, ids in enumerate(itertools.zip_longest(*columns)):
+        extra = {
+            name: values[number]
+            for name, values in (segment.get("extra") or {}).items()
+            if number < len(values)
+        }
+        turns.append(Turn(**dict(zip(names, ids, strict=True)), extra=extra or None))
     return turns
 
 
@@ -1632,23 +1529,14 @@ def to_tinker(trajectory: Trajectory) -> "tinker_cookbook.rl.types.Trajectory": 
     from tinker_cookbook.completers import TokensWithLogprobs
     from tinker_cookbook.rl import types
 
-    knows_sequences = "sequence_id" in TokensWithLogprobs.__dataclass_fields__
     transitions = []
     for turn in trajectory.turns:
         is_last = turn is trajectory.turns[-1]
         cut_off = is_last and trajectory.stop_reason == StopReason.MAX_TOKENS
-        action = TokensWithLogprobs(
-            tokens=turn.completion_token_ids,
-            maybe_logprobs=turn.logprobs,
-            stop_reason="length" if cut_off else "stop",
-        )
-        if knows_sequences:
+        stop_reason = "length" if cut_off else "stop"
+        action = TokensWithLogprobs(turn.completion_token_ids, turn.logprobs, stop_reason)
+        if hasattr(action, "sequence_id"):
             action.sequence_id = (turn.extra or {}).get("sequence_id")
-        transition = types.Transition(
-            ob=ModelInput.from_ints(turn.prompt_token_ids),
-            ac=action,
-            reward=0.0,
-            episode_done=is_last,
-        )
-        transitions.append(transition)
+        prompt = ModelInput.from_ints(turn.prompt_token_ids)
+        transitions.append(types.Transition(prompt, action, reward=0.0, episode_done=is_last))
     return types.Trajectory(transitions, ModelInput.empty(), trajectory.stop_reason)
