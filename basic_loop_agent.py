@@ -11,6 +11,7 @@ import asyncio
 import base64
 import concurrent.futures
 import contextlib
+import copy
 import importlib.util
 import inspect
 import itertools
@@ -251,6 +252,8 @@ class BasicLoopAgent(HarborAgent):
     """
 
     options_model: ClassVar[type[BasicLoopOptions]] = BasicLoopOptions
+    # The client, from `setup` on.
+    _llm: Any = None
 
     # What the model is told of the loop; {seconds} becomes the time limit of a script.
     protocol: ClassVar[str] = """\
@@ -419,6 +422,13 @@ message. Each script starts in a fresh shell (files stay, variables and director
             }
             if n_breaks:
                 self.logger.info("%d prompts do not begin with the turn before", n_breaks)
+        limit = getattr(self._llm, "context_limit", math.inf)
+        if any(usage.prompt_tokens + self.options.max_tokens > limit for usage in usages):
+            self.logger.warning(
+                "max_tokens=%d was cut to the room in the context, which holds %d tokens",
+                self.options.max_tokens,
+                limit,
+            )
         # Without a reply it is empty: an earlier step's, in the same folder, must not be scored.
         write_file(self.logs_dir / "completion.txt", turns[-1].content if turns else "")
         trajectory = atif.Trajectory(
@@ -452,7 +462,8 @@ message. Each script starts in a fresh shell (files stay, variables and director
             "api_key": settings.get(f"{name}_API_KEY"),
             # An option of Harbor 0.25; before, it is in llm_kwargs.
             "reasoning_effort": getattr(options, "reasoning_effort", None),
-            **(options.llm_kwargs or {}),
+            # A copy: Harbor's LiteLLM writes into what it is given.
+            **copy.deepcopy(options.llm_kwargs or {}),
             "model_name": self.model_name,
             "model_path": options.model_path,
             "renderer_name": options.renderer_name,
@@ -571,8 +582,8 @@ case $(LC_ALL=C bash -n -c -- "$script" 2>&1) in
     printf ':%s:%s' $mark "[not run: a here-document is not closed]"
     exit 2
 esac
-# A full /dev/shm takes nothing.
-for file in /dev/shm/basic-loop-$mark /tmp/basic-loop-$mark; do
+# The first that takes it; programs fill /dev/shm, of which Docker gives 64 MB.
+for file in /tmp/basic-loop-$mark /dev/shm/basic-loop-$mark; do
   head -c $most /dev/zero >$file && break
   rm -f $file
 done
@@ -922,16 +933,9 @@ def write_file(path: Path, text: str) -> None:
 
 # The model clients: Harbor's own, for whole replies and exact prompts.
 
-# A short conversation, from which the template shows what it puts around a new user message.
-_PROBE = [
-    user("a"),
-    {"role": "assistant", "content": "b"},
-]
-_LONGER_PROBE = [
-    *_PROBE,
-    user("a"),
-    {"role": "assistant", "content": "c"},
-]
+# Two short conversations that differ in the reply: there the template shows where it ends.
+_PROBE = [user("a"), {"role": "assistant", "content": "b"}]
+_OTHER_PROBE = [user("a"), {"role": "assistant", "content": "c"}]
 
 
 class ExactPrompts:
@@ -943,9 +947,10 @@ class ExactPrompts:
 
     # Of the model: the tokens of prompt and reply that it can hold, and whether its template ends
     # a prompt with <think>.
-    context_limit: int
+    context_limit: float = math.inf
     opens_thinking: bool = False
-    _has_warned: bool = False
+    # The tokens of `_PROBE` up to the end of its reply's text. None: not asked for yet.
+    _probe_start: list[int] | None = None
 
     async def call_exactly(
         self, messages: list[Message], goes_on_from: list[int], max_tokens: int, **request: Any
@@ -958,9 +963,6 @@ class ExactPrompts:
         room = self.context_limit - len(prompt_ids)
         if room < 1:
             raise ContextLengthExceededError(f"the prompt fills the context: {len(prompt_ids)}")
-        if room < max_tokens and not self._has_warned:
-            self._has_warned = True
-            self._logger.warning("max_tokens is cut to the context's room, here %d", room)
         turn = await self.sample(prompt_ids, min(max_tokens, room), **request)
         turn.prompt_token_ids = prompt_ids
         if self.opens_thinking:
@@ -980,19 +982,28 @@ class ExactPrompts:
         """The ids of the last turn as sampled, and what the template puts around the new message.
 
             goes_on_from <|im_start|> user hi <|im_end|> <|im_start|> assistant hello <|im_end|>
-            short                             ... assistant b <|im_end|> <|im_start|> user NEW ...
-            long                              ... assistant c <|im_end|> <|im_start|> user NEW ...
+            rendered     ... <|im_start|> assistant b <|im_end|> <|im_start|> user NEW ...
+            start        ... <|im_start|> assistant b
 
-        The probes' common end begins with the stop token, which is not repeated. All is rendered
+        What is behind `start` begins with the stop token, which is not repeated. All is rendered
         from the messages where that cannot be trusted: in the first turn, after an edit of the
         history, and after a reply that has no stop token or another than the template's.
         """
         if goes_on_from:
-            short = await self.render([*_PROBE, messages[-1]])
-            long = await self.render([*_LONGER_PROBE, messages[-1]])
-            around = os.path.commonprefix([short[::-1], long[::-1]])[::-1]
-            if around[:1] == goes_on_from[-1:]:
-                return goes_on_from + around[1:]
+            if self._probe_start is None:
+                one = await self.render([*_PROBE, user("d")])
+                other = await self.render([*_OTHER_PROBE, user("d")])
+                pairs = zip(one, other, strict=False)
+                differ = [n for n, (b, c) in enumerate(pairs) if b != c]
+                # Behind "b" and "c", where a template shows these.
+                self._probe_start = one[: differ[-1] + 1] if differ else []
+            rendered = await self.render([*_PROBE, messages[-1]])
+            end = len(self._probe_start)
+            # Inkling's template closes the message before it stops.
+            for n in (1, 2):
+                stops_alike = goes_on_from[-n:] == rendered[end : end + n]
+                if stops_alike and rendered[:end] == self._probe_start:
+                    return goes_on_from + rendered[end + n :]
         return await self.render(messages)
 
 
@@ -1056,10 +1067,13 @@ class TinkerMixin(ExactPrompts):
     async def render(self, messages: list[Message]) -> list[int]:
         in_parts = []
         for message in messages:
-            thinking, answer = split_thinking(message["content"])
-            if message["role"] == "assistant" and thinking:
-                thought = {"type": "thinking", "thinking": thinking}
-                message = {**message, "content": [thought, {"type": "text", "text": answer}]}
+            if message["role"] == "assistant":
+                thinking, answer = split_thinking(message["content"])
+                parts = [
+                    {"type": "thinking", "thinking": thinking},
+                    {"type": "text", "text": answer},
+                ]
+                message = {**message, "content": parts if thinking else answer}
             in_parts.append(message)
         build = self._renderer.build_generation_prompt
         with _tokenizing:
@@ -1226,12 +1240,13 @@ class LiteLLMMixin(ExactPrompts):
     async def is_exact(self) -> bool:
         """Whether ids are asked for and the server tokenizes for us. Found out once."""
         if self._is_exact is None:
-            self._is_exact = False
+            is_exact = False
             if self._collect_rollout_details and self._api_base and not self._use_responses_api:
                 answer = await self._attempts(self._tokenize, messages=[user("a")])
-                self._is_exact = "max_model_len" in answer
-                if not self._is_exact:
+                is_exact = "max_model_len" in answer
+                if not is_exact:
                     self._logger.info("the server has no /tokenize: prompts are not exact")
+            self._is_exact = is_exact
         return self._is_exact
 
     async def _tokenize(self, **body: Any) -> dict[str, Any]:
@@ -1292,6 +1307,8 @@ class LiteLLMMixin(ExactPrompts):
                 "skip_special_tokens": False,
             },
         }
+        # Else it prints a list of providers in each call, for it looks for the price of the model.
+        litellm.suppress_debug_info = True
         try:
             response = await self._attempts(litellm.atext_completion, **arguments)
         except Exception as error:
@@ -1300,7 +1317,13 @@ class LiteLLMMixin(ExactPrompts):
         return Turn(
             content=choice.text,
             cut_off=choice.finish_reason == "length",
-            usage=super()._extract_usage_info(response),
+            # What a server of one's own costs is not known.
+            usage=UsageInfo(
+                prompt_tokens=len(prompt_ids),
+                completion_tokens=response.usage.completion_tokens,
+                cache_tokens=getattr(response.usage.prompt_tokens_details, "cached_tokens", 0) or 0,
+                cost_usd=0.0,
+            ),
             completion_token_ids=getattr(choice, "token_ids", None),
             logprobs=dict(choice.logprobs or {}).get("token_logprobs"),
         )
