@@ -45,7 +45,7 @@ from pydantic import BaseModel, Field, model_validator
 __version__ = "0.4.0"
 
 # A chat message as Harbor and tinker-cookbook have it: its role, and its content.
-Message = dict[str, Any]
+Message = dict
 
 try:
     # Harbor 0.23 and later: BaseAgent parses the options, and does so before any trial starts.
@@ -78,6 +78,7 @@ except ImportError:
             self.options = self.options_model(**{name: kwargs[name] for name in own})
 
 
+_API_PROVIDERS = ("anthropic", "gemini", "hosted_vllm", "openai", "openrouter")
 # What Tinker takes in `llm_kwargs`: TinkerLLM's other arguments, and one of the sampling client's.
 _TINKER_KWARGS = {"context_limit", "record_stability_info", "seed", "top_k", "top_p"}
 
@@ -445,7 +446,7 @@ message. Each script starts in a fresh shell (files stay, variables and director
         )
         write_file(self.logs_dir / "trajectory.json", trajectory.model_dump_json(exclude_none=True))
 
-    def _llm_arguments(self) -> dict[str, Any]:
+    def _llm_arguments(self) -> dict:
         # What the client is made of, without what is None: for the client to find.
         options = self.options
         provider = "tinker"
@@ -500,7 +501,7 @@ message. Each script starts in a fresh shell (files stay, variables and director
         return TinkerClient(**self._llm_arguments())
 
     async def _shared_llm(self, gone: Any = None) -> Any:
-        """The client that all trials of this configuration share, but not `gone`."""
+        # The client that all trials of this configuration share, but not `gone`.
         # What a subclass adds may be the client's, too.
         added = self.options.model_dump(exclude=set(BasicLoopOptions.model_fields))
         arguments = {"client": self.options.model_client, **self._llm_arguments(), **added}
@@ -659,7 +660,7 @@ async def end_processes(environment: BaseEnvironment, variable: str, mark: str) 
 
 
 def output_of(stdout: str | bytes | None, mark: str) -> tuple[str, str]:
-    """A script's output and what _RUN says of it; all of `stdout` where _RUN did not run."""
+    # A script's output and what _RUN says of it; all of `stdout` where _RUN did not run.
     text = valid_text(stdout)
     encoded, found, note = text.rpartition(f":{mark}:")
     if not found:
@@ -672,7 +673,7 @@ def output_of(stdout: str | bytes | None, mark: str) -> tuple[str, str]:
 
 
 def valid_text(text: str | bytes | None) -> str:
-    """Text that tokenizers and files accept: lone surrogates are replaced, None becomes ""."""
+    # Text that tokenizers and files accept: lone surrogates are replaced, None becomes "".
     if isinstance(text, bytes):
         text = text.decode("utf-8", "replace")
     return (text or "").encode("utf-16", "surrogatepass").decode("utf-16", "replace")
@@ -713,7 +714,7 @@ class Conversation(Chat):
         self.instruction = valid_text(instruction)
         self.turns: list[Turn] = []
         # What else is to be kept of the run.
-        self.metadata: dict[str, Any] = {}
+        self.metadata = {}
         self._unsent.append((self.instruction, False))
 
     def tell(self, text: str) -> None:
@@ -744,7 +745,7 @@ class Conversation(Chat):
         return self._record(reply)
 
     async def _call(self, goes_on_from: list[int]) -> LLMResponse:
-        """One call of the client, which may be any of Harbor's."""
+        # One call of the client, which may be any of Harbor's.
         is_own = isinstance(self._model, ExactPrompts)
         texts = [
             await self._model.defused(text) if is_own and is_literal else text
@@ -760,7 +761,7 @@ class Conversation(Chat):
             return Turn(content=cut.truncated_response or "", cut_off=True)
 
     def _record(self, reply: LLMResponse) -> Turn:
-        """Make a turn of a reply; the only place that does."""
+        # Make a turn of a reply; the only place that does.
         options = self.agent.options
         turn = reply if isinstance(reply, Turn) else Turn(**vars(reply))
         turn.content = valid_text(text_of(turn.content))
@@ -793,13 +794,13 @@ def user(text: str) -> Message:
     return {"role": "user", "content": text}
 
 
-def text_of(content: str | list[Message] | None) -> str:
+def text_of(part: str | Message | list[Message] | None) -> str:
     # Harbor's own TinkerLLM (to 0.24) gives a list of parts.
-    if not isinstance(content, list):
-        return content or ""
-    thinking = "".join(part.get("thinking", "") for part in content)
-    text = "".join(part.get("text", "") for part in content)
-    return f"<think>{thinking}</think>{text}" if thinking else text
+    if isinstance(part, list):
+        return "".join(map(text_of, part))
+    if isinstance(part, dict):
+        return f"<think>{part['thinking']}</think>" if "thinking" in part else part.get("text", "")
+    return part or ""
 
 
 # The thinking at the start of a reply, to its end where it is never closed.
@@ -853,25 +854,22 @@ def _split_messages(text: str) -> tuple[str, str]:
 
 # What a trial leaves, derived from its turns.
 
+# The lists of a RolloutDetail, each with an entry a turn, are named as a turn's own.
+_IDS = ("prompt_token_ids", "completion_token_ids", "logprobs")
+
 
 def rollout_details(turns: list[Turn]) -> list[RolloutDetail] | None:
-    """One Harbor RolloutDetail, an entry per turn in each list; None without any ids.
-
-    Turns that cannot be trained on are left out. (Chat.rollout_details does not: one missing piece
-    misaligns all that follow.) `extra` has a list for each name that a turn's has, None where
-    another turn lacks it.
-    """
+    # One Harbor RolloutDetail, an entry per turn in each list; None without any ids. Turns that
+    # cannot be trained on are left out (Chat.rollout_details drops pieces, which misaligns all that
+    # follow), and where a turn's `extra` lacks a name that another's has, it has None.
     kept = [turn for turn in turns if turn.is_trainable]
     if not kept:
         return None
-    detail = RolloutDetail(
-        prompt_token_ids=[turn.prompt_token_ids for turn in kept],
-        completion_token_ids=[turn.completion_token_ids for turn in kept],
-        logprobs=[turn.logprobs or [] for turn in kept],
-    )
-    names = {name for turn in kept for name in turn.extra or {}}
+    detail = {name: [getattr(turn, name) or [] for turn in kept] for name in _IDS}
+    extras = [turn.extra or {} for turn in kept]
+    names = {name for extra in extras for name in extra}
     if names:
-        detail["extra"] = {name: [(turn.extra or {}).get(name) for turn in kept] for name in names}
+        detail["extra"] = {name: [extra.get(name) for extra in extras] for name in names}
     return [detail]
 
 
@@ -882,13 +880,24 @@ def to_steps(conversation: Conversation) -> list[Message]:
         steps.append({"source": "system", "message": conversation.system})
     steps.append({"source": "user", "message": conversation.instruction})
     for turn in conversation.turns:
+        usage = turn.usage.model_dump() if turn.usage else {}
+        metrics = {
+            "prompt_tokens": usage.get("prompt_tokens"),
+            "completion_tokens": usage.get("completion_tokens"),
+            "cached_tokens": usage.get("cache_tokens"),
+            "cost_usd": usage.get("cost_usd") or None,
+            # In a conversation the prompts would let the file grow with the square of the turns.
+            "prompt_token_ids": turn.prompt_token_ids if len(conversation.turns) == 1 else None,
+            "completion_token_ids": turn.completion_token_ids,
+            # JSON has no NaN.
+            "logprobs": turn.logprobs if turn.has_finite_logprobs else None,
+        }
         step = {
             "source": "agent",
             "message": turn.content,
             "reasoning_content": turn.reasoning_content or None,
             "timestamp": turn.timestamp,
-            # In a conversation the prompts would let the file grow with the square of the turns.
-            "metrics": to_metrics(turn, with_prompt=len(conversation.turns) == 1),
+            "metrics": metrics,
         }
         steps.append(step)
         if turn.told and turn.script:
@@ -896,20 +905,6 @@ def to_steps(conversation: Conversation) -> list[Message]:
         elif turn.told:
             steps.append({"source": "user", "message": turn.told})
     return [{"step_id": number, **step} for number, step in enumerate(steps, start=1)]
-
-
-def to_metrics(turn: Turn, with_prompt: bool) -> dict[str, Any]:
-    usage = turn.usage.model_dump() if turn.usage else {}
-    return {
-        "prompt_tokens": usage.get("prompt_tokens"),
-        "completion_tokens": usage.get("completion_tokens"),
-        "cached_tokens": usage.get("cache_tokens"),
-        "cost_usd": usage.get("cost_usd") or None,
-        "prompt_token_ids": turn.prompt_token_ids if with_prompt else None,
-        "completion_token_ids": turn.completion_token_ids,
-        # JSON has no NaN.
-        "logprobs": turn.logprobs if turn.has_finite_logprobs else None,
-    }
 
 
 def write_file(path: Path, text: str) -> None:
@@ -953,13 +948,18 @@ class ExactPrompts:
     _probe_start: list[int] | None = None
 
     async def call_exactly(
-        self, messages: list[Message], goes_on_from: list[int], max_tokens: int, **request: Any
+        self,
+        prompt: str,
+        message_history: list[Message],
+        goes_on_from: list[int],
+        max_tokens: int,
+        **request: Any,
     ) -> Turn:
-        """Sample a reply to these messages; of all but the last `goes_on_from` has the ids.
+        """Sample a reply to these messages; of the history `goes_on_from` has the ids, or nothing.
 
         Raises ContextLengthExceededError when the context has no room for a reply.
         """
-        prompt_ids = await self.next_prompt(messages, goes_on_from)
+        prompt_ids = await self.next_prompt([*message_history, user(prompt)], goes_on_from)
         room = self.context_limit - len(prompt_ids)
         if room < 1:
             raise ContextLengthExceededError(f"the prompt fills the context: {len(prompt_ids)}")
@@ -1027,7 +1027,7 @@ class TinkerMixin(ExactPrompts):
         record_stability_info: bool = False,
         **kwargs: Any,
     ) -> None:
-        import harbor.llms.tinker
+        from harbor.llms.tinker import get_tokenizer
         from tinker_cookbook import renderers
 
         # The cookbook has no list of them (0.5.7 to 0.6.1).
@@ -1036,7 +1036,7 @@ class TinkerMixin(ExactPrompts):
         if name not in names and not renderers.is_renderer_registered(name):
             raise ValueError(f"no renderer {name}; there are {', '.join(sorted(names))}")
         # Outside the lock, for it takes seconds; the cookbook keeps what it has loaded.
-        harbor.llms.tinker.get_tokenizer(kwargs["model_name"])
+        get_tokenizer(kwargs["model_name"])
         with _tokenizing:
             super().__init__(**kwargs)
             self._stop = self._renderer.get_stop_sequences()
@@ -1061,8 +1061,7 @@ class TinkerMixin(ExactPrompts):
         **kwargs: Any,
     ) -> Turn:
         """One model call. Raises SessionEnded, ContextLengthExceededError, and the SDK's errors."""
-        messages = [*message_history, user(prompt)]
-        return await self.call_exactly(messages, goes_on_from, self._max_tokens)
+        return await self.call_exactly(prompt, message_history, goes_on_from, self._max_tokens)
 
     async def render(self, messages: list[Message]) -> list[int]:
         in_parts = []
@@ -1151,7 +1150,7 @@ class TinkerMixin(ExactPrompts):
 
 
 def check_tinker_key(key: str | None) -> None:
-    """Raise ValueError where the Tinker SDK would find no key."""
+    # Raise ValueError where the Tinker SDK would find no key.
     # From 0.38 on a key may also be stored, or printed by a command.
     with contextlib.suppress(ImportError):
         from tinker.auth import tinker_has_credentials
@@ -1162,17 +1161,15 @@ def check_tinker_key(key: str | None) -> None:
 
 
 def is_gone(error: Exception) -> bool:
-    """Whether a Tinker session, or a checkpoint, does not exist (any more)."""
+    # Whether a Tinker session, or a checkpoint, does not exist (any more).
     # The SDK (0.38) has no class for what a client says that was closed, or one that polls.
     said = re.search(r"is closed$|polling failed.*code: (404|410)", str(error), re.DOTALL)
     return getattr(error, "status_code", None) in (404, 410) or bool(said)
 
 
 def says_context_is_full(error: Exception) -> bool:
-    """Whether Tinker refused a prompt for its length; the phrases are those of Harbor's client.
-
-    A request or a day may be "too long", too: only an error in what was asked says it of a prompt.
-    """
+    # Whether Tinker refused a prompt for its length; the phrases are those of Harbor's client. A
+    # request or a day may be "too long", too: only an error in what was asked is a prompt's.
     is_user_error = str(getattr(error, "category", "")) == "user"
     is_bad_request = getattr(error, "status_code", None) in (400, 413, 422)
     phrases = "context length|context_length|maximum context|token limit|too long"
@@ -1214,8 +1211,9 @@ class LiteLLMMixin(ExactPrompts):
                 kwargs["extra_body"] = {"session_id": session_id}
         max_tokens = self._llm_kwargs["max_tokens"]
         if await self.is_exact():
-            messages = [*message_history, user(prompt)]
-            return await self.call_exactly(messages, goes_on_from, max_tokens, **kwargs)
+            return await self.call_exactly(
+                prompt, message_history, goes_on_from, max_tokens, **kwargs
+            )
         if self._use_responses_api:
             # Harbor sends the most that the model can.
             kwargs["max_output_tokens"] = max_tokens
@@ -1234,11 +1232,11 @@ class LiteLLMMixin(ExactPrompts):
 
     @property
     def _attempts(self) -> Callable:
-        """Harbor's three attempts at a call."""
+        # Harbor's three attempts at a call.
         return super().call.retry.copy()
 
     async def is_exact(self) -> bool:
-        """Whether ids are asked for and the server tokenizes for us. Found out once."""
+        # Whether ids are asked for and the server tokenizes for us. Found out once.
         if self._is_exact is None:
             is_exact = False
             if self._collect_rollout_details and self._api_base and not self._use_responses_api:
@@ -1249,7 +1247,7 @@ class LiteLLMMixin(ExactPrompts):
             self._is_exact = is_exact
         return self._is_exact
 
-    async def _tokenize(self, **body: Any) -> dict[str, Any]:
+    async def _tokenize(self, **body: Any) -> dict:
         # vLLM's POST /tokenize: tokens, token_strs, max_model_len. Empty: there is none.
         import httpx
 
@@ -1329,39 +1327,25 @@ class LiteLLMMixin(ExactPrompts):
         )
 
 
-_API_PROVIDERS = (
-    "anthropic",
-    "gemini",
-    "hosted_vllm",
-    "openai",
-    "openrouter",
-)
-
-
 # The cache: one client for all trials of an event loop and configuration.
 
-# By loop, then by configuration. Weak: a client lives as long as a trial uses it, or as it is one
-# of the latest of its loop (a training run brings a new checkpoint each step), and no longer than
-# the loop.
-_clients = WeakKeyDictionary()
-_latest = WeakKeyDictionary()
-_locks = WeakValueDictionary()
+# By loop: the clients and their locks, each by configuration, and the latest clients. A client
+# lives as long as a trial uses it, or as it is one of the latest (a training run brings a new
+# checkpoint each step), and no longer than its loop.
+_caches = WeakKeyDictionary()
 
 
 async def shared_client(key: tuple, build: Callable, gone: Any) -> Any:
-    """The client for `key`, but not `gone`. One trial builds it (the next, if that fails)."""
-    loop = asyncio.get_running_loop()
-    clients = _clients.setdefault(loop, WeakValueDictionary())
-    latest = _latest.setdefault(loop, deque(maxlen=8))
-    lock = _locks.setdefault((id(loop), key), asyncio.Lock())
-    async with lock:
+    # The client for `key`, but not `gone`. One trial builds it (the next, if that fails).
+    empty = (WeakValueDictionary(), WeakValueDictionary(), deque(maxlen=8))
+    clients, locks, latest = _caches.setdefault(asyncio.get_running_loop(), empty)
+    async with locks.setdefault(key, asyncio.Lock()):
         client = clients.get(key)
         if client is None or client is gone:
             client = await in_thread(build)
             clients[key] = client
-    if client in latest:
-        latest.remove(client)
-    latest.append(client)
+    if client not in latest:
+        latest.append(client)
     return client
 
 
@@ -1381,11 +1365,7 @@ def use_service(service: Any) -> None:
     _given_service = service
 
 
-def open_sampling_client(
-    api_base: str | None,
-    api_key: str | None,
-    source: dict[str, Any],
-) -> Any:
+def open_sampling_client(api_base: str | None, api_key: str | None, source: dict) -> Any:
     """A sampling client in the process's session, or in a new one if that is over. Blocks.
 
     Raises what the SDK raises, as for a checkpoint that does not exist.
@@ -1422,23 +1402,21 @@ def open_sampling_client(
     return open_sampling_client(api_base, api_key, source)
 
 
-def _sampling_client(service: Any, source: dict[str, Any]) -> Any:
+def _sampling_client(service: Any, source: dict) -> Any:
     created = service.create_sampling_client(**source)
     # A future from SDK 0.38 on.
     return created.result() if hasattr(created, "result") else created
 
 
 def close(service: Any) -> None:
-    """Give a session's descriptors back, without waiting; SDKs before 0.30 cannot."""
+    # Give a session's descriptors back, without waiting; SDKs before 0.30 cannot.
     if hasattr(service, "close"):
         service.close("success")
 
 
 async def in_thread(function: Callable) -> Any:
-    """Like asyncio.to_thread, but in a daemon thread.
-
-    While Tinker is down its SDK retries for minutes, and Python waits at exit for other threads.
-    """
+    # Like asyncio.to_thread, but in a daemon thread.
+    # While Tinker is down its SDK retries for minutes, and Python waits at exit for other threads.
     done = concurrent.futures.Future()
     # From here on it cannot be cancelled, and takes what comes, wanted or not.
     done.set_running_or_notify_cancel()
@@ -1485,7 +1463,7 @@ def trial_to_trajectory(trial: TrialResult) -> Trajectory | None:
     ValueError where ids and logprobs do not align, or a logprob or reward is not finite.
     """
     steps = trial.step_results or [trial]
-    contexts = [step.agent_result for step in steps if step.agent_result]
+    contexts = [step.agent_result for step in steps if step.agent_result] or [AgentContext()]
     turns: list[Turn] = []
     for context in contexts:
         for segment in context.rollout_details or []:
@@ -1512,12 +1490,11 @@ def trial_to_trajectory(trial: TrialResult) -> Trajectory | None:
     reward = rewards.get("reward")
     if len(rewards) == 1:
         (reward,) = rewards.values()
-    metadata = contexts[-1].metadata if contexts else None
     return Trajectory(
         turns=turns,
         reward=reward,
         rewards=rewards,
-        stop_reason=(metadata or {}).get("stop_reason"),
+        stop_reason=(contexts[-1].metadata or {}).get("stop_reason"),
         failure=failures[0] if failures else None,
         trial=trial,
     )
@@ -1529,16 +1506,12 @@ _trial_to_trajectory = trial_to_trajectory
 
 def turns_of(segment: RolloutDetail) -> list[Turn]:
     """The turns of a RolloutDetail. Where one of its lists is shorter, a turn has None."""
-    names = ("prompt_token_ids", "completion_token_ids", "logprobs")
-    columns = [segment.get(name) or [] for name in names]
-    turns = []
-    for number, ids in enumerate(itertools.zip_longest(*columns)):
-        extra = {
-            name: values[number]
-            for name, values in (segment.get("extra") or {}).items()
-            if number < len(values)
-        }
-        turns.append(Turn(**dict(zip(names, ids, strict=True)), extra=extra or None))
+    columns = [segment.get(name) or [] for name in _IDS]
+    rows = itertools.zip_longest(*columns)
+    turns = [Turn(**dict(zip(_IDS, row, strict=True))) for row in rows]
+    for name, values in (segment.get("extra") or {}).items():
+        for turn, value in zip(turns, values, strict=False):
+            turn.extra = {**(turn.extra or {}), name: value}
     return turns
 
 
