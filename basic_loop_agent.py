@@ -365,7 +365,7 @@ message. Each script starts in a fresh shell (files stay, variables and director
         mark = uuid4().hex
         # No argument can hold a NUL.
         script = valid_text(script).replace("\0", "")
-        command = f"BASIC_LOOP_RUN={mark} " + in_bash(_RUN, mark, str(most), script)
+        command = f"BASIC_LOOP_RUN={mark} " + in_bash(mark, str(most), script)
         # Modal takes 65,536 bytes of arguments, and some environments quote the command once more.
         size = len(shlex.quote(command).encode())
         if size > 65_000:
@@ -575,8 +575,26 @@ def _fences(text: str) -> Iterator[tuple[re.Match, re.Match]]:
 # `head` counts; past `most` the script is ended. A process left in the background keeps the pipe,
 # and `cat` reads on for it; so a line behind the script's last one, end-of-MARK, shows that all
 # before it has reached the file.
+#
+# With the arguments VARIABLE MARK it ends a script instead. What a script starts is found by the
+# mark in its environment, which children inherit, also those that left its process group: by
+# BASIC_LOOP_SCRIPT; with what runs it, by BASIC_LOOP_RUN.
 _RUN = r"""
 exec 2>/dev/null
+end_processes() {
+  for _ in 1 2 3; do
+    pids=$(grep -ls "$1=$2" /proc/[0-9]*/environ | cut -d/ -f3)
+    [ -n "$pids" ] || break
+    # All stand first: else a shell would go on to its next command when the last one is killed.
+    kill -STOP $pids
+    kill -9 $pids
+  done
+}
+if [ $# = 2 ]; then
+  end_processes $1 $2
+  [ $1 = BASIC_LOOP_SCRIPT ] || rm -f /dev/shm/basic-loop-$2* /tmp/basic-loop-$2*
+  exit
+fi
 mark=$1 shown=$2 script=$3 most=4000000 end=end-of-$mark why=
 case $(LC_ALL=C bash -n -c -- "$script" 2>&1) in
   *"warning: here-document at line "*" delimited by end-of-file"*)
@@ -623,32 +641,10 @@ rm -f $file $file.full
 printf ':%s:%s' $mark "$why"
 exit $code
 """
-# What a script starts is found by the mark in its environment, which children inherit, also those
-# that left its process group: by BASIC_LOOP_SCRIPT; with what runs it, by BASIC_LOOP_RUN.
-_END_PROCESSES = r"""
-end_processes() {
-  for _ in 1 2 3; do
-    pids=$(grep -ls "$1=$2" /proc/[0-9]*/environ | cut -d/ -f3)
-    [ -n "$pids" ] || break
-    # All stand first: else a shell would go on to its next command when the last one is killed.
-    kill -STOP $pids
-    kill -9 $pids
-  done
-}
-"""
-_RUN = _END_PROCESSES + _RUN
-_END = (
-    _END_PROCESSES
-    + r"""
-exec 2>/dev/null
-end_processes $1 $2
-[ $1 = BASIC_LOOP_SCRIPT ] || rm -f /dev/shm/basic-loop-$2* /tmp/basic-loop-$2*
-"""
-)
 
 
-def in_bash(text: str, *arguments: str) -> str:
-    return shlex.join(["bash", "-c", text, "basic-loop", *arguments])
+def in_bash(*arguments: str) -> str:
+    return shlex.join(["bash", "-c", _RUN, "basic-loop", *arguments])
 
 
 async def end_processes(environment: BaseEnvironment, variable: str, mark: str) -> None:
@@ -656,7 +652,7 @@ async def end_processes(environment: BaseEnvironment, variable: str, mark: str) 
     # The environment may be gone, and the trial goes on, or ends, for its own reason.
     with contextlib.suppress(Exception):
         async with asyncio.timeout(10):
-            await environment.exec(in_bash(_END, variable, mark), timeout_sec=15)
+            await environment.exec(in_bash(variable, mark), timeout_sec=15)
 
 
 def output_of(stdout: str | bytes | None, mark: str) -> tuple[str, str]:
