@@ -76,6 +76,9 @@ except ImportError:
             harbors = inspect.signature(BaseAgent.__init__).parameters.keys()
             own = kwargs.keys() - harbors - {"extra_env", "override_setup_timeout_sec"}
             self.options = self.options_model(**{name: kwargs[name] for name in own})
+            # Before 0.16 it was swallowed, too.
+            if not hasattr(BaseAgent, "extra_env"):
+                self.extra_env = kwargs.get("extra_env") or {}
 
 
 _API_PROVIDERS = ("anthropic", "gemini", "hosted_vllm", "openai", "openrouter")
@@ -456,8 +459,8 @@ message. Each script starts in a fresh shell (files stay, variables and director
                 from litellm import get_llm_provider
 
                 provider = get_llm_provider(self.model_name)[1]
-        # The agent's environment is what `--ae KEY=value` gives, from Harbor 0.16 on.
-        settings = ChainMap(getattr(self, "extra_env", {}), os.environ)
+        # The agent's environment is what `--ae KEY=value` gives.
+        settings = ChainMap(self.extra_env, os.environ)
         name = provider.upper()
         arguments = {
             "api_key": settings.get(f"{name}_API_KEY"),
@@ -1152,7 +1155,7 @@ def check_tinker_key(key: str | None) -> None:
         from tinker.auth import tinker_has_credentials
 
         key = key or tinker_has_credentials()
-    if not key:
+    if not key and _given_service is None:
         raise ValueError("no API key for Tinker: set TINKER_API_KEY")
 
 
