@@ -11,7 +11,6 @@ import asyncio
 import base64
 import concurrent.futures
 import contextlib
-import copy
 import importlib.util
 import inspect
 import itertools
@@ -37,7 +36,6 @@ from harbor.llms.base import ContextLengthExceededError, LLMResponse, OutputLeng
 from harbor.llms.chat import Chat
 from harbor.models import trajectories as atif
 from harbor.models.agent.context import AgentContext
-from harbor.models.agent.rollout_detail import RolloutDetail
 from harbor.models.metric import UsageInfo
 from harbor.models.trial.result import TrialResult
 from pydantic import BaseModel, Field, model_validator
@@ -81,7 +79,6 @@ except ImportError:
                 self.extra_env = kwargs.get("extra_env") or {}
 
 
-_API_PROVIDERS = ("anthropic", "gemini", "hosted_vllm", "openai", "openrouter")
 # What Tinker takes in `llm_kwargs`: TinkerLLM's other arguments, and one of the sampling client's.
 _TINKER_KWARGS = {"context_limit", "record_stability_info", "seed", "top_k", "top_p"}
 
@@ -205,14 +202,13 @@ class StopReason(StrEnum):
 
 @dataclass
 class Turn(LLMResponse):
-    """One model call: Harbor's LLMResponse, exactly as sampled, and what came of it.
+    """One model call, exactly as sampled, and what came of it: a trial's record is made of these.
 
-    All that a trial leaves is derived from its turns. Of LLMResponse's fields, `content` is the
-    answer and `reasoning_content` the thinking that is no part of it; `prompt_token_ids` has shape
-    [n_prompt], earlier turns included; `completion_token_ids` has shape [n_completion], the stop
-    token included, and so has `logprobs`: natural logarithms, under the policy that sampled. All
-    three are None if not asked for, or not given. `extra` is what else the client has of a turn,
-    by name (Tinker: sequence_id). A cost of 0.0 US dollars means unknown (Harbor's convention).
+    Of LLMResponse's fields, `content` is the answer, `reasoning_content` the thinking before it;
+    `prompt_token_ids` has shape [n_prompt], earlier turns included; `completion_token_ids` has
+    shape [n_completion], the stop token included, and so has `logprobs`: natural logarithms, under
+    the policy that sampled. All three are None if not asked for, or not given. `extra` is what else
+    the client has of a turn, by name (Tinker: sequence_id). A cost of 0.0 dollars means unknown.
 
     A turn that was read back from a trial's result has ids, logprobs and `extra` only.
     """
@@ -246,10 +242,9 @@ class Turn(LLMResponse):
 class BasicLoopAgent(HarborAgent):
     """Samples from one model, runs the bash blocks of its replies if asked to, and records it all.
 
-    Each trial leaves on the context: token counts, cost (None: unknown), `metadata` (the
-    `StopReason`, the number of model calls) and one Harbor RolloutDetail, whose lists have an
-    entry for each `Turn`; in `logs_dir`: completion.txt, the last reply, and trajectory.json, in
-    Harbor's format ATIF.
+    A trial leaves token counts, cost (None: unknown), `metadata` (the `StopReason`, the number of
+    model calls) and one RolloutDetail, whose lists have an entry for each `Turn`, on the context;
+    completion.txt, the last reply, and trajectory.json, in Harbor's format ATIF, in `logs_dir`.
 
     Takes the options of `BasicLoopOptions` by keyword. Raises ValueError for a bad option; what
     depends on the model (no name, no key, no client) is raised by `setup`, for that trial alone.
@@ -290,8 +285,8 @@ message. Each script starts in a fresh shell (files stay, variables and director
         if not self.model_name:
             raise ValueError("no model: name one with -m, such as -m Qwen/Qwen3-8B")
         if self.options.model_client == "tinker":
-            provider = self.model_name.partition("/")[0]
-            if provider in _API_PROVIDERS and "gpt-oss" not in self.model_name:
+            apis = ("anthropic/", "gemini/", "hosted_vllm/", "openai/", "openrouter/")
+            if self.model_name.startswith(apis) and "gpt-oss" not in self.model_name:
                 raise ValueError(f"{self.model_name} is an API model: set model_client=litellm")
             check_tinker_key(self._llm_arguments().get("api_key"))
         await self._shared_llm()
@@ -451,7 +446,8 @@ message. Each script starts in a fresh shell (files stay, variables and director
 
     def _llm_arguments(self) -> dict:
         # What the client is made of, without what is None: for the client to find.
-        options = self.options
+        # A copy, for Harbor's LiteLLM writes into what it is given.
+        options = self.options.model_copy(deep=True)
         provider = "tinker"
         if options.model_client == "litellm":
             provider, has_provider, _ = self.model_name.partition("/")
@@ -466,8 +462,7 @@ message. Each script starts in a fresh shell (files stay, variables and director
             "api_key": settings.get(f"{name}_API_KEY"),
             # An option of Harbor 0.25; before, it is in llm_kwargs.
             "reasoning_effort": getattr(options, "reasoning_effort", None),
-            # A copy: Harbor's LiteLLM writes into what it is given.
-            **copy.deepcopy(options.llm_kwargs or {}),
+            **(options.llm_kwargs or {}),
             "model_name": self.model_name,
             "model_path": options.model_path,
             "renderer_name": options.renderer_name,
@@ -567,21 +562,20 @@ def _fences(text: str) -> Iterator[tuple[re.Match, re.Match]]:
             opening = None
 
 
-# This text runs a script inside the environment, with the arguments MARK BYTES SCRIPT. It prints
-# what `output_of` reads: the output in base64, which any environment can decode, between the marks
-# what is said of it. Of a script that prints "hello" (the mark is 3f2a), of one that floods:
+# With the arguments MARK BYTES SCRIPT this text runs a script inside the environment. It prints the
+# output in base64, which any environment can decode, and what is said of it, for `output_of`. Of a
+# script that prints "hello" (the mark is 3f2a), and of one that floods:
 #
 #     aGVsbG8KZW5kLW9mLTNmMmEK:3f2a:
 #     eQp5CnkKeQp5CnkKeQpb(...):3f2a:[ended: it wrote more than 4000000 bytes]
 #
-# The output goes through a pipe: `tee` fills a file, of which no more than BYTES are returned, and
-# `head` counts; past `most` the script is ended. A process left in the background keeps the pipe,
-# and `cat` reads on for it; so a line behind the script's last one, end-of-MARK, shows that all
-# before it has reached the file.
+# `tee` writes the output to a file, of which BYTES are returned, and `head` counts: past `most` the
+# script is ended. A process left in the background keeps their pipe, and `cat` reads on for it; so
+# a line behind the script's last one, end-of-MARK, shows that all before it is in the file.
 #
-# With the arguments VARIABLE MARK it ends a script instead. What a script starts is found by the
-# mark in its environment, which children inherit, also those that left its process group: by
-# BASIC_LOOP_SCRIPT; with what runs it, by BASIC_LOOP_RUN.
+# With the arguments VARIABLE MARK it ends a script. What the script started has the mark in its
+# environment, as BASIC_LOOP_SCRIPT, also what left its process group; what runs it too has
+# BASIC_LOOP_RUN.
 _RUN = r"""
 exec 2>/dev/null
 end_processes() {
@@ -659,7 +653,7 @@ async def end_processes(environment: BaseEnvironment, variable: str, mark: str) 
 
 
 def output_of(stdout: str | bytes | None, mark: str) -> tuple[str, str]:
-    # A script's output and what _RUN says of it; all of `stdout` where _RUN did not run.
+    # A script's output, and what _RUN says of it. It is all of `stdout` where _RUN did not run.
     text = valid_text(stdout)
     encoded, found, note = text.rpartition(f":{mark}:")
     if not found:
@@ -802,15 +796,6 @@ def text_of(part: str | Message | list[Message] | None) -> str:
     return part or ""
 
 
-# The thinking at the start of a reply, to its end where it is never closed.
-_THINKING = re.compile(r"(?:\s*<think>.*?(?:</think>|\Z))+", re.DOTALL)
-_TAG = re.compile(r"\s*<think>|</think>")
-_CLOSING_TAG = re.compile(r"(?P<at_line_start>^[ \t]*)?</think>", re.MULTILINE)
-# What ends a message, and what ends its header, with gpt-oss and with Inkling.
-_MESSAGE_END = re.compile(r"<\|(?:end|call|return|end_message)\|>")
-_HEADER_END = re.compile(r"(<\|(?:message|content_\w+)\|>)")
-
-
 def split_thinking(text: str) -> tuple[str, str]:
     """The thinking and the answer of a reply as it was sampled, without its stop token.
 
@@ -819,12 +804,13 @@ def split_thinking(text: str) -> tuple[str, str]:
     """
     if text.lstrip().startswith(("<|channel|>", "<|start|>", "<|message_model|>")):
         return _split_messages(text)
-    opened = _THINKING.match(text)
+    # To the reply's end where it is never closed.
+    opened = re.match(r"(?s)(\s*<think>.*?(</think>|\Z))+", text)
     if opened:
-        return _TAG.sub("", opened[0]), text[opened.end() :].lstrip()
+        return re.sub(r"\s*<think>|</think>", "", opened[0]), text[opened.end() :].lstrip()
     before = text.partition("<think>")[0]
     fences = list(_fences(before))
-    for tag in _CLOSING_TAG.finditer(before):
+    for tag in re.finditer(r"(?m)(?P<at_line_start>^[ \t]*)?</think>", before):
         is_quoted = any(start.end() <= tag.start() < end.start() for start, end in fences)
         if tag["at_line_start"] is not None or not is_quoted:
             return text[: tag.end()].removesuffix("</think>"), text[tag.end() :].lstrip()
@@ -840,8 +826,8 @@ def _split_messages(text: str) -> tuple[str, str]:
     """
     thinking = ""
     answer = ""
-    for message in _MESSAGE_END.split(text):
-        *header, body = _HEADER_END.split(message, maxsplit=1)
+    for message in re.split(r"<\|(?:end|call|return|end_message)\|>", text):
+        *header, body = re.split(r"(<\|(?:message|content_\w+)\|>)", message, maxsplit=1)
         kind = "".join(header)
         if re.search("analysis|content_thinking", kind):
             thinking += body
@@ -857,7 +843,7 @@ def _split_messages(text: str) -> tuple[str, str]:
 _IDS = ("prompt_token_ids", "completion_token_ids", "logprobs")
 
 
-def rollout_details(turns: list[Turn]) -> list[RolloutDetail] | None:
+def rollout_details(turns: list[Turn]) -> list[dict] | None:
     # One Harbor RolloutDetail, an entry per turn in each list; None without any ids. Turns that
     # cannot be trained on are left out (Chat.rollout_details drops pieces, which misaligns all that
     # follow), and where a turn's `extra` lacks a name that another's has, it has None.
@@ -935,12 +921,11 @@ _OTHER_PROBE = [user("a"), {"role": "assistant", "content": "c"}]
 class ExactPrompts:
     """Prompts that begin with the tokens of the turn before, as they were sampled.
 
-    What a client adds: `render` gives the ids of the template's view of messages, `sample` a Turn
-    for a prompt's ids, and `special_tokens` the texts that would become one token of their own.
+    A client adds `render` (messages to the ids of the template's view of them), `sample` (a
+    prompt's ids to a Turn) and `special_tokens` (the texts that become one token of their own).
     """
 
-    # Of the model: the tokens of prompt and reply that it can hold, and whether its template ends
-    # a prompt with <think>.
+    # How many tokens the model holds, and whether its template ends a prompt with <think>.
     context_limit: float = math.inf
     opens_thinking: bool = False
     # The tokens of `_PROBE` up to the end of its reply's text. None: not asked for yet.
@@ -951,18 +936,19 @@ class ExactPrompts:
         prompt: str,
         message_history: list[Message],
         goes_on_from: list[int],
-        max_tokens: int,
         **request: Any,
     ) -> Turn:
         """Sample a reply to these messages; of the history `goes_on_from` has the ids, or nothing.
 
-        Raises ContextLengthExceededError when the context has no room for a reply.
+        Raises ContextLengthExceededError when the context has no room for a reply, SessionEnded,
+        and what the client raises.
         """
         prompt_ids = await self.next_prompt([*message_history, user(prompt)], goes_on_from)
         room = self.context_limit - len(prompt_ids)
         if room < 1:
             raise ContextLengthExceededError(f"the prompt fills the context: {len(prompt_ids)}")
-        turn = await self.sample(prompt_ids, min(max_tokens, room), **request)
+        max_tokens = min(self.get_model_output_limit(), room)
+        turn = await self.sample(prompt_ids, max_tokens, **request)
         turn.prompt_token_ids = prompt_ids
         if self.opens_thinking:
             turn.content = f"<think>{turn.content}"
@@ -1042,7 +1028,7 @@ class TinkerMixin(ExactPrompts):
             prompt = self._renderer.build_generation_prompt([user("a")]).to_ints()
             end = self._renderer.tokenizer.decode(prompt[-4:])
             # The tokenizer of the Inkling models has no list of its special texts, and needs none.
-            self._special = list(getattr(self._renderer.tokenizer, "get_added_vocab", dict)())
+            self._special = set(getattr(self._renderer.tokenizer, "get_added_vocab", dict)())
         self.opens_thinking = end.rstrip().endswith("<think>")
         self.context_limit = self.get_model_context_limit()
         source = {"base_model": self._model_name}
@@ -1052,15 +1038,7 @@ class TinkerMixin(ExactPrompts):
             source["record_stability_info"] = True
         self._sampling_client = open_sampling_client(api_base, api_key, source)
 
-    async def call(
-        self,
-        prompt: str,
-        message_history: list[Message],
-        goes_on_from: list[int],
-        **kwargs: Any,
-    ) -> Turn:
-        """One model call. Raises SessionEnded, ContextLengthExceededError, and the SDK's errors."""
-        return await self.call_exactly(prompt, message_history, goes_on_from, self._max_tokens)
+    call = ExactPrompts.call_exactly
 
     async def render(self, messages: list[Message]) -> list[int]:
         in_parts = []
@@ -1081,10 +1059,10 @@ class TinkerMixin(ExactPrompts):
                 # llama3 and role_colon know of no thinking.
                 return build(messages).to_ints()
 
-    async def special_tokens(self, text: str) -> list[str]:
+    async def special_tokens(self, text: str) -> set[str]:
         return self._special
 
-    async def sample(self, prompt_ids: list[int], max_tokens: int) -> Turn:
+    async def sample(self, prompt_ids: list[int], max_tokens: int, **request: Any) -> Turn:
         import tinker
 
         params = tinker.SamplingParams(
@@ -1149,8 +1127,7 @@ class TinkerMixin(ExactPrompts):
 
 
 def check_tinker_key(key: str | None) -> None:
-    # Raise ValueError where the Tinker SDK would find no key.
-    # From 0.38 on a key may also be stored, or printed by a command.
+    # Where the SDK would find none: from 0.38 on it may also be stored, or printed by a command.
     with contextlib.suppress(ImportError):
         from tinker.auth import tinker_has_credentials
 
@@ -1160,10 +1137,10 @@ def check_tinker_key(key: str | None) -> None:
 
 
 def is_gone(error: Exception) -> bool:
-    # Whether a Tinker session, or a checkpoint, does not exist (any more).
-    # The SDK (0.38) has no class for what a client says that was closed, or one that polls.
-    said = re.search(r"is closed$|polling failed.*code: (404|410)", str(error), re.DOTALL)
-    return getattr(error, "status_code", None) in (404, 410) or bool(said)
+    # Whether a Tinker session, or a checkpoint, does not exist (any more). The SDK (0.38) has no
+    # class for what a client says that was closed, or one that polls.
+    phrases = r"(?s)is closed$|polling failed.*code: (404|410)"
+    return getattr(error, "status_code", None) in (404, 410) or bool(re.search(phrases, str(error)))
 
 
 def says_context_is_full(error: Exception) -> bool:
@@ -1171,16 +1148,12 @@ def says_context_is_full(error: Exception) -> bool:
     # request or a day may be "too long", too: only an error in what was asked is a prompt's.
     is_user_error = str(getattr(error, "category", "")) == "user"
     is_bad_request = getattr(error, "status_code", None) in (400, 413, 422)
-    phrases = "context length|context_length|maximum context|token limit|too long"
-    said = re.search(phrases, str(error), re.IGNORECASE)
-    return bool(said) and (is_user_error or is_bad_request)
+    phrases = "(?i)context length|context_length|maximum context|token limit|too long"
+    return (is_user_error or is_bad_request) and bool(re.search(phrases, str(error)))
 
 
 # How the server says that the reply to the current call ended; trials share the client.
 _finish_reason = ContextVar("finish_reason", default="")
-
-# A special token's text, as `/tokenize` shows it: <|im_end|>, <think>, </s>, [INST].
-_SPECIAL_PIECE = re.compile(r"<.+>|\[.+\]", re.DOTALL)
 
 
 class LiteLLMMixin(ExactPrompts):
@@ -1208,17 +1181,15 @@ class LiteLLMMixin(ExactPrompts):
             # Closed APIs refuse fields that they do not know, and return no ids either.
             if self._collect_rollout_details:
                 kwargs["extra_body"] = {"session_id": session_id}
-        max_tokens = self._llm_kwargs["max_tokens"]
         if await self.is_exact():
-            return await self.call_exactly(
-                prompt, message_history, goes_on_from, max_tokens, **kwargs
-            )
-        if self._use_responses_api:
-            # Harbor sends the most that the model can.
-            kwargs["max_output_tokens"] = max_tokens
+            return await self.call_exactly(prompt, message_history, goes_on_from, **kwargs)
         _finish_reason.set("")
         response = await super().call(prompt, message_history, **kwargs)
         return Turn(**vars(response), cut_off=_finish_reason.get() == "length")
+
+    def get_model_output_limit(self) -> int:
+        # Harbor sends it to the Responses API, where the most that the model can is no limit.
+        return self._llm_kwargs["max_tokens"]
 
     def _extract_usage_info(self, response: Any) -> UsageInfo | None:
         # A hook: `call` looks at finish_reason after this, and a reply that was cut off would
@@ -1277,11 +1248,12 @@ class LiteLLMMixin(ExactPrompts):
         self.opens_thinking = end.endswith("<think>")
         return answer["tokens"]
 
-    async def special_tokens(self, text: str) -> list[str]:
+    async def special_tokens(self, text: str) -> set[str]:
         if not await self.is_exact():
-            return []
+            return set()
         answer = await self._attempts(self._tokenize, prompt=text, add_special_tokens=False)
-        return list(filter(_SPECIAL_PIECE.fullmatch, set(answer["token_strs"])))
+        # As it shows them: <|im_end|>, <think>, </s>, [INST].
+        return {piece for piece in answer["token_strs"] if re.fullmatch(r"(?s)<.+>|\[.+\]", piece)}
 
     async def sample(self, prompt_ids: list[int], max_tokens: int, **request: Any) -> Turn:
         import litellm
@@ -1343,8 +1315,9 @@ async def shared_client(key: tuple, build: Callable, gone: Any) -> Any:
         if client is None or client is gone:
             client = await in_thread(build)
             clients[key] = client
-    if client not in latest:
-        latest.append(client)
+    if client in latest:
+        latest.remove(client)
+    latest.append(client)
     return client
 
 
@@ -1414,8 +1387,8 @@ def close(service: Any) -> None:
 
 
 async def in_thread(function: Callable) -> Any:
-    # Like asyncio.to_thread, but in a daemon thread.
-    # While Tinker is down its SDK retries for minutes, and Python waits at exit for other threads.
+    # Like asyncio.to_thread, but in a daemon thread, for which Python does not wait at exit: while
+    # Tinker is down its SDK retries for minutes.
     done = concurrent.futures.Future()
     # From here on it cannot be cancelled, and takes what comes, wanted or not.
     done.set_running_or_notify_cancel()
@@ -1503,7 +1476,7 @@ def trial_to_trajectory(trial: TrialResult) -> Trajectory | None:
 _trial_to_trajectory = trial_to_trajectory
 
 
-def turns_of(segment: RolloutDetail) -> list[Turn]:
+def turns_of(segment: dict) -> list[Turn]:
     """The turns of a RolloutDetail. Where one of its lists is shorter, a turn has None."""
     columns = [segment.get(name) or [] for name in _IDS]
     rows = itertools.zip_longest(*columns)
