@@ -20,7 +20,7 @@ import re
 import shlex
 import threading
 from collections import ChainMap, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -757,7 +757,13 @@ class Conversation(Chat):
         # Make a turn of a reply; the only place that does.
         options = self.agent.options
         turn = reply if isinstance(reply, Turn) else Turn(**vars(reply))
-        turn.content = valid_text(text_of(turn.content))
+        # Harbor's own TinkerLLM (to 0.24) gives a list of parts.
+        parts = turn.content if isinstance(turn.content, list) else [{"text": turn.content}]
+        texts = [
+            f"<think>{part['thinking']}</think>" if "thinking" in part else part.get("text") or ""
+            for part in parts
+        ]
+        turn.content = valid_text("".join(texts))
         # A lone surrogate would fail the next call.
         self.messages[-1]["content"] = turn.content
         if not turn.reasoning_content:
@@ -785,15 +791,6 @@ class Conversation(Chat):
 
 def user(text: str) -> Message:
     return {"role": "user", "content": text}
-
-
-def text_of(part: str | Message | list[Message] | None) -> str:
-    # Harbor's own TinkerLLM (to 0.24) gives a list of parts.
-    if isinstance(part, list):
-        return "".join(map(text_of, part))
-    if isinstance(part, dict):
-        return f"<think>{part['thinking']}</think>" if "thinking" in part else part.get("text", "")
-    return part or ""
 
 
 def split_thinking(text: str) -> tuple[str, str]:
@@ -922,7 +919,7 @@ class ExactPrompts:
     """Prompts that begin with the tokens of the turn before, as they were sampled.
 
     A client adds `render` (messages to the ids of the template's view of them), `sample` (a
-    prompt's ids to a Turn) and `special_tokens` (the texts that become one token of their own).
+    prompt's ids to a Turn) and `special_tokens` (the start of each text that becomes one token).
     """
 
     # How many tokens the model holds, and whether its template ends a prompt with <think>.
@@ -956,12 +953,8 @@ class ExactPrompts:
 
     async def defused(self, text: str) -> str:
         """Text without special tokens: a zero-width space breaks each of them up."""
-        tokens = [token for token in await self.special_tokens(text) if len(token.strip()) > 1]
-        if not tokens:
-            return text
-        any_token = "|".join(map(re.escape, tokens))
-        # Behind the first character of each of them.
-        return re.sub(f"(?s)(?={any_token}).", "\\g<0>\u200b", text)
+        special_tokens = await self.special_tokens(text)
+        return special_tokens.sub("\\g<0>\u200b", text)
 
     async def next_prompt(self, messages: list[Message], goes_on_from: list[int]) -> list[int]:
         """The ids of the last turn as sampled, and what the template puts around the new message.
@@ -990,6 +983,12 @@ class ExactPrompts:
                 if stops_alike and rendered[:end] == self._probe_start:
                     return goes_on_from + rendered[end + n :]
         return await self.render(messages)
+
+
+def start_of_any(texts: Iterable[str]) -> re.Pattern:
+    # Finds the first character of each of these texts; (?!) finds nothing.
+    escaped = [re.escape(text) for text in texts if len(text.strip()) > 1] or ["(?!)"]
+    return re.compile(f"(?s)(?=(?:{'|'.join(escaped)})).")
 
 
 # A tokenizer is shared by all threads, and raises "Already borrowed" when two use it at once.
@@ -1028,7 +1027,8 @@ class TinkerMixin(ExactPrompts):
             prompt = self._renderer.build_generation_prompt([user("a")]).to_ints()
             end = self._renderer.tokenizer.decode(prompt[-4:])
             # The tokenizer of the Inkling models has no list of its special texts, and needs none.
-            self._special = set(getattr(self._renderer.tokenizer, "get_added_vocab", dict)())
+            special_tokens = getattr(self._renderer.tokenizer, "get_added_vocab", dict)()
+        self._special_tokens = start_of_any(special_tokens)
         self.opens_thinking = end.rstrip().endswith("<think>")
         self.context_limit = self.get_model_context_limit()
         source = {"base_model": self._model_name}
@@ -1059,8 +1059,8 @@ class TinkerMixin(ExactPrompts):
                 # llama3 and role_colon know of no thinking.
                 return build(messages).to_ints()
 
-    async def special_tokens(self, text: str) -> set[str]:
-        return self._special
+    async def special_tokens(self, text: str) -> re.Pattern:
+        return self._special_tokens
 
     async def sample(self, prompt_ids: list[int], max_tokens: int, **request: Any) -> Turn:
         import tinker
@@ -1196,8 +1196,7 @@ class LiteLLMMixin(ExactPrompts):
         # become an error there, without its ids and usage.
         choice = response["choices"][0]
         _finish_reason.set(choice["finish_reason"])
-        if choice["finish_reason"] == "length":
-            choice["finish_reason"] = "stop"
+        choice["finish_reason"] = "stop"
         return super()._extract_usage_info(response)
 
     @property
@@ -1208,13 +1207,13 @@ class LiteLLMMixin(ExactPrompts):
     async def is_exact(self) -> bool:
         # Whether ids are asked for and the server tokenizes for us. Found out once.
         if self._is_exact is None:
-            is_exact = False
-            if self._collect_rollout_details and self._api_base and not self._use_responses_api:
-                answer = await self._attempts(self._tokenize, messages=[user("a")])
-                is_exact = "max_model_len" in answer
-                if not is_exact:
-                    self._logger.info("the server has no /tokenize: prompts are not exact")
-            self._is_exact = is_exact
+            can_be = (
+                self._collect_rollout_details and self._api_base and not self._use_responses_api
+            )
+            answer = await self._attempts(self._tokenize, messages=[user("a")]) if can_be else {}
+            if can_be and "max_model_len" not in answer:
+                self._logger.info("the server has no /tokenize: prompts are not exact")
+            self._is_exact = "max_model_len" in answer
         return self._is_exact
 
     async def _tokenize(self, **body: Any) -> dict:
@@ -1248,12 +1247,13 @@ class LiteLLMMixin(ExactPrompts):
         self.opens_thinking = end.endswith("<think>")
         return answer["tokens"]
 
-    async def special_tokens(self, text: str) -> set[str]:
-        if not await self.is_exact():
-            return set()
-        answer = await self._attempts(self._tokenize, prompt=text, add_special_tokens=False)
+    async def special_tokens(self, text: str) -> re.Pattern:
+        pieces = []
+        if await self.is_exact():
+            answer = await self._attempts(self._tokenize, prompt=text, add_special_tokens=False)
+            pieces = answer["token_strs"]
         # As it shows them: <|im_end|>, <think>, </s>, [INST].
-        return {piece for piece in answer["token_strs"] if re.fullmatch(r"(?s)<.+>|\[.+\]", piece)}
+        return start_of_any({piece for piece in pieces if re.fullmatch(r"(?s)<.+>|\[.+\]", piece)})
 
     async def sample(self, prompt_ids: list[int], max_tokens: int, **request: Any) -> Turn:
         import litellm
