@@ -486,17 +486,17 @@ message. Each script starts in a fresh shell (files stay, variables and director
         if self.options.model_client == "litellm":
             from harbor.llms.lite_llm import LiteLLM
 
-            class LiteLLMClient(LiteLLMMixin, LiteLLM):
+            class Client(LiteLLMMixin, LiteLLM):
                 """Harbor's client for API models."""
+        else:
+            from harbor.llms.tinker import TinkerLLM
 
-            return LiteLLMClient(**self._llm_arguments())
-        from harbor.llms.tinker import TinkerLLM
+            class Client(TinkerMixin, TinkerLLM):
+                """Harbor's client for Tinker."""
 
-        class TinkerClient(TinkerMixin, TinkerLLM):
-            """Harbor's client for Tinker."""
-
-        self.logger.info("Sampling %s", self.options.model_path or f"base model {self.model_name}")
-        return TinkerClient(**self._llm_arguments())
+            source = self.options.model_path or f"base model {self.model_name}"
+            self.logger.info("Sampling %s", source)
+        return Client(**self._llm_arguments())
 
     async def _shared_llm(self, gone: Any = None) -> Any:
         # The client that all trials of this configuration share, but not `gone`.
@@ -510,14 +510,9 @@ message. Each script starts in a fresh shell (files stay, variables and director
 
 
 # The options' defaults stand in one place only; `help` shows them in the constructor.
-_parameters = inspect.signature(BasicLoopAgent.__init__).parameters
+_self, _model_name, _kwargs = inspect.signature(BasicLoopAgent.__init__).parameters.values()
 BasicLoopAgent.__init__.__signature__ = inspect.Signature(
-    [
-        _parameters["self"],
-        _parameters["model_name"],
-        *inspect.signature(BasicLoopOptions).parameters.values(),
-        _parameters["kwargs"],
-    ]
+    [_self, _model_name, *inspect.signature(BasicLoopOptions).parameters.values(), _kwargs]
 )
 
 
@@ -971,8 +966,7 @@ class ExactPrompts:
             if self._probe_start is None:
                 one = await self.render([*_PROBE, user("d")])
                 other = await self.render([*_OTHER_PROBE, user("d")])
-                pairs = zip(one, other, strict=False)
-                differ = [n for n, (b, c) in enumerate(pairs) if b != c]
+                differ = [n for n, (b, c) in enumerate(zip(one, other, strict=False)) if b != c]
                 # Behind "b" and "c", where a template shows these.
                 self._probe_start = one[: differ[-1] + 1] if differ else []
             rendered = await self.render([*_PROBE, messages[-1]])
@@ -1176,8 +1170,10 @@ class LiteLLMMixin(ExactPrompts):
     ) -> Turn:
         """One model call. Raises what Harbor's LiteLLM raises, after its three attempts."""
         if session_id:
-            headers = self._llm_kwargs.get("extra_headers") or {}
-            kwargs["extra_headers"] = {**headers, "X-Session-ID": session_id}
+            kwargs["extra_headers"] = {
+                **(self._llm_kwargs.get("extra_headers") or {}),
+                "X-Session-ID": session_id,
+            }
             # Closed APIs refuse fields that they do not know, and return no ids either.
             if self._collect_rollout_details:
                 kwargs["extra_body"] = {"session_id": session_id}
@@ -1436,10 +1432,8 @@ def trial_to_trajectory(trial: TrialResult) -> Trajectory | None:
     """
     steps = trial.step_results or [trial]
     contexts = [step.agent_result for step in steps if step.agent_result] or [AgentContext()]
-    turns: list[Turn] = []
-    for context in contexts:
-        for segment in context.rollout_details or []:
-            turns += turns_of(segment)
+    segments = [segment for context in contexts for segment in context.rollout_details or []]
+    turns = [turn for segment in segments for turn in turns_of(segment)]
     if not all(turn.is_trainable for turn in turns):
         raise ValueError(
             f"trial {trial.trial_name}: token ids and logprobs are not aligned, or a logprob is "
