@@ -11,7 +11,6 @@ import asyncio
 import base64
 import concurrent.futures
 import contextlib
-import copy
 import importlib.util
 import inspect
 import itertools
@@ -21,7 +20,7 @@ import re
 import shlex
 import threading
 from collections import ChainMap, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -37,7 +36,6 @@ from harbor.llms.base import ContextLengthExceededError, LLMResponse, OutputLeng
 from harbor.llms.chat import Chat
 from harbor.models import trajectories as atif
 from harbor.models.agent.context import AgentContext
-from harbor.models.agent.rollout_detail import RolloutDetail
 from harbor.models.metric import UsageInfo
 from harbor.models.trial.result import TrialResult
 from pydantic import BaseModel, Field, model_validator
@@ -45,7 +43,7 @@ from pydantic import BaseModel, Field, model_validator
 __version__ = "0.4.0"
 
 # A chat message as Harbor and tinker-cookbook have it: its role, and its content.
-Message = dict[str, Any]
+Message = dict
 
 try:
     # Harbor 0.23 and later: BaseAgent parses the options, and does so before any trial starts.
@@ -70,14 +68,12 @@ except ImportError:
     class HarborAgent(BaseAgent):
         SUPPORTS_ATIF = True
         SUPPORTS_RESUME = True
-        session_id: str | None = None
 
         def __init__(self, **kwargs: Any) -> None:
-            harbors = inspect.signature(BaseAgent.__init__).parameters.keys()
-            others = kwargs.keys() - harbors - {"extra_env", "override_setup_timeout_sec"}
-            options = {name: kwargs.pop(name) for name in others}
             super().__init__(**kwargs)
-            self.options = self.options_model(**options)
+            harbors = inspect.signature(BaseAgent.__init__).parameters.keys()
+            own = kwargs.keys() - harbors - {"extra_env", "override_setup_timeout_sec"}
+            self.options = self.options_model(**{name: kwargs[name] for name in own})
             # Before 0.16 it was swallowed, too.
             if not hasattr(BaseAgent, "extra_env"):
                 self.extra_env = kwargs.get("extra_env") or {}
@@ -88,10 +84,7 @@ _TINKER_KWARGS = {"context_limit", "record_stability_info", "seed", "top_k", "to
 
 
 class BasicLoopOptions(
-    AgentOptions,
-    extra="forbid",
-    coerce_numbers_to_str=True,
-    hide_input_in_errors=True,
+    AgentOptions, extra="forbid", coerce_numbers_to_str=True, hide_input_in_errors=True
 ):
     """What `--ak key=value` accepts: the one place where an option and its default stand.
 
@@ -104,13 +97,10 @@ class BasicLoopOptions(
         description="Tinker checkpoint to sample, tinker://...; default: the base model.",
     )
     renderer_name: str | None = Field(
-        None,
-        description="tinker-cookbook renderer; default: the one recommended for the model.",
+        None, description="tinker-cookbook renderer; default: the one recommended for the model."
     )
     max_tokens: int = Field(
-        512,
-        ge=1,
-        description="Most tokens that one model call may sample, thinking included.",
+        512, ge=1, description="Most tokens that one model call may sample, thinking included."
     )
     temperature: float | None = Field(
         1.0,
@@ -119,9 +109,7 @@ class BasicLoopOptions(
         description="Sampling temperature; null leaves it to the client.",
     )
     max_turns: int = Field(
-        1,
-        ge=1,
-        description="Most model calls; above 1, the bash blocks of a reply are run.",
+        1, ge=1, description="Most model calls; above 1, the bash blocks of a reply are run."
     )
     max_seconds: float | None = Field(
         None,
@@ -130,81 +118,61 @@ class BasicLoopOptions(
         description="Seconds after which the loop ends, and the trial is scored.",
     )
     system_prompt: str | None = Field(
-        None,
-        description="System message, verbatim; default: the loop's protocol.",
+        None, description="System message, verbatim; default: the loop's protocol."
     )
     model_client: Literal["tinker", "litellm"] = Field(
-        "tinker",
-        description="Harbor's TinkerLLM, or its LiteLLM for API models and servers.",
+        "tinker", description="Harbor's TinkerLLM, or its LiteLLM for API models and servers."
     )
     api_base: str | None = Field(
-        None,
-        description="Base URL of the model's server; default: the client's own.",
+        None, description="Base URL of the model's server; default: the client's own."
     )
     llm_kwargs: dict[str, Any] | None = Field(
-        None,
-        repr=False,
-        description="More arguments of the client: top_p, seed, ...",
+        None, repr=False, description="More arguments of the client: top_p, seed, ..."
     )
     collect_rollout_details: bool | None = Field(
-        None,
-        description="Record token ids; default: with the Tinker client only.",
+        None, description="Record token ids; default: with the Tinker client only."
     )
     rerender_history: bool = Field(
-        False,
-        description="Render the history anew each turn, as the template would.",
+        False, description="Render the history anew each turn, as the template would."
     )
     session_id: str | None = Field(
-        None,
-        description="LiteLLM: sent as X-Session-ID, for routers; default: the trial's.",
+        None, description="LiteLLM: sent as X-Session-ID, for routers; default: the trial's."
     )
     command_timeout_sec: int = Field(
-        120,
-        ge=1,
-        description="Seconds after which a reply's commands are ended.",
+        120, ge=1, description="Seconds after which a reply's commands are ended."
     )
     max_output_chars: int = Field(
-        10_000,
-        ge=1,
-        description="Most command output that the model sees, in bytes.",
+        10_000, ge=1, description="Most command output that the model sees, in bytes."
     )
 
     @model_validator(mode="after")
     def _fits_the_client(self) -> Self:
-        """Refuse what the client cannot do, and fill in the one default that depends on it."""
-        given = (self.llm_kwargs or {}).keys()
-        # What Harbor 0.25 adds, such as reasoning_effort, older ones take in llm_kwargs.
-        own = type(self).model_fields.keys() - AgentOptions.model_fields.keys()
-        taken = given & (own | {"model_name"})
+        # Refuses what the client cannot do, and fills in the one default that depends on it.
         is_tinker = self.model_client == "tinker"
-        unknown = given - _TINKER_KWARGS if is_tinker else ()
+        given = set(self.llm_kwargs or {})
+        unknown = given - _TINKER_KWARGS
+        # What Harbor 0.25 adds, such as reasoning_effort, older ones take in llm_kwargs.
+        own = type(self).model_fields.keys() - AgentOptions.model_fields
+        taken = given & {*own, "model_name"}
         has_tinker = all(map(importlib.util.find_spec, ("tinker", "tinker_cookbook")))
-        for is_wrong, what_to_do in (
-            (taken, f"llm_kwargs holds {', '.join(taken)}: use the option of that name instead"),
-            (
-                not is_tinker and (self.model_path or self.renderer_name),
-                "model_path and renderer_name are for tinker: drop them, or set "
-                "model_client=tinker",
+        wrong = {
+            f"llm_kwargs holds {', '.join(taken)}: use the option of that name instead": taken,
+            "model_path and renderer_name are for tinker: drop them, or set model_client=tinker": (
+                not is_tinker and (self.model_path or self.renderer_name)
             ),
-            (
-                is_tinker and not has_tinker,
-                "the Tinker packages are missing: run `pip install 'harbor[tinker]'`, or set "
-                "model_client=litellm",
+            "the Tinker packages are missing: run `pip install 'harbor[tinker]'`, or set "
+            "model_client=litellm": is_tinker and not has_tinker,
+            f"llm_kwargs: Tinker takes no {', '.join(unknown)}; it takes "
+            f"{', '.join(sorted(_TINKER_KWARGS))}": is_tinker and unknown,
+            "reasoning_effort is for litellm; for tinker name a renderer": (
+                is_tinker and getattr(self, "reasoning_effort", None)
             ),
-            (
-                unknown,
-                f"llm_kwargs: Tinker takes no {', '.join(unknown)}; it takes "
-                + ", ".join(sorted(_TINKER_KWARGS)),
-            ),
-            (
-                is_tinker and getattr(self, "reasoning_effort", None),
-                "reasoning_effort is for litellm; for tinker name a renderer",
-            ),
-        ):
+        }
+        for what_to_do, is_wrong in wrong.items():
             if is_wrong:
                 raise ValueError(what_to_do)
         if self.collect_rollout_details is None:
-            self.collect_rollout_details = self.model_client == "tinker"
+            self.collect_rollout_details = is_tinker
         return self
 
 
@@ -234,14 +202,13 @@ class StopReason(StrEnum):
 
 @dataclass
 class Turn(LLMResponse):
-    """One model call: Harbor's LLMResponse, exactly as sampled, and what came of it.
+    """One model call, exactly as sampled, and what came of it: a trial's record is made of these.
 
-    All that a trial leaves is derived from its turns. Of LLMResponse's fields, `content` is the
-    answer and `reasoning_content` the thinking that is no part of it; `prompt_token_ids` has shape
-    [n_prompt], earlier turns included; `completion_token_ids` has shape [n_completion], the stop
-    token included, and so has `logprobs`: natural logarithms, under the policy that sampled. All
-    three are None if not asked for, or not given. `extra` is what else the client has of a turn,
-    by name (Tinker: sequence_id). A cost of 0.0 US dollars means unknown (Harbor's convention).
+    Of LLMResponse's fields, `content` is the answer, `reasoning_content` the thinking before it;
+    `prompt_token_ids` has shape [n_prompt], earlier turns included; `completion_token_ids` has
+    shape [n_completion], the stop token included, and so has `logprobs`: natural logarithms, under
+    the policy that sampled. All three are None if not asked for, or not given. `extra` is what else
+    the client has of a turn, by name (Tinker: sequence_id). A cost of 0.0 dollars means unknown.
 
     A turn that was read back from a trial's result has ids, logprobs and `extra` only.
     """
@@ -259,8 +226,7 @@ class Turn(LLMResponse):
     @property
     def has_finite_logprobs(self) -> bool:
         """Whether each logprob is a number: a policy that diverged gives NaN."""
-        logprobs = self.logprobs or []
-        return all(logprob is not None and math.isfinite(logprob) for logprob in logprobs)
+        return None not in (self.logprobs or []) and all(map(math.isfinite, self.logprobs or []))
 
     @property
     def is_trainable(self) -> bool:
@@ -276,10 +242,9 @@ class Turn(LLMResponse):
 class BasicLoopAgent(HarborAgent):
     """Samples from one model, runs the bash blocks of its replies if asked to, and records it all.
 
-    Each trial leaves on the context: token counts, cost (None: unknown), `metadata` (the
-    `StopReason`, the number of model calls) and one Harbor RolloutDetail, whose lists have an
-    entry for each `Turn`; in `logs_dir`: completion.txt, the last reply, and trajectory.json, in
-    Harbor's format ATIF.
+    A trial leaves token counts, cost (None: unknown), `metadata` (the `StopReason`, the number of
+    model calls) and one RolloutDetail, whose lists have an entry for each `Turn`, on the context;
+    completion.txt, the last reply, and trajectory.json, in Harbor's format ATIF, in `logs_dir`.
 
     Takes the options of `BasicLoopOptions` by keyword. Raises ValueError for a bad option; what
     depends on the model (no name, no key, no client) is raised by `setup`, for that trial alone.
@@ -307,11 +272,9 @@ message. Each script starts in a fresh shell (files stay, variables and director
 
     @staticmethod
     def name() -> str:
-        """The agent's name in Harbor's results."""
         return "basic-loop"
 
     def version(self) -> str | None:
-        """The version in Harbor's results."""
         return __version__
 
     async def setup(self, environment: BaseEnvironment) -> None:
@@ -322,27 +285,21 @@ message. Each script starts in a fresh shell (files stay, variables and director
         if not self.model_name:
             raise ValueError("no model: name one with -m, such as -m Qwen/Qwen3-8B")
         if self.options.model_client == "tinker":
-            provider = self.model_name.partition("/")[0]
-            if provider in _API_PROVIDERS and "gpt-oss" not in self.model_name:
+            apis = ("anthropic/", "gemini/", "hosted_vllm/", "openai/", "openrouter/")
+            if self.model_name.startswith(apis) and "gpt-oss" not in self.model_name:
                 raise ValueError(f"{self.model_name} is an API model: set model_client=litellm")
             check_tinker_key(self._llm_arguments().get("api_key"))
         await self._shared_llm()
 
     async def run(
-        self,
-        instruction: str,
-        environment: BaseEnvironment,
-        context: AgentContext,
+        self, instruction: str, environment: BaseEnvironment, context: AgentContext
     ) -> None:
         """Solve a task in a new conversation."""
         self._conversation = Conversation(self)
         await self.resume(instruction, environment, context)
 
     async def resume(
-        self,
-        instruction: str,
-        environment: BaseEnvironment,
-        context: AgentContext,
+        self, instruction: str, environment: BaseEnvironment, context: AgentContext
     ) -> None:
         """Go on with the conversation that `run` began. Only this call's turns are recorded.
 
@@ -354,23 +311,18 @@ message. Each script starts in a fresh shell (files stay, variables and director
             async with asyncio.timeout(self.options.max_seconds) as limit:
                 stop_reason = await self._converse(conversation, environment)
         except BaseException as error:
-            # Another TimeoutError may be the model's server's.
-            if limit.expired() and isinstance(error, TimeoutError):
-                stop_reason = StopReason.ROLLOUT_TIMEOUT
-            else:
-                # A cancellation is no Exception.
-                is_error = isinstance(error, Exception)
-                stop_reason = StopReason.ERROR if is_error else StopReason.CANCELLED
+            # A cancellation is no Exception, and a TimeoutError may be the model's server's.
+            stop_reason = StopReason.ERROR if isinstance(error, Exception) else StopReason.CANCELLED
+            if not (limit.expired() and isinstance(error, TimeoutError)):
                 # Whatever fails here, `error` says more.
                 with contextlib.suppress(Exception):
                     self._record(conversation, stop_reason, context)
                 raise
+            stop_reason = StopReason.ROLLOUT_TIMEOUT
         self._record(conversation, stop_reason, context)
 
     async def _converse(
-        self,
-        conversation: "Conversation",
-        environment: BaseEnvironment,
+        self, conversation: "Conversation", environment: BaseEnvironment
     ) -> StopReason:
         """The loop. The conversation records what the model says, and what `tell` tells it.
 
@@ -401,22 +353,17 @@ message. Each script starts in a fresh shell (files stay, variables and director
 
     def script_in(self, reply: str) -> str | None:
         """The bash script that a reply asks to run; None if it asks for nothing."""
-        languages = ("bash", "sh")
-        scripts = [block for language, block in fenced_blocks(reply) if language in languages]
+        scripts = [block for language, block in fenced_blocks(reply) if language in ("bash", "sh")]
         return "\n".join(scripts) if scripts else None
 
-    async def _execute(
-        self,
-        script: str,
-        environment: BaseEnvironment,
-    ) -> str:
+    async def _execute(self, script: str, environment: BaseEnvironment) -> str:
         """Run a script in the environment, never on the host. Returns what the model is told."""
         limit = self.options.command_timeout_sec
         most = self.options.max_output_chars
         mark = uuid4().hex
         # No argument can hold a NUL.
         script = valid_text(script).replace("\0", "")
-        command = f"BASIC_LOOP_RUN={mark} " + in_bash(_RUN, mark, str(most), script)
+        command = f"BASIC_LOOP_RUN={mark} " + in_bash(mark, str(most), script)
         # Modal takes 65,536 bytes of arguments, and some environments quote the command once more.
         size = len(shlex.quote(command).encode())
         if size > 65_000:
@@ -448,10 +395,7 @@ message. Each script starts in a fresh shell (files stay, variables and director
         return f"Exit code: {code}\nOutput:\n{shown or '(none)'}"
 
     def _record(
-        self,
-        conversation: "Conversation",
-        stop_reason: StopReason,
-        context: AgentContext,
+        self, conversation: "Conversation", stop_reason: StopReason, context: AgentContext
     ) -> None:
         """Put the run onto the context, then into the files. Raises OSError of these."""
         turns = conversation.turns
@@ -469,10 +413,12 @@ message. Each script starts in a fresh shell (files stay, variables and director
             "n_episodes": len(turns),
         }
         if self.options.collect_rollout_details:
-            context.rollout_details = rollout_details(turns)
             n_breaks = sum(turn.breaks_prefix for turn in turns)
-            context.metadata["n_turns_without_ids"] = sum(not turn.is_trainable for turn in turns)
-            context.metadata["n_prefix_breaks"] = n_breaks
+            context.rollout_details = rollout_details(turns)
+            context.metadata |= {
+                "n_turns_without_ids": sum(not turn.is_trainable for turn in turns),
+                "n_prefix_breaks": n_breaks,
+            }
             if n_breaks:
                 self.logger.info("%d prompts do not begin with the turn before", n_breaks)
         limit = getattr(self._llm, "context_limit", math.inf)
@@ -483,8 +429,7 @@ message. Each script starts in a fresh shell (files stay, variables and director
                 limit,
             )
         # Without a reply it is empty: an earlier step's, in the same folder, must not be scored.
-        completion = turns[-1].content if turns else ""
-        write_file(self.logs_dir / "completion.txt", completion)
+        write_file(self.logs_dir / "completion.txt", turns[-1].content if turns else "")
         trajectory = atif.Trajectory(
             session_id=conversation.session_id or uuid4().hex,
             agent={"name": self.name(), "version": __version__, "model_name": self.model_name},
@@ -497,12 +442,12 @@ message. Each script starts in a fresh shell (files stay, variables and director
             },
             extra=context.metadata,
         )
-        view = trajectory.model_dump_json(exclude_none=True)
-        write_file(self.logs_dir / "trajectory.json", view)
+        write_file(self.logs_dir / "trajectory.json", trajectory.model_dump_json(exclude_none=True))
 
-    def _llm_arguments(self) -> dict[str, Any]:
-        """What the client is made of, without what is None: for the client to find."""
-        options = self.options
+    def _llm_arguments(self) -> dict:
+        # What the client is made of, without what is None: for the client to find.
+        # A copy, for Harbor's LiteLLM writes into what it is given.
+        options = self.options.model_copy(deep=True)
         provider = "tinker"
         if options.model_client == "litellm":
             provider, has_provider, _ = self.model_name.partition("/")
@@ -515,8 +460,9 @@ message. Each script starts in a fresh shell (files stay, variables and director
         name = provider.upper()
         arguments = {
             "api_key": settings.get(f"{name}_API_KEY"),
-            # A copy: Harbor's LiteLLM writes into what it is given.
-            **copy.deepcopy(options.llm_kwargs or {}),
+            # An option of Harbor 0.25; before, it is in llm_kwargs.
+            "reasoning_effort": getattr(options, "reasoning_effort", None),
+            **(options.llm_kwargs or {}),
             "model_name": self.model_name,
             "model_path": options.model_path,
             "renderer_name": options.renderer_name,
@@ -528,8 +474,6 @@ message. Each script starts in a fresh shell (files stay, variables and director
             or settings.get(f"{name}_BASE_URL")
             or settings.get(f"{name}_API_BASE"),
         }
-        # An option of Harbor 0.25; before, it is in llm_kwargs.
-        arguments.setdefault("reasoning_effort", getattr(options, "reasoning_effort", None))
         return {name: value for name, value in arguments.items() if value is not None}
 
     def _build_llm(self) -> Any:
@@ -542,46 +486,33 @@ message. Each script starts in a fresh shell (files stay, variables and director
         if self.options.model_client == "litellm":
             from harbor.llms.lite_llm import LiteLLM
 
-            class LiteLLMClient(LiteLLMMixin, LiteLLM):
+            class Client(LiteLLMMixin, LiteLLM):
                 """Harbor's client for API models."""
+        else:
+            from harbor.llms.tinker import TinkerLLM
 
-            return LiteLLMClient(**self._llm_arguments())
-        from harbor.llms.tinker import TinkerLLM
+            class Client(TinkerMixin, TinkerLLM):
+                """Harbor's client for Tinker."""
 
-        class TinkerClient(TinkerMixin, TinkerLLM):
-            """Harbor's client for Tinker."""
-
-        source = self.options.model_path or f"base model {self.model_name}"
-        self.logger.info("Sampling %s", source)
-        return TinkerClient(**self._llm_arguments())
+            source = self.options.model_path or f"base model {self.model_name}"
+            self.logger.info("Sampling %s", source)
+        return Client(**self._llm_arguments())
 
     async def _shared_llm(self, gone: Any = None) -> Any:
-        """The client that all trials of this configuration share, but not `gone`."""
-        loop_only = {
-            "max_turns",
-            "max_seconds",
-            "system_prompt",
-            "rerender_history",
-            "session_id",
-            "command_timeout_sec",
-            "max_output_chars",
-        }
-        options = self.options.model_dump_json(exclude=loop_only, fallback=repr)
-        key = (type(self), options, repr(self._llm_arguments()), _given_service)
+        # The client that all trials of this configuration share, but not `gone`.
+        # What a subclass adds may be the client's, too.
+        added = self.options.model_dump(exclude=set(BasicLoopOptions.model_fields))
+        arguments = {"client": self.options.model_client, **self._llm_arguments(), **added}
+        key = (type(self), repr(arguments), _given_service)
         # Kept, so that it is not dropped between `setup` and `run`.
         self._llm = await shared_client(key, self._build_llm, gone)
         return self._llm
 
 
 # The options' defaults stand in one place only; `help` shows them in the constructor.
-_parameters = inspect.signature(BasicLoopAgent.__init__).parameters
+_self, _model_name, _kwargs = inspect.signature(BasicLoopAgent.__init__).parameters.values()
 BasicLoopAgent.__init__.__signature__ = inspect.Signature(
-    [
-        _parameters["self"],
-        _parameters["model_name"],
-        *inspect.signature(BasicLoopOptions).parameters.values(),
-        _parameters["kwargs"],
-    ]
+    [_self, _model_name, *inspect.signature(BasicLoopOptions).parameters.values(), _kwargs]
 )
 
 
@@ -601,18 +532,17 @@ def fenced_blocks(text: str) -> list[tuple[str, str]]:
     """
     text = text.replace("\r\n", "\n")
     blocks = []
-    for opening, start, end in _blocks(text):
+    for opening, closing in _fences(text):
         if opening["mark"].startswith("`"):
             # An indented block loses that much of each line's indent.
             indent = re.compile(rf"^[ \t]{{0,{len(opening['indent'])}}}", re.MULTILINE)
-            language = opening["info"].strip().partition(" ")[0]
-            blocks.append((language, indent.sub("", text[start:end])))
+            content = indent.sub("", text[opening.end() : closing.start()])
+            blocks.append((opening["info"].strip().partition(" ")[0], content))
     return blocks
 
 
-def _blocks(text: str) -> list[tuple[re.Match, int, int]]:
-    """The blocks by Markdown's rules: the fence that opens each, and where its content stands."""
-    blocks = []
+def _fences(text: str) -> Iterator[tuple[re.Match, re.Match]]:
+    # The fences that open and close each block, by Markdown's rules.
     opening = None
     for fence in _FENCE.finditer(text):
         if opening is None:
@@ -623,24 +553,40 @@ def _blocks(text: str) -> list[tuple[re.Match, int, int]]:
             and not (fence["indent"] + fence["info"]).strip()
             and len(fence["indent"]) <= max(3, len(opening["indent"]))
         ):
-            blocks.append((opening, opening.end(), fence.start()))
+            yield opening, fence
             opening = None
-    return blocks
 
 
-# This text runs a script inside the environment, with the arguments MARK BYTES SCRIPT. It prints
-# what `output_of` reads: the output in base64, which any environment can decode, between the marks
-# what is said of it. Of a script that prints "hello" (the mark is 3f2a), of one that floods:
+# With the arguments MARK BYTES SCRIPT this text runs a script inside the environment. It prints the
+# output in base64, which any environment can decode, and what is said of it, for `output_of`. Of a
+# script that prints "hello" (the mark is 3f2a), and of one that floods:
 #
 #     aGVsbG8KZW5kLW9mLTNmMmEK:3f2a:
 #     eQp5CnkKeQp5CnkKeQpb(...):3f2a:[ended: it wrote more than 4000000 bytes]
 #
-# The output goes through a pipe: `tee` fills a file, of which no more than BYTES are returned, and
-# `head` counts; past `most` the script is ended. A process left in the background keeps the pipe,
-# and `cat` reads on for it; so a line behind the script's last one, end-of-MARK, shows that all
-# before it has reached the file.
+# `tee` writes the output to a file, of which BYTES are returned, and `head` counts: past `most` the
+# script is ended. A process left in the background keeps their pipe, and `cat` reads on for it; so
+# a line behind the script's last one, end-of-MARK, shows that all before it is in the file.
+#
+# With the arguments VARIABLE MARK it ends a script. What the script started has the mark in its
+# environment, as BASIC_LOOP_SCRIPT, also what left its process group; what runs it too has
+# BASIC_LOOP_RUN.
 _RUN = r"""
 exec 2>/dev/null
+end_processes() {
+  for _ in 1 2 3; do
+    pids=$(grep -ls "$1=$2" /proc/[0-9]*/environ | cut -d/ -f3)
+    [ -n "$pids" ] || break
+    # All stand first: else a shell would go on to its next command when the last one is killed.
+    kill -STOP $pids
+    kill -9 $pids
+  done
+}
+if [ $# = 2 ]; then
+  end_processes $1 $2
+  [ $1 = BASIC_LOOP_SCRIPT ] || rm -f /dev/shm/basic-loop-$2* /tmp/basic-loop-$2*
+  exit
+fi
 mark=$1 shown=$2 script=$3 most=4000000 end=end-of-$mark why=
 case $(LC_ALL=C bash -n -c -- "$script" 2>&1) in
   *"warning: here-document at line "*" delimited by end-of-file"*)
@@ -687,45 +633,22 @@ rm -f $file $file.full
 printf ':%s:%s' $mark "$why"
 exit $code
 """
-# What a script starts is found by the mark in its environment, which children inherit, also those
-# that left its process group: by BASIC_LOOP_SCRIPT; with what runs it, by BASIC_LOOP_RUN.
-_END_PROCESSES = r"""
-end_processes() {
-  for _ in 1 2 3; do
-    pids=$(grep -ls "$1=$2" /proc/[0-9]*/environ | cut -d/ -f3)
-    [ -n "$pids" ] || break
-    # All stand first: else a shell would go on to its next command when the last one is killed.
-    kill -STOP $pids
-    kill -9 $pids
-  done
-}
-"""
-_RUN = _END_PROCESSES + _RUN
-_END = (
-    _END_PROCESSES
-    + r"""
-exec 2>/dev/null
-end_processes $1 $2
-[ $1 = BASIC_LOOP_SCRIPT ] || rm -f /dev/shm/basic-loop-$2* /tmp/basic-loop-$2*
-"""
-)
 
 
-def in_bash(text: str, *arguments: str) -> str:
-    """The command that has bash run a text with these arguments."""
-    return shlex.join(["bash", "-c", text, "basic-loop", *arguments])
+def in_bash(*arguments: str) -> str:
+    return shlex.join(["bash", "-c", _RUN, "basic-loop", *arguments])
 
 
 async def end_processes(environment: BaseEnvironment, variable: str, mark: str) -> None:
-    """End all that has this variable in its environment; gives up after 10 seconds."""
+    # Ends all that has this variable in its environment; gives up after 10 seconds.
     # The environment may be gone, and the trial goes on, or ends, for its own reason.
     with contextlib.suppress(Exception):
         async with asyncio.timeout(10):
-            await environment.exec(in_bash(_END, variable, mark), timeout_sec=15)
+            await environment.exec(in_bash(variable, mark), timeout_sec=15)
 
 
 def output_of(stdout: str | bytes | None, mark: str) -> tuple[str, str]:
-    """A script's output and what _RUN says of it; all of `stdout` where _RUN did not run."""
+    # A script's output, and what _RUN says of it. It is all of `stdout` where _RUN did not run.
     text = valid_text(stdout)
     encoded, found, note = text.rpartition(f":{mark}:")
     if not found:
@@ -738,7 +661,7 @@ def output_of(stdout: str | bytes | None, mark: str) -> tuple[str, str]:
 
 
 def valid_text(text: str | bytes | None) -> str:
-    """Text that tokenizers and files accept: lone surrogates are replaced, None becomes ""."""
+    # Text that tokenizers and files accept: lone surrogates are replaced, None becomes "".
     if isinstance(text, bytes):
         text = text.decode("utf-8", "replace")
     return (text or "").encode("utf-16", "surrogatepass").decode("utf-16", "replace")
@@ -760,17 +683,14 @@ class Conversation(Chat):
     def __init__(self, agent: BasicLoopAgent) -> None:
         super().__init__(model=None)
         self.agent = agent
-        self.session_id = agent.options.session_id or agent.session_id
+        # Harbor 0.13 gives a trial no id.
+        self.session_id = agent.options.session_id or getattr(agent, "session_id", None)
         system = agent.options.system_prompt
         if system is None and agent.options.max_turns > 1:
             system = agent.protocol.replace("{seconds}", str(agent.options.command_timeout_sec))
         self.system = valid_text(system)
         if self.system:
             self.messages.append({"role": "system", "content": self.system})
-        # What this run began with, its turns, and what else is to be kept of it.
-        self.instruction = ""
-        self.turns: list[Turn] = []
-        self.metadata: dict[str, Any] = {}
         # What the model was not yet told, and whether special tokens in it are to stay text.
         self._unsent: list[tuple[str, bool]] = []
         # The last turn's prompt and completion, and a copy of the messages after it.
@@ -779,9 +699,10 @@ class Conversation(Chat):
 
     def begin(self, instruction: str) -> None:
         """Start a run: the model is told this next, after what it was not yet told."""
-        self.turns = []
-        self.metadata = {}
         self.instruction = valid_text(instruction)
+        self.turns: list[Turn] = []
+        # What else is to be kept of the run.
+        self.metadata = {}
         self._unsent.append((self.instruction, False))
 
     def tell(self, text: str) -> None:
@@ -812,27 +733,34 @@ class Conversation(Chat):
         return self._record(reply)
 
     async def _call(self, goes_on_from: list[int]) -> LLMResponse:
-        """One call of the client, which may be any of Harbor's."""
+        # One call of the client, which may be any of Harbor's.
         is_own = isinstance(self._model, ExactPrompts)
-        texts = []
-        for text, is_literal in self._unsent:
-            texts.append(await self._model.defused(text) if is_own and is_literal else text)
+        texts = [
+            await self._model.defused(text) if is_own and is_literal else text
+            for text, is_literal in self._unsent
+        ]
         prompt = "\n\n".join(texts)
         kwargs = {"goes_on_from": goes_on_from, "session_id": self.session_id} if is_own else {}
         try:
             return await self.chat(prompt, **kwargs)
         except OutputLengthExceededError as cut:
             # The text is all there is.
-            turn = Turn(content=valid_text(cut.truncated_response), cut_off=True)
-            self.messages.append(user(prompt))
-            self.messages.append({"role": "assistant", "content": turn.content})
-            return turn
+            self.messages.extend([user(prompt), {"role": "assistant", "content": ""}])
+            return Turn(content=cut.truncated_response or "", cut_off=True)
 
     def _record(self, reply: LLMResponse) -> Turn:
-        """Make a turn of a reply; the only place that does."""
+        # Make a turn of a reply; the only place that does.
         options = self.agent.options
         turn = reply if isinstance(reply, Turn) else Turn(**vars(reply))
-        turn.content = valid_text(text_of(turn.content))
+        # Harbor's own TinkerLLM (to 0.24) gives a list of parts.
+        parts = turn.content if isinstance(turn.content, list) else [{"text": turn.content}]
+        texts = [
+            f"<think>{part['thinking']}</think>" if "thinking" in part else part.get("text") or ""
+            for part in parts
+        ]
+        turn.content = valid_text("".join(texts))
+        # A lone surrogate would fail the next call.
+        self.messages[-1]["content"] = turn.content
         if not turn.reasoning_content:
             turn.reasoning_content, turn.content = split_thinking(turn.content)
         turn.timestamp = datetime.now(UTC).isoformat()
@@ -841,14 +769,15 @@ class Conversation(Chat):
         # What has no stop token cannot be gone on from: then it counts as edited.
         self._as_sent = [] if turn.cut_off else [dict(message) for message in self.messages]
         if turn.prompt_token_ids:
-            begins_with = turn.prompt_token_ids[: len(self._last_ids)]
-            turn.breaks_prefix = begins_with != self._last_ids
+            turn.breaks_prefix = turn.prompt_token_ids[: len(self._last_ids)] != self._last_ids
             self._last_ids = turn.prompt_token_ids + (turn.completion_token_ids or [])
         if not options.collect_rollout_details:
             turn.prompt_token_ids = turn.completion_token_ids = turn.logprobs = turn.extra = None
-        ids = (turn.prompt_token_ids, turn.completion_token_ids, turn.logprobs)
-        must_have_ids = options.collect_rollout_details and options.model_client == "litellm"
-        if must_have_ids and len(self.turns) == 1 and None in ids:
+        elif (
+            options.model_client == "litellm"
+            and len(self.turns) == 1
+            and None in (turn.prompt_token_ids, turn.completion_token_ids, turn.logprobs)
+        ):
             raise RuntimeError(
                 "collect_rollout_details=true, but the server returned no token ids with logprobs"
             )
@@ -859,28 +788,6 @@ def user(text: str) -> Message:
     return {"role": "user", "content": text}
 
 
-def text_of(content: str | list[Message] | None) -> str:
-    """A reply's content as one text, its thinking in tags before the answer.
-
-    Harbor's TinkerLLM (to 0.24) gives a list of parts.
-    """
-    if not isinstance(content, list):
-        return content or ""
-    thinking = "".join(part.get("thinking", "") for part in content)
-    text = "".join(part.get("text", "") for part in content)
-    return f"<think>{thinking}</think>{text}" if thinking else text
-
-
-# The thinking at the start of a reply, to its end where it is never closed.
-_THINKING = re.compile(r"(?:\s*<think>.*?(?:</think>|\Z))+", re.DOTALL)
-_TAG = re.compile(r"\s*<think>|</think>")
-_CLOSING_TAG = re.compile("</think>")
-_CLOSING_TAG_AT_LINE_START = re.compile(r"^[ \t]*</think>", re.MULTILINE)
-# What ends a message, and the end of a message's header, of gpt-oss and of Inkling.
-_MESSAGE_END = re.compile(r"<\|(?:end|call|return|end_message)\|>")
-_HEADER_END = re.compile(r"<\|(message|content_\w+)\|>")
-
-
 def split_thinking(text: str) -> tuple[str, str]:
     """The thinking and the answer of a reply as it was sampled, without its stop token.
 
@@ -889,25 +796,17 @@ def split_thinking(text: str) -> tuple[str, str]:
     """
     if text.lstrip().startswith(("<|channel|>", "<|start|>", "<|message_model|>")):
         return _split_messages(text)
-    opened = _THINKING.match(text)
+    # To the reply's end where it is never closed.
+    opened = re.match(r"(?s)(\s*<think>.*?(</think>|\Z))+", text)
     if opened:
-        return _TAG.sub("", opened[0]), text[opened.end() :].lstrip()
-    before, _, _ = text.partition("<think>")
-    ends = [match.end() for match in _CLOSING_TAG.finditer(_without_blocks(before))]
-    ends += [match.end() for match in _CLOSING_TAG_AT_LINE_START.finditer(before)]
-    if not ends:
-        return "", text
-    return text[: min(ends)].removesuffix("</think>"), text[min(ends) :].lstrip()
-
-
-def _without_blocks(text: str) -> str:
-    """The text with blanks in the place of its fenced blocks."""
-    pieces = []
-    position = 0
-    for _, start, end in _blocks(text):
-        pieces += [text[position:start], " " * (end - start)]
-        position = end
-    return "".join(pieces) + text[position:]
+        return re.sub(r"\s*<think>|</think>", "", opened[0]), text[opened.end() :].lstrip()
+    before = text.partition("<think>")[0]
+    fences = list(_fences(before))
+    for tag in re.finditer(r"(?m)(?P<at_line_start>^[ \t]*)?</think>", before):
+        is_quoted = any(start.end() <= tag.start() < end.start() for start, end in fences)
+        if tag["at_line_start"] is not None or not is_quoted:
+            return text[: tag.end()].removesuffix("</think>"), text[tag.end() :].lstrip()
+    return "", text
 
 
 def _split_messages(text: str) -> tuple[str, str]:
@@ -919,40 +818,35 @@ def _split_messages(text: str) -> tuple[str, str]:
     """
     thinking = ""
     answer = ""
-    for message in _MESSAGE_END.split(text):
-        header, *kind_and_body = _HEADER_END.split(message, maxsplit=1)
-        if kind_and_body:
-            header += kind_and_body[0]
-            body = kind_and_body[1]
-            if "analysis" in header or "content_thinking" in header:
-                thinking += body
-            # "to=": a call of a tool, of which there are none.
-            elif "to=" not in header and re.search("final|commentary|content_text", header):
-                answer += body
+    for message in re.split(r"<\|(?:end|call|return|end_message)\|>", text):
+        *header, body = re.split(r"(<\|(?:message|content_\w+)\|>)", message, maxsplit=1)
+        kind = "".join(header)
+        if re.search("analysis|content_thinking", kind):
+            thinking += body
+        # "to=": a call of a tool, of which there are none.
+        elif "to=" not in kind and re.search("final|commentary|content_text", kind):
+            answer += body
     return thinking, answer
 
 
 # What a trial leaves, derived from its turns.
 
+# The lists of a RolloutDetail, each with an entry a turn, are named as a turn's own.
+_IDS = ("prompt_token_ids", "completion_token_ids", "logprobs")
 
-def rollout_details(turns: list[Turn]) -> list[RolloutDetail] | None:
-    """One Harbor RolloutDetail, an entry per turn in each list; None without any ids.
 
-    Turns that cannot be trained on are left out. (Chat.rollout_details does not: one missing piece
-    misaligns all that follow.) `extra` has a list for each name that a turn's has, None where
-    another turn lacks it.
-    """
+def rollout_details(turns: list[Turn]) -> list[dict] | None:
+    # One Harbor RolloutDetail, an entry per turn in each list; None without any ids. Turns that
+    # cannot be trained on are left out (Chat.rollout_details drops pieces, which misaligns all that
+    # follow), and where a turn's `extra` lacks a name that another's has, it has None.
     kept = [turn for turn in turns if turn.is_trainable]
     if not kept:
         return None
-    detail = RolloutDetail(
-        prompt_token_ids=[turn.prompt_token_ids for turn in kept],
-        completion_token_ids=[turn.completion_token_ids for turn in kept],
-        logprobs=[turn.logprobs or [] for turn in kept],
-    )
-    names = {name for turn in kept for name in turn.extra or {}}
+    detail = {name: [getattr(turn, name) or [] for turn in kept] for name in _IDS}
+    extras = [turn.extra or {} for turn in kept]
+    names = {name for extra in extras for name in extra}
     if names:
-        detail["extra"] = {name: [(turn.extra or {}).get(name) for turn in kept] for name in names}
+        detail["extra"] = {name: [extra.get(name) for extra in extras] for name in names}
     return [detail]
 
 
@@ -963,37 +857,31 @@ def to_steps(conversation: Conversation) -> list[Message]:
         steps.append({"source": "system", "message": conversation.system})
     steps.append({"source": "user", "message": conversation.instruction})
     for turn in conversation.turns:
+        usage = turn.usage.model_dump() if turn.usage else {}
+        metrics = {
+            "prompt_tokens": usage.get("prompt_tokens"),
+            "completion_tokens": usage.get("completion_tokens"),
+            "cached_tokens": usage.get("cache_tokens"),
+            "cost_usd": usage.get("cost_usd") or None,
+            # In a conversation the prompts would let the file grow with the square of the turns.
+            "prompt_token_ids": turn.prompt_token_ids if len(conversation.turns) == 1 else None,
+            "completion_token_ids": turn.completion_token_ids,
+            # JSON has no NaN.
+            "logprobs": turn.logprobs if turn.has_finite_logprobs else None,
+        }
         step = {
             "source": "agent",
             "message": turn.content,
             "reasoning_content": turn.reasoning_content or None,
             "timestamp": turn.timestamp,
-            # In a conversation the prompts would let the file grow with the square of the turns.
-            "metrics": to_metrics(turn, with_prompt=len(conversation.turns) == 1),
+            "metrics": metrics,
         }
         steps.append(step)
         if turn.told and turn.script:
             step["observation"] = {"results": [{"content": turn.told}]}
         elif turn.told:
             steps.append({"source": "user", "message": turn.told})
-    for number, step in enumerate(steps, start=1):
-        step["step_id"] = number
-    return steps
-
-
-def to_metrics(turn: Turn, with_prompt: bool) -> dict[str, Any]:
-    """A turn's ids, logprobs and usage as ATIF's metrics."""
-    usage = turn.usage.model_dump() if turn.usage else {}
-    return {
-        "prompt_tokens": usage.get("prompt_tokens"),
-        "completion_tokens": usage.get("completion_tokens"),
-        "cached_tokens": usage.get("cache_tokens"),
-        "cost_usd": usage.get("cost_usd") or None,
-        "prompt_token_ids": turn.prompt_token_ids if with_prompt else None,
-        "completion_token_ids": turn.completion_token_ids,
-        # JSON has no NaN.
-        "logprobs": turn.logprobs if turn.has_finite_logprobs else None,
-    }
+    return [{"step_id": number, **step} for number, step in enumerate(steps, start=1)]
 
 
 def write_file(path: Path, text: str) -> None:
@@ -1017,27 +905,19 @@ def write_file(path: Path, text: str) -> None:
 
 # The model clients: Harbor's own, for whole replies and exact prompts.
 
-# A short conversation, from which the template shows what it puts around a new user message.
-_PROBE = [
-    user("a"),
-    {"role": "assistant", "content": "b"},
-]
-_LONGER_PROBE = [
-    *_PROBE,
-    user("a"),
-    {"role": "assistant", "content": "c"},
-]
+# Two short conversations that differ in the reply: there the template shows where it ends.
+_PROBE = [user("a"), {"role": "assistant", "content": "b"}]
+_OTHER_PROBE = [user("a"), {"role": "assistant", "content": "c"}]
 
 
 class ExactPrompts:
     """Prompts that begin with the tokens of the turn before, as they were sampled.
 
-    What a client adds: `render` gives the ids of the template's view of messages, `sample` a Turn
-    for a prompt's ids, and `defused` a text without special tokens.
+    A client adds `render` (messages to the ids of the template's view of them), `sample` (a
+    prompt's ids to a Turn) and `special_tokens` (the start of each text that becomes one token).
     """
 
-    # Of the model: the tokens of prompt and reply that it can hold, and whether its template ends
-    # a prompt with <think>.
+    # How many tokens the model holds, and whether its template ends a prompt with <think>.
     context_limit: float = math.inf
     opens_thinking: bool = False
     # The tokens of `_PROBE` up to the end of its reply's text. None: not asked for yet.
@@ -1045,30 +925,33 @@ class ExactPrompts:
 
     async def call_exactly(
         self,
-        messages: list[Message],
+        prompt: str,
+        message_history: list[Message],
         goes_on_from: list[int],
-        max_tokens: int,
         **request: Any,
     ) -> Turn:
-        """Sample a reply to these messages; of all but the last `goes_on_from` has the ids.
+        """Sample a reply to these messages; of the history `goes_on_from` has the ids, or nothing.
 
-        Raises ContextLengthExceededError when the context has no room for a reply.
+        Raises ContextLengthExceededError when the context has no room for a reply, SessionEnded,
+        and what the client raises.
         """
-        prompt_ids = await self.next_prompt(messages, goes_on_from)
+        prompt_ids = await self.next_prompt([*message_history, user(prompt)], goes_on_from)
         room = self.context_limit - len(prompt_ids)
         if room < 1:
             raise ContextLengthExceededError(f"the prompt fills the context: {len(prompt_ids)}")
-        turn = await self.sample(prompt_ids, min(max_tokens, room), **request)
+        max_tokens = min(self.get_model_output_limit(), room)
+        turn = await self.sample(prompt_ids, max_tokens, **request)
         turn.prompt_token_ids = prompt_ids
         if self.opens_thinking:
             turn.content = f"<think>{turn.content}"
         return turn
 
-    async def next_prompt(
-        self,
-        messages: list[Message],
-        goes_on_from: list[int],
-    ) -> list[int]:
+    async def defused(self, text: str) -> str:
+        """Text without special tokens: a zero-width space breaks each of them up."""
+        special_tokens = await self.special_tokens(text)
+        return special_tokens.sub("\\g<0>\u200b", text)
+
+    async def next_prompt(self, messages: list[Message], goes_on_from: list[int]) -> list[int]:
         """The ids of the last turn as sampled, and what the template puts around the new message.
 
             goes_on_from <|im_start|> user hi <|im_end|> <|im_start|> assistant hello <|im_end|>
@@ -1081,7 +964,11 @@ class ExactPrompts:
         """
         if goes_on_from:
             if self._probe_start is None:
-                self._probe_start = await self._find_probe_start()
+                one = await self.render([*_PROBE, user("d")])
+                other = await self.render([*_OTHER_PROBE, user("d")])
+                differ = [n for n, (b, c) in enumerate(zip(one, other, strict=False)) if b != c]
+                # Behind "b" and "c", where a template shows these.
+                self._probe_start = one[: differ[-1] + 1] if differ else []
             rendered = await self.render([*_PROBE, messages[-1]])
             end = len(self._probe_start)
             # Inkling's template closes the message before it stops.
@@ -1091,16 +978,11 @@ class ExactPrompts:
                     return goes_on_from + rendered[end + n :]
         return await self.render(messages)
 
-    async def _find_probe_start(self) -> list[int]:
-        short = await self.render([*_PROBE, user("d")])
-        long = await self.render([*_LONGER_PROBE, user("d")])
-        # Their common end begins behind "b" and "c", where a template shows these.
-        n_common = 0
-        for one, other in zip(reversed(short), reversed(long), strict=False):
-            if one != other:
-                break
-            n_common += 1
-        return short[: len(short) - n_common]
+
+def start_of_any(texts: Iterable[str]) -> re.Pattern:
+    # Finds the first character of each of these texts; (?!) finds nothing.
+    escaped = [re.escape(text) for text in texts if len(text.strip()) > 1] or ["(?!)"]
+    return re.compile(f"(?s)(?=(?:{'|'.join(escaped)})).")
 
 
 # A tokenizer is shared by all threads, and raises "Already borrowed" when two use it at once.
@@ -1123,7 +1005,7 @@ class TinkerMixin(ExactPrompts):
         record_stability_info: bool = False,
         **kwargs: Any,
     ) -> None:
-        import harbor.llms.tinker
+        from harbor.llms.tinker import get_tokenizer
         from tinker_cookbook import renderers
 
         # The cookbook has no list of them (0.5.7 to 0.6.1).
@@ -1132,21 +1014,17 @@ class TinkerMixin(ExactPrompts):
         if name not in names and not renderers.is_renderer_registered(name):
             raise ValueError(f"no renderer {name}; there are {', '.join(sorted(names))}")
         # Outside the lock, for it takes seconds; the cookbook keeps what it has loaded.
-        harbor.llms.tinker.get_tokenizer(kwargs["model_name"])
+        get_tokenizer(kwargs["model_name"])
         with _tokenizing:
             super().__init__(**kwargs)
             self._stop = self._renderer.get_stop_sequences()
             prompt = self._renderer.build_generation_prompt([user("a")]).to_ints()
             end = self._renderer.tokenizer.decode(prompt[-4:])
             # The tokenizer of the Inkling models has no list of its special texts, and needs none.
-            special = getattr(self._renderer.tokenizer, "get_added_vocab", dict)()
+            special_tokens = getattr(self._renderer.tokenizer, "get_added_vocab", dict)()
+        self._special_tokens = start_of_any(special_tokens)
         self.opens_thinking = end.rstrip().endswith("<think>")
         self.context_limit = self.get_model_context_limit()
-        texts = [re.escape(text) for text in special if len(text.strip()) > 1]
-        # (?!) matches nothing.
-        any_text = "|".join(texts) or "(?!)"
-        # The first character of each of them.
-        self._special = re.compile(f"(?=(?:{any_text})).", re.DOTALL)
         source = {"base_model": self._model_name}
         if self._model_path:
             source = {"model_path": self._model_path}
@@ -1154,28 +1032,19 @@ class TinkerMixin(ExactPrompts):
             source["record_stability_info"] = True
         self._sampling_client = open_sampling_client(api_base, api_key, source)
 
-    async def call(
-        self,
-        prompt: str,
-        message_history: list[Message],
-        goes_on_from: list[int],
-        **kwargs: Any,
-    ) -> Turn:
-        """One model call. Raises SessionEnded, ContextLengthExceededError, and the SDK's errors."""
-        messages = [*message_history, user(prompt)]
-        return await self.call_exactly(messages, goes_on_from, self._max_tokens)
+    call = ExactPrompts.call_exactly
 
     async def render(self, messages: list[Message]) -> list[int]:
-        """The ids of the renderer's prompt for these messages."""
         in_parts = []
         for message in messages:
-            content = message["content"]
             if message["role"] == "assistant":
-                thinking, content = split_thinking(text_of(content))
-                if thinking:
-                    thought = {"type": "thinking", "thinking": thinking}
-                    content = [thought, {"type": "text", "text": content}]
-            in_parts.append({**message, "content": content})
+                thinking, answer = split_thinking(message["content"])
+                parts = [
+                    {"type": "thinking", "thinking": thinking},
+                    {"type": "text", "text": answer},
+                ]
+                message = {**message, "content": parts if thinking else answer}
+            in_parts.append(message)
         build = self._renderer.build_generation_prompt
         with _tokenizing:
             try:
@@ -1184,12 +1053,10 @@ class TinkerMixin(ExactPrompts):
                 # llama3 and role_colon know of no thinking.
                 return build(messages).to_ints()
 
-    async def defused(self, text: str) -> str:
-        """Text without special tokens: a zero-width space breaks each of them up."""
-        return self._special.sub("\\g<0>\u200b", text)
+    async def special_tokens(self, text: str) -> re.Pattern:
+        return self._special_tokens
 
-    async def sample(self, prompt_ids: list[int], max_tokens: int) -> Turn:
-        """Sample a reply from exactly these ids."""
+    async def sample(self, prompt_ids: list[int], max_tokens: int, **request: Any) -> Turn:
         import tinker
 
         params = tinker.SamplingParams(
@@ -1237,7 +1104,7 @@ class TinkerMixin(ExactPrompts):
         )
 
     def _text_of(self, ids: list[int]) -> str:
-        """A reply's text up to its stop token, or stop text."""
+        # A reply's text up to its stop token, or stop text.
         ends = {*self._stop, self._renderer.tokenizer.eos_token_id}
         ids = list(itertools.takewhile(lambda token: token not in ends, ids))
         try:
@@ -1254,8 +1121,7 @@ class TinkerMixin(ExactPrompts):
 
 
 def check_tinker_key(key: str | None) -> None:
-    """Raise ValueError where the Tinker SDK would find no key."""
-    # From 0.38 on a key may also be stored, or printed by a command.
+    # Where the SDK would find none: from 0.38 on it may also be stored, or printed by a command.
     with contextlib.suppress(ImportError):
         from tinker.auth import tinker_has_credentials
 
@@ -1265,29 +1131,23 @@ def check_tinker_key(key: str | None) -> None:
 
 
 def is_gone(error: Exception) -> bool:
-    """Whether a Tinker session, or a checkpoint, does not exist (any more)."""
-    # The SDK (0.38) has no class for what a client says that was closed, or one that polls.
-    said = re.search(r"is closed$|polling failed.*code: (404|410)", str(error), re.DOTALL)
-    return getattr(error, "status_code", None) in (404, 410) or bool(said)
+    # Whether a Tinker session, or a checkpoint, does not exist (any more). The SDK (0.38) has no
+    # class for what a client says that was closed, or one that polls.
+    phrases = r"(?s)is closed$|polling failed.*code: (404|410)"
+    return getattr(error, "status_code", None) in (404, 410) or bool(re.search(phrases, str(error)))
 
 
 def says_context_is_full(error: Exception) -> bool:
-    """Whether Tinker refused a prompt for its length; the phrases are those of Harbor's client.
-
-    A request or a day may be "too long", too: only an error in what was asked says it of a prompt.
-    """
+    # Whether Tinker refused a prompt for its length; the phrases are those of Harbor's client. A
+    # request or a day may be "too long", too: only an error in what was asked is a prompt's.
     is_user_error = str(getattr(error, "category", "")) == "user"
     is_bad_request = getattr(error, "status_code", None) in (400, 413, 422)
-    phrases = "context length|context_length|maximum context|token limit|too long"
-    said = re.search(phrases, str(error), re.IGNORECASE)
-    return bool(said) and (is_user_error or is_bad_request)
+    phrases = "(?i)context length|context_length|maximum context|token limit|too long"
+    return (is_user_error or is_bad_request) and bool(re.search(phrases, str(error)))
 
 
 # How the server says that the reply to the current call ended; trials share the client.
 _finish_reason = ContextVar("finish_reason", default="")
-
-# A special token's text, as `/tokenize` shows it: <|im_end|>, <think>, </s>, [INST].
-_SPECIAL_PIECE = re.compile(r"<.+>|\[.+\]", re.DOTALL)
 
 
 class LiteLLMMixin(ExactPrompts):
@@ -1310,61 +1170,57 @@ class LiteLLMMixin(ExactPrompts):
     ) -> Turn:
         """One model call. Raises what Harbor's LiteLLM raises, after its three attempts."""
         if session_id:
-            headers = self._llm_kwargs.get("extra_headers") or {}
-            kwargs["extra_headers"] = {**headers, "X-Session-ID": session_id}
+            kwargs["extra_headers"] = {
+                **(self._llm_kwargs.get("extra_headers") or {}),
+                "X-Session-ID": session_id,
+            }
             # Closed APIs refuse fields that they do not know, and return no ids either.
             if self._collect_rollout_details:
                 kwargs["extra_body"] = {"session_id": session_id}
-        max_tokens = self._llm_kwargs["max_tokens"]
-        if self._use_responses_api:
-            # Harbor sends the most that the model can.
-            kwargs["max_output_tokens"] = max_tokens
         if await self.is_exact():
-            messages = [*message_history, user(prompt)]
-            return await self.call_exactly(messages, goes_on_from, max_tokens, **kwargs)
+            return await self.call_exactly(prompt, message_history, goes_on_from, **kwargs)
         _finish_reason.set("")
         response = await super().call(prompt, message_history, **kwargs)
-        turn = Turn(**vars(response))
-        turn.cut_off = _finish_reason.get() == "length"
-        # A lone surrogate would fail the next call.
-        turn.content = valid_text(turn.content)
-        return turn
+        return Turn(**vars(response), cut_off=_finish_reason.get() == "length")
+
+    def get_model_output_limit(self) -> int:
+        # Harbor sends it to the Responses API, where the most that the model can is no limit.
+        return self._llm_kwargs["max_tokens"]
 
     def _extract_usage_info(self, response: Any) -> UsageInfo | None:
         # A hook: `call` looks at finish_reason after this, and a reply that was cut off would
         # become an error there, without its ids and usage.
         choice = response["choices"][0]
         _finish_reason.set(choice["finish_reason"])
-        if choice["finish_reason"] == "length":
-            choice["finish_reason"] = "stop"
+        choice["finish_reason"] = "stop"
         return super()._extract_usage_info(response)
 
     @property
     def _attempts(self) -> Callable:
-        """Harbor's three attempts at a call."""
+        # Harbor's three attempts at a call.
         return super().call.retry.copy()
 
     async def is_exact(self) -> bool:
-        """Whether ids are asked for and the server tokenizes for us. Found out once."""
+        # Whether ids are asked for and the server tokenizes for us. Found out once.
         if self._is_exact is None:
-            is_exact = False
-            if self._collect_rollout_details and self._api_base and not self._use_responses_api:
-                answer = await self._attempts(self._tokenize, messages=[user("a")])
-                is_exact = "max_model_len" in answer
-                if not is_exact:
-                    self._logger.info("the server has no /tokenize: prompts are not exact")
-            self._is_exact = is_exact
+            can_be = (
+                self._collect_rollout_details and self._api_base and not self._use_responses_api
+            )
+            answer = await self._attempts(self._tokenize, messages=[user("a")]) if can_be else {}
+            if can_be and "max_model_len" not in answer:
+                self._logger.info("the server has no /tokenize: prompts are not exact")
+            self._is_exact = "max_model_len" in answer
         return self._is_exact
 
-    async def _tokenize(self, **body: Any) -> dict[str, Any]:
-        """vLLM's POST /tokenize: tokens, token_strs, max_model_len. Empty: there is none."""
+    async def _tokenize(self, **body: Any) -> dict:
+        # vLLM's POST /tokenize: tokens, token_strs, max_model_len. Empty: there is none.
         import httpx
 
         headers = dict(self._llm_kwargs.get("extra_headers") or {})
         if self._llm_kwargs.get("api_key"):
             headers["Authorization"] = f"Bearer {self._llm_kwargs['api_key']}"
         url = self._api_base.rstrip("/").removesuffix("/v1") + "/tokenize"
-        body |= {"model": self._served_name, "return_token_strs": True}
+        body |= {"model": self._canonical_model_name, "return_token_strs": True}
         # Made once, for that takes a while: it reads the certificates.
         self._http = getattr(self, "_http", None) or httpx.AsyncClient(timeout=60)
         response = await self._http.post(url, json=body, headers=headers)
@@ -1373,12 +1229,7 @@ class LiteLLMMixin(ExactPrompts):
         has_answer = response.is_success and "json" in response.headers.get("content-type", "")
         return response.json() if has_answer else {}
 
-    @property
-    def _served_name(self) -> str:
-        return self._model_name.partition("/")[2] or self._model_name
-
     async def render(self, messages: list[Message]) -> list[int]:
-        """The ids of the server's own template for these messages."""
         extra_body = self._llm_kwargs.get("extra_body") or {}
         answer = await self._attempts(
             self._tokenize,
@@ -1392,40 +1243,35 @@ class LiteLLMMixin(ExactPrompts):
         self.opens_thinking = end.endswith("<think>")
         return answer["tokens"]
 
-    async def defused(self, text: str) -> str:
-        """Text without special tokens, if prompts are exact: a zero-width space breaks them up."""
+    async def special_tokens(self, text: str) -> re.Pattern:
         pieces = []
         if await self.is_exact():
             answer = await self._attempts(self._tokenize, prompt=text, add_special_tokens=False)
-            pieces = filter(_SPECIAL_PIECE.fullmatch, set(answer["token_strs"]))
-        for piece in pieces:
-            text = text.replace(piece, f"{piece[0]}\u200b{piece[1:]}")
-        return text
+            pieces = answer["token_strs"]
+        # As it shows them: <|im_end|>, <think>, </s>, [INST].
+        return start_of_any({piece for piece in pieces if re.fullmatch(r"(?s)<.+>|\[.+\]", piece)})
 
     async def sample(self, prompt_ids: list[int], max_tokens: int, **request: Any) -> Turn:
-        """Sample a reply from exactly these ids, by the completions endpoint."""
         import litellm
 
         arguments = {
+            # Without one hosted_vllm/ would get OPENAI_API_KEY.
+            "api_key": "none" if self._provider_prefix == "hosted_vllm" else None,
             **self._build_base_kwargs(),
             **request,
+            # Only this one of litellm's providers takes ids as a prompt.
+            "model": f"openai/{self._canonical_model_name}",
             "prompt": prompt_ids,
             "max_tokens": max_tokens,
+            "temperature": self._temperature,
             "logprobs": 0,
-            # Only this one of litellm's providers takes ids as a prompt.
-            "model": f"openai/{self._served_name}",
+            "extra_body": {
+                **(self._llm_kwargs.get("extra_body") or {}),
+                **(request.get("extra_body") or {}),
+                "return_token_ids": True,
+                "skip_special_tokens": False,
+            },
         }
-        arguments["extra_body"] = {
-            **(self._llm_kwargs.get("extra_body") or {}),
-            **(request.get("extra_body") or {}),
-            "return_token_ids": True,
-            "skip_special_tokens": False,
-        }
-        if self._temperature is not None:
-            arguments["temperature"] = self._temperature
-        if self._model_name.startswith("hosted_vllm/"):
-            # Else it would get OPENAI_API_KEY.
-            arguments.setdefault("api_key", "none")
         # Else it prints a list of providers in each call, for it looks for the price of the model.
         litellm.suppress_debug_info = True
         try:
@@ -1434,7 +1280,7 @@ class LiteLLMMixin(ExactPrompts):
             self._handle_litellm_error(error)
         choice = response.choices[0]
         return Turn(
-            content=valid_text(choice.text),
+            content=choice.text,
             cut_off=choice.finish_reason == "length",
             # What a server of one's own costs is not known.
             usage=UsageInfo(
@@ -1448,32 +1294,19 @@ class LiteLLMMixin(ExactPrompts):
         )
 
 
-_API_PROVIDERS = (
-    "anthropic",
-    "gemini",
-    "hosted_vllm",
-    "openai",
-    "openrouter",
-)
-
-
 # The cache: one client for all trials of an event loop and configuration.
 
-# By loop, then by configuration. Weak: a client lives as long as a trial uses it, or as it is one
-# of the latest of its loop (a training run brings a new checkpoint each step), and no longer than
-# the loop.
-_clients = WeakKeyDictionary()
-_latest = WeakKeyDictionary()
-_locks = WeakValueDictionary()
+# By loop: the clients and their locks, each by configuration, and the latest clients. A client
+# lives as long as a trial uses it, or as it is one of the latest (a training run brings a new
+# checkpoint each step), and no longer than its loop.
+_caches = WeakKeyDictionary()
 
 
 async def shared_client(key: tuple, build: Callable, gone: Any) -> Any:
-    """The client for `key`, but not `gone`. One trial builds it (the next, if that fails)."""
-    loop = asyncio.get_running_loop()
-    clients = _clients.setdefault(loop, WeakValueDictionary())
-    latest = _latest.setdefault(loop, deque(maxlen=8))
-    lock = _locks.setdefault((id(loop), key), asyncio.Lock())
-    async with lock:
+    # The client for `key`, but not `gone`. One trial builds it (the next, if that fails).
+    empty = (WeakValueDictionary(), WeakValueDictionary(), deque(maxlen=8))
+    clients, locks, latest = _caches.setdefault(asyncio.get_running_loop(), empty)
+    async with locks.setdefault(key, asyncio.Lock()):
         client = clients.get(key)
         if client is None or client is gone:
             client = await in_thread(build)
@@ -1500,11 +1333,7 @@ def use_service(service: Any) -> None:
     _given_service = service
 
 
-def open_sampling_client(
-    api_base: str | None,
-    api_key: str | None,
-    source: dict[str, Any],
-) -> Any:
+def open_sampling_client(api_base: str | None, api_key: str | None, source: dict) -> Any:
     """A sampling client in the process's session, or in a new one if that is over. Blocks.
 
     Raises what the SDK raises, as for a checkpoint that does not exist.
@@ -1541,23 +1370,21 @@ def open_sampling_client(
     return open_sampling_client(api_base, api_key, source)
 
 
-def _sampling_client(service: Any, source: dict[str, Any]) -> Any:
+def _sampling_client(service: Any, source: dict) -> Any:
     created = service.create_sampling_client(**source)
     # A future from SDK 0.38 on.
     return created.result() if hasattr(created, "result") else created
 
 
 def close(service: Any) -> None:
-    """Give a session's descriptors back, without waiting; SDKs before 0.30 cannot."""
+    # Give a session's descriptors back, without waiting; SDKs before 0.30 cannot.
     if hasattr(service, "close"):
         service.close("success")
 
 
 async def in_thread(function: Callable) -> Any:
-    """Like asyncio.to_thread, but in a daemon thread.
-
-    While Tinker is down its SDK retries for minutes, and Python waits at exit for other threads.
-    """
+    # Like asyncio.to_thread, but in a daemon thread, for which Python does not wait at exit: while
+    # Tinker is down its SDK retries for minutes.
     done = concurrent.futures.Future()
     # From here on it cannot be cancelled, and takes what comes, wanted or not.
     done.set_running_or_notify_cancel()
@@ -1604,12 +1431,15 @@ def trial_to_trajectory(trial: TrialResult) -> Trajectory | None:
     ValueError where ids and logprobs do not align, or a logprob or reward is not finite.
     """
     steps = trial.step_results or [trial]
-    contexts = [step.agent_result for step in steps if step.agent_result]
-    turns: list[Turn] = []
-    for context in contexts:
-        for segment in context.rollout_details or []:
-            turns += turns_of(segment, trial.trial_name)
-    rewards = (trial.verifier_result.rewards if trial.verifier_result else None) or {}
+    contexts = [step.agent_result for step in steps if step.agent_result] or [AgentContext()]
+    segments = [segment for context in contexts for segment in context.rollout_details or []]
+    turns = [turn for segment in segments for turn in turns_of(segment)]
+    if not all(turn.is_trainable for turn in turns):
+        raise ValueError(
+            f"trial {trial.trial_name}: token ids and logprobs are not aligned, or a logprob is "
+            "not finite: do not train on them"
+        )
+    rewards = getattr(trial.verifier_result, "rewards", None) or {}
     for name, value in rewards.items():
         if not math.isfinite(value):
             raise ValueError(f"trial {trial.trial_name}: the reward {name!r} is {value}")
@@ -1626,12 +1456,11 @@ def trial_to_trajectory(trial: TrialResult) -> Trajectory | None:
     reward = rewards.get("reward")
     if len(rewards) == 1:
         (reward,) = rewards.values()
-    metadata = contexts[-1].metadata if contexts else None
     return Trajectory(
         turns=turns,
         reward=reward,
         rewards=rewards,
-        stop_reason=(metadata or {}).get("stop_reason"),
+        stop_reason=(contexts[-1].metadata or {}).get("stop_reason"),
         failure=failures[0] if failures else None,
         trial=trial,
     )
@@ -1641,22 +1470,14 @@ def trial_to_trajectory(trial: TrialResult) -> Trajectory | None:
 _trial_to_trajectory = trial_to_trajectory
 
 
-def turns_of(segment: RolloutDetail, trial_name: str) -> list[Turn]:
-    """The turns of a RolloutDetail. Raises ValueError if it cannot be trained on."""
-    names = ("prompt_token_ids", "completion_token_ids", "logprobs")
-    lists = [segment.get(name) or [] for name in names]
-    extra = segment.get("extra") or {}
-    turns = []
-    # Where one list is shorter, a turn has None.
-    for number, parts in enumerate(itertools.zip_longest(*lists)):
-        own = {name: values[number] for name, values in extra.items() if number < len(values)}
-        ids = dict(zip(names, parts, strict=True))
-        turns.append(Turn(**ids, extra=own or None))
-    if not all(turn.is_trainable for turn in turns):
-        raise ValueError(
-            f"trial {trial_name}: token ids and logprobs are not aligned, or a logprob is not "
-            "finite: do not train on them"
-        )
+def turns_of(segment: dict) -> list[Turn]:
+    """The turns of a RolloutDetail. Where one of its lists is shorter, a turn has None."""
+    columns = [segment.get(name) or [] for name in _IDS]
+    rows = itertools.zip_longest(*columns)
+    turns = [Turn(**dict(zip(_IDS, row, strict=True))) for row in rows]
+    for name, values in (segment.get("extra") or {}).items():
+        for turn, value in zip(turns, values, strict=False):
+            turn.extra = {**(turn.extra or {}), name: value}
     return turns
 
 
@@ -1670,23 +1491,14 @@ def to_tinker(trajectory: Trajectory) -> "tinker_cookbook.rl.types.Trajectory": 
     from tinker_cookbook.completers import TokensWithLogprobs
     from tinker_cookbook.rl import types
 
-    knows_sequences = "sequence_id" in TokensWithLogprobs.__dataclass_fields__
     transitions = []
     for turn in trajectory.turns:
         is_last = turn is trajectory.turns[-1]
         cut_off = is_last and trajectory.stop_reason == StopReason.MAX_TOKENS
-        action = TokensWithLogprobs(
-            tokens=turn.completion_token_ids,
-            maybe_logprobs=turn.logprobs,
-            stop_reason="length" if cut_off else "stop",
-        )
-        if knows_sequences:
+        stop_reason = "length" if cut_off else "stop"
+        action = TokensWithLogprobs(turn.completion_token_ids, turn.logprobs, stop_reason)
+        if hasattr(action, "sequence_id"):
             action.sequence_id = (turn.extra or {}).get("sequence_id")
-        transition = types.Transition(
-            ob=ModelInput.from_ints(turn.prompt_token_ids),
-            ac=action,
-            reward=0.0,
-            episode_done=is_last,
-        )
-        transitions.append(transition)
+        prompt = ModelInput.from_ints(turn.prompt_token_ids)
+        transitions.append(types.Transition(prompt, action, reward=0.0, episode_done=is_last))
     return types.Trajectory(transitions, ModelInput.empty(), trajectory.stop_reason)
