@@ -19,6 +19,7 @@ import os
 import re
 import shlex
 import threading
+from bisect import bisect
 from collections import ChainMap, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
@@ -802,8 +803,10 @@ def split_thinking(text: str) -> tuple[str, str]:
         return re.sub(r"\s*<think>|</think>", "", opened[0]), text[opened.end() :].lstrip()
     before = text.partition("<think>")[0]
     fences = list(_fences(before))
+    ends = [end.start() for _, end in fences]
     for tag in re.finditer(r"(?m)(?P<at_line_start>^[ \t]*)?</think>", before):
-        is_quoted = any(start.end() <= tag.start() < end.start() for start, end in fences)
+        nearest = fences[bisect(ends, tag.start()) :][:1]
+        is_quoted = any(start.end() <= tag.start() for start, _ in nearest)
         if tag["at_line_start"] is not None or not is_quoted:
             return text[: tag.end()].removesuffix("</think>"), text[tag.end() :].lstrip()
     return "", text
@@ -1010,8 +1013,8 @@ class TinkerMixin(ExactPrompts):
 
         # The cookbook has no list of them (0.5.7 to 0.6.1).
         names = re.findall(r'name == "(\w+)"', inspect.getsource(renderers.get_renderer))
-        name = kwargs.get("renderer_name", names[0])
-        if name not in names and not renderers.is_renderer_registered(name):
+        name = kwargs.get("renderer_name")
+        if name and name not in names and not renderers.is_renderer_registered(name):
             raise ValueError(f"no renderer {name}; there are {', '.join(sorted(names))}")
         # Outside the lock, for it takes seconds; the cookbook keeps what it has loaded.
         get_tokenizer(kwargs["model_name"])
@@ -1159,6 +1162,7 @@ class LiteLLMMixin(ExactPrompts):
 
     # Whether prompts are exact. None: not asked yet.
     _is_exact: bool | None = None
+    _http: Any = None
 
     async def call(
         self,
@@ -1221,8 +1225,11 @@ class LiteLLMMixin(ExactPrompts):
             headers["Authorization"] = f"Bearer {self._llm_kwargs['api_key']}"
         url = self._api_base.rstrip("/").removesuffix("/v1") + "/tokenize"
         body |= {"model": self._canonical_model_name, "return_token_strs": True}
-        # Made once, for that takes a while: it reads the certificates.
-        self._http = getattr(self, "_http", None) or httpx.AsyncClient(timeout=60)
+        # Made once, for that takes a while: it reads the certificates. A connection that it kept
+        # would keep its event loop, and so the cache.
+        if self._http is None:
+            limits = httpx.Limits(max_keepalive_connections=0)
+            self._http = httpx.AsyncClient(timeout=60, limits=limits)
         response = await self._http.post(url, json=body, headers=headers)
         if response.status_code >= 500:
             response.raise_for_status()
@@ -1272,6 +1279,8 @@ class LiteLLMMixin(ExactPrompts):
                 "skip_special_tokens": False,
             },
         }
+        # Of Harbor's Chat: `logging_path` and `previous_response_id`.
+        arguments = {name: value for name, value in arguments.items() if value is not None}
         # Else it prints a list of providers in each call, for it looks for the price of the model.
         litellm.suppress_debug_info = True
         try:
