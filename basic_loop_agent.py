@@ -641,7 +641,7 @@ def in_bash(*arguments: str) -> str:
 
 
 async def end_processes(environment: BaseEnvironment, variable: str, mark: str) -> None:
-    # Ends all that has this variable in its environment; gives up after 10 seconds.
+    """End all that has the mark in this variable of its environment; gives up after 10 seconds."""
     # The environment may be gone, and the trial goes on, or ends, for its own reason.
     with contextlib.suppress(Exception):
         async with asyncio.timeout(10):
@@ -649,7 +649,7 @@ async def end_processes(environment: BaseEnvironment, variable: str, mark: str) 
 
 
 def output_of(stdout: str | bytes | None, mark: str) -> tuple[str, str]:
-    # A script's output, and what _RUN says of it. It is all of `stdout` where _RUN did not run.
+    """A script's output, and what _RUN says of it. It is all of `stdout` where _RUN did not run."""
     text = valid_text(stdout)
     encoded, found, note = text.rpartition(f":{mark}:")
     if not found:
@@ -662,7 +662,7 @@ def output_of(stdout: str | bytes | None, mark: str) -> tuple[str, str]:
 
 
 def valid_text(text: str | bytes | None) -> str:
-    # Text that tokenizers and files accept: lone surrogates are replaced, None becomes "".
+    """Text that tokenizers and files accept: lone surrogates are replaced, None becomes ""."""
     if isinstance(text, bytes):
         text = text.decode("utf-8", "replace")
     return (text or "").encode("utf-16", "surrogatepass").decode("utf-16", "replace")
@@ -805,6 +805,7 @@ def split_thinking(text: str) -> tuple[str, str]:
     fences = list(_fences(before))
     ends = [end.start() for _, end in fences]
     for tag in re.finditer(r"(?m)(?P<at_line_start>^[ \t]*)?</think>", before):
+        # The block that ends next, if any.
         nearest = fences[bisect(ends, tag.start()) :][:1]
         is_quoted = any(start.end() <= tag.start() for start, _ in nearest)
         if tag["at_line_start"] is not None or not is_quoted:
@@ -839,9 +840,11 @@ _IDS = ("prompt_token_ids", "completion_token_ids", "logprobs")
 
 
 def rollout_details(turns: list[Turn]) -> list[dict] | None:
-    # One Harbor RolloutDetail, an entry per turn in each list; None without any ids. Turns that
-    # cannot be trained on are left out (Chat.rollout_details drops pieces, which misaligns all that
-    # follow), and where a turn's `extra` lacks a name that another's has, it has None.
+    """One Harbor RolloutDetail, an entry per turn in each list; None without any ids.
+
+    Turns that cannot be trained on are left out (Chat.rollout_details drops pieces, which misaligns
+    all that follow), and where a turn's `extra` lacks a name that another's has, it has None.
+    """
     kept = [turn for turn in turns if turn.is_trainable]
     if not kept:
         return None
@@ -983,7 +986,7 @@ class ExactPrompts:
 
 
 def start_of_any(texts: Iterable[str]) -> re.Pattern:
-    # Finds the first character of each of these texts; (?!) finds nothing.
+    """A pattern for the first character of each of these texts. (?!) finds nothing."""
     escaped = [re.escape(text) for text in texts if len(text.strip()) > 1] or ["(?!)"]
     return re.compile(f"(?s)(?=(?:{'|'.join(escaped)})).")
 
@@ -1124,7 +1127,8 @@ class TinkerMixin(ExactPrompts):
 
 
 def check_tinker_key(key: str | None) -> None:
-    # Where the SDK would find none: from 0.38 on it may also be stored, or printed by a command.
+    """Raise ValueError where the Tinker SDK would find no key."""
+    # From 0.38 on it may also be stored, or printed by a command.
     with contextlib.suppress(ImportError):
         from tinker.auth import tinker_has_credentials
 
@@ -1134,15 +1138,19 @@ def check_tinker_key(key: str | None) -> None:
 
 
 def is_gone(error: Exception) -> bool:
-    # Whether a Tinker session, or a checkpoint, does not exist (any more). The SDK (0.38) has no
-    # class for what a client says that was closed, or one that polls.
+    """Whether a Tinker session, or a checkpoint, does not exist (any more).
+
+    The SDK (0.38) has no class for what a client says that was closed, or one that polls.
+    """
     phrases = r"(?s)is closed$|polling failed.*code: (404|410)"
     return getattr(error, "status_code", None) in (404, 410) or bool(re.search(phrases, str(error)))
 
 
 def says_context_is_full(error: Exception) -> bool:
-    # Whether Tinker refused a prompt for its length; the phrases are those of Harbor's client. A
-    # request or a day may be "too long", too: only an error in what was asked is a prompt's.
+    """Whether Tinker refused a prompt for its length; the phrases are those of Harbor's client.
+
+    A request or a day may be "too long", too: only an error in what was asked is a prompt's.
+    """
     is_user_error = str(getattr(error, "category", "")) == "user"
     is_bad_request = getattr(error, "status_code", None) in (400, 413, 422)
     phrases = "(?i)context length|context_length|maximum context|token limit|too long"
@@ -1205,7 +1213,7 @@ class LiteLLMMixin(ExactPrompts):
         return super().call.retry.copy()
 
     async def is_exact(self) -> bool:
-        # Whether ids are asked for and the server tokenizes for us. Found out once.
+        """Whether ids are asked for and the server tokenizes for us. Found out once."""
         if self._is_exact is None:
             can_be = (
                 self._collect_rollout_details and self._api_base and not self._use_responses_api
@@ -1312,7 +1320,7 @@ _caches = WeakKeyDictionary()
 
 
 async def shared_client(key: tuple, build: Callable, gone: Any) -> Any:
-    # The client for `key`, but not `gone`. One trial builds it (the next, if that fails).
+    """The client for `key`, but not `gone`. One trial builds it (the next, if that fails)."""
     empty = (WeakValueDictionary(), WeakValueDictionary(), deque(maxlen=8))
     clients, locks, latest = _caches.setdefault(asyncio.get_running_loop(), empty)
     async with locks.setdefault(key, asyncio.Lock()):
@@ -1386,14 +1394,16 @@ def _sampling_client(service: Any, source: dict) -> Any:
 
 
 def close(service: Any) -> None:
-    # Give a session's descriptors back, without waiting; SDKs before 0.30 cannot.
+    """Give a session's descriptors back, without waiting; SDKs before 0.30 cannot."""
     if hasattr(service, "close"):
         service.close("success")
 
 
 async def in_thread(function: Callable) -> Any:
-    # Like asyncio.to_thread, but in a daemon thread, for which Python does not wait at exit: while
-    # Tinker is down its SDK retries for minutes.
+    """Like asyncio.to_thread, but in a daemon thread, for which Python does not wait at exit.
+
+    While Tinker is down its SDK retries for minutes.
+    """
     done = concurrent.futures.Future()
     # From here on it cannot be cancelled, and takes what comes, wanted or not.
     done.set_running_or_notify_cancel()
