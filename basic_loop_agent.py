@@ -55,7 +55,11 @@ try:
     newer = {"base_url", "reasoning_effort"} & AgentOptions.model_fields.keys()
 
     class HarborAgent(BaseAgent):
-        capabilities = AgentCapabilities(atif=True, resume=True, **dict.fromkeys(newer, True))
+        capabilities = AgentCapabilities(
+            atif=True,
+            resume=True,
+            **dict.fromkeys(newer, True),
+        )
 
     if newer:
         from harbor.agents.agent_auth_resolution import ModelConnectionSpec
@@ -70,7 +74,10 @@ except ImportError:
         SUPPORTS_ATIF = True
         SUPPORTS_RESUME = True
 
-        def __init__(self, **kwargs: Any) -> None:
+        def __init__(
+            self,
+            **kwargs: Any,
+        ) -> None:
             super().__init__(**kwargs)
             harbors = inspect.signature(BaseAgent.__init__).parameters.keys()
             own = kwargs.keys() - harbors - {"extra_env", "override_setup_timeout_sec"}
@@ -101,7 +108,9 @@ class BasicLoopOptions(
         None, description="tinker-cookbook renderer; default: the one recommended for the model."
     )
     max_tokens: int = Field(
-        512, ge=1, description="Most tokens that one model call may sample, thinking included."
+        512,
+        ge=1,
+        description="Most tokens that one model call may sample, thinking included.",
     )
     temperature: float | None = Field(
         1.0,
@@ -110,7 +119,9 @@ class BasicLoopOptions(
         description="Sampling temperature; null leaves it to the client.",
     )
     max_turns: int = Field(
-        1, ge=1, description="Most model calls; above 1, the bash blocks of a reply are run."
+        1,
+        ge=1,
+        description="Most model calls; above 1, the bash blocks of a reply are run.",
     )
     max_seconds: float | None = Field(
         None,
@@ -128,7 +139,9 @@ class BasicLoopOptions(
         None, description="Base URL of the model's server; default: the client's own."
     )
     llm_kwargs: dict[str, Any] | None = Field(
-        None, repr=False, description="More arguments of the client: top_p, seed, ..."
+        None,
+        repr=False,
+        description="More arguments of the client: top_p, seed, ...",
     )
     collect_rollout_details: bool | None = Field(
         None, description="Record token ids; default: with the Tinker client only."
@@ -140,10 +153,14 @@ class BasicLoopOptions(
         None, description="LiteLLM: sent as X-Session-ID, for routers; default: the trial's."
     )
     command_timeout_sec: int = Field(
-        120, ge=1, description="Seconds after which a reply's commands are ended."
+        120,
+        ge=1,
+        description="Seconds after which a reply's commands are ended.",
     )
     max_output_chars: int = Field(
-        10_000, ge=1, description="Most command output that the model sees, in bytes."
+        10_000,
+        ge=1,
+        description="Most command output that the model sees, in bytes.",
     )
 
     @model_validator(mode="after")
@@ -227,7 +244,8 @@ class Turn(LLMResponse):
     @property
     def has_finite_logprobs(self) -> bool:
         """Whether each logprob is a number: a policy that diverged gives NaN."""
-        return None not in (self.logprobs or []) and all(map(math.isfinite, self.logprobs or []))
+        logprobs = self.logprobs or []
+        return None not in logprobs and all(map(math.isfinite, logprobs))
 
     @property
     def is_trainable(self) -> bool:
@@ -262,11 +280,20 @@ Solve the task by running commands in its environment. Put them in fenced blocks
 message. Each script starts in a fresh shell (files stay, variables and directory do not) and has \
 {seconds} seconds. When the task is done, reply without such a block."""
 
-    def __init__(self, *, model_name: str | None, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *,
+        model_name: str | None,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(model_name=model_name, **kwargs)
 
     @classmethod
-    def preflight(cls, kwargs: dict | None = None, env: Any = None) -> None:
+    def preflight(
+        cls,
+        kwargs: dict | None = None,
+        env: Any = None,
+    ) -> None:
         """Called by Harbor 0.23 and later, before any trial; the model is not known here."""
         if cls.parse_options(kwargs, env).model_client == "tinker":
             check_tinker_key(ChainMap(env or {}, os.environ).get("TINKER_API_KEY"))
@@ -278,7 +305,10 @@ message. Each script starts in a fresh shell (files stay, variables and director
     def version(self) -> str | None:
         return __version__
 
-    async def setup(self, environment: BaseEnvironment) -> None:
+    async def setup(
+        self,
+        environment: BaseEnvironment,
+    ) -> None:
         """Build the model client: importing torch is no part of the agent's own time.
 
         Raises ValueError for a model that cannot be called, and what the client raises.
@@ -293,14 +323,20 @@ message. Each script starts in a fresh shell (files stay, variables and director
         await self._shared_llm()
 
     async def run(
-        self, instruction: str, environment: BaseEnvironment, context: AgentContext
+        self,
+        instruction: str,
+        environment: BaseEnvironment,
+        context: AgentContext,
     ) -> None:
         """Solve a task in a new conversation."""
         self._conversation = Conversation(self)
         await self.resume(instruction, environment, context)
 
     async def resume(
-        self, instruction: str, environment: BaseEnvironment, context: AgentContext
+        self,
+        instruction: str,
+        environment: BaseEnvironment,
+        context: AgentContext,
     ) -> None:
         """Go on with the conversation that `run` began. Only this call's turns are recorded.
 
@@ -323,7 +359,9 @@ message. Each script starts in a fresh shell (files stay, variables and director
         self._record(conversation, stop_reason, context)
 
     async def _converse(
-        self, conversation: "Conversation", environment: BaseEnvironment
+        self,
+        conversation: "Conversation",
+        environment: BaseEnvironment,
     ) -> StopReason:
         """The loop. The conversation records what the model says, and what `tell` tells it.
 
@@ -352,12 +390,20 @@ message. Each script starts in a fresh shell (files stay, variables and director
             conversation.tell(await self._execute(turn.script, environment))
         return StopReason.MAX_TURNS
 
-    def script_in(self, reply: str) -> str | None:
+    def script_in(
+        self,
+        reply: str,
+    ) -> str | None:
         """The bash script that a reply asks to run; None if it asks for nothing."""
-        scripts = [block for language, block in fenced_blocks(reply) if language in ("bash", "sh")]
+        languages = ("bash", "sh")
+        scripts = [block for language, block in fenced_blocks(reply) if language in languages]
         return "\n".join(scripts) if scripts else None
 
-    async def _execute(self, script: str, environment: BaseEnvironment) -> str:
+    async def _execute(
+        self,
+        script: str,
+        environment: BaseEnvironment,
+    ) -> str:
         """Run a script in the environment, never on the host. Returns what the model is told."""
         limit = self.options.command_timeout_sec
         most = self.options.max_output_chars
@@ -390,13 +436,20 @@ message. Each script starts in a fresh shell (files stay, variables and director
         if late:
             note = f"[ended: the time limit of {limit} seconds was reached]"
         # A script can write around _RUN.
-        texts = [output[: most + 200], valid_text(result.stderr)[: most + 200], note]
+        texts = [
+            output[: most + 200],
+            valid_text(result.stderr)[: most + 200],
+            note,
+        ]
         shown = "\n".join(text.removesuffix("\n") for text in texts if text)
         code = 124 if late else result.return_code
         return f"Exit code: {code}\nOutput:\n{shown or '(none)'}"
 
     def _record(
-        self, conversation: "Conversation", stop_reason: StopReason, context: AgentContext
+        self,
+        conversation: "Conversation",
+        stop_reason: StopReason,
+        context: AgentContext,
     ) -> None:
         """Put the run onto the context, then into the files. Raises OSError of these."""
         turns = conversation.turns
@@ -430,10 +483,15 @@ message. Each script starts in a fresh shell (files stay, variables and director
                 limit,
             )
         # Without a reply it is empty: an earlier step's, in the same folder, must not be scored.
-        write_file(self.logs_dir / "completion.txt", turns[-1].content if turns else "")
+        completion = turns[-1].content if turns else ""
+        write_file(self.logs_dir / "completion.txt", completion)
         trajectory = atif.Trajectory(
             session_id=conversation.session_id or uuid4().hex,
-            agent={"name": self.name(), "version": __version__, "model_name": self.model_name},
+            agent={
+                "name": self.name(),
+                "version": __version__,
+                "model_name": self.model_name,
+            },
             steps=to_steps(conversation),
             final_metrics={
                 "total_prompt_tokens": context.n_input_tokens,
@@ -443,7 +501,8 @@ message. Each script starts in a fresh shell (files stay, variables and director
             },
             extra=context.metadata,
         )
-        write_file(self.logs_dir / "trajectory.json", trajectory.model_dump_json(exclude_none=True))
+        view = trajectory.model_dump_json(exclude_none=True)
+        write_file(self.logs_dir / "trajectory.json", view)
 
     def _llm_arguments(self) -> dict:
         # What the client is made of, without what is None: for the client to find.
@@ -499,11 +558,18 @@ message. Each script starts in a fresh shell (files stay, variables and director
             self.logger.info("Sampling %s", source)
         return Client(**self._llm_arguments())
 
-    async def _shared_llm(self, gone: Any = None) -> Any:
+    async def _shared_llm(
+        self,
+        gone: Any = None,
+    ) -> Any:
         # The client that all trials of this configuration share, but not `gone`.
         # What a subclass adds may be the client's, too.
         added = self.options.model_dump(exclude=set(BasicLoopOptions.model_fields))
-        arguments = {"client": self.options.model_client, **self._llm_arguments(), **added}
+        arguments = {
+            "client": self.options.model_client,
+            **self._llm_arguments(),
+            **added,
+        }
         key = (type(self), repr(arguments), _given_service)
         # Kept, so that it is not dropped between `setup` and `run`.
         self._llm = await shared_client(key, self._build_llm, gone)
@@ -538,7 +604,8 @@ def fenced_blocks(text: str) -> list[tuple[str, str]]:
             # An indented block loses that much of each line's indent.
             indent = re.compile(rf"^[ \t]{{0,{len(opening['indent'])}}}", re.MULTILINE)
             content = indent.sub("", text[opening.end() : closing.start()])
-            blocks.append((opening["info"].strip().partition(" ")[0], content))
+            language = opening["info"].strip().partition(" ")[0]
+            blocks.append((language, content))
     return blocks
 
 
@@ -640,7 +707,11 @@ def in_bash(*arguments: str) -> str:
     return shlex.join(["bash", "-c", _RUN, "basic-loop", *arguments])
 
 
-async def end_processes(environment: BaseEnvironment, variable: str, mark: str) -> None:
+async def end_processes(
+    environment: BaseEnvironment,
+    variable: str,
+    mark: str,
+) -> None:
     """End all that has the mark in this variable of its environment; gives up after 10 seconds."""
     # The environment may be gone, and the trial goes on, or ends, for its own reason.
     with contextlib.suppress(Exception):
@@ -648,7 +719,10 @@ async def end_processes(environment: BaseEnvironment, variable: str, mark: str) 
             await environment.exec(in_bash(variable, mark), timeout_sec=15)
 
 
-def output_of(stdout: str | bytes | None, mark: str) -> tuple[str, str]:
+def output_of(
+    stdout: str | bytes | None,
+    mark: str,
+) -> tuple[str, str]:
     """A script's output, and what _RUN says of it. It is all of `stdout` where _RUN did not run."""
     text = valid_text(stdout)
     encoded, found, note = text.rpartition(f":{mark}:")
@@ -658,7 +732,8 @@ def output_of(stdout: str | bytes | None, mark: str) -> tuple[str, str]:
         output = base64.b64decode(encoded)
     except ValueError:
         return "", "[the output was lost: another program wrote into it]"
-    return valid_text(output.partition(f"end-of-{mark}".encode())[0]), note
+    output = output.partition(f"end-of-{mark}".encode())[0]
+    return valid_text(output), note
 
 
 def valid_text(text: str | bytes | None) -> str:
@@ -681,7 +756,10 @@ class Conversation(Chat):
     Clients serve many trials at once, so what belongs to one conversation stands here.
     """
 
-    def __init__(self, agent: BasicLoopAgent) -> None:
+    def __init__(
+        self,
+        agent: BasicLoopAgent,
+    ) -> None:
         super().__init__(model=None)
         self.agent = agent
         # Harbor 0.13 gives a trial no id.
@@ -698,7 +776,10 @@ class Conversation(Chat):
         self._last_ids: list[int] = []
         self._as_sent: list[Message] = []
 
-    def begin(self, instruction: str) -> None:
+    def begin(
+        self,
+        instruction: str,
+    ) -> None:
         """Start a run: the model is told this next, after what it was not yet told."""
         self.instruction = valid_text(instruction)
         self.turns: list[Turn] = []
@@ -706,7 +787,10 @@ class Conversation(Chat):
         self.metadata = {}
         self._unsent.append((self.instruction, False))
 
-    def tell(self, text: str) -> None:
+    def tell(
+        self,
+        text: str,
+    ) -> None:
         """Have the model told this next; where prompts are exact, special tokens stay text."""
         text = valid_text(text)
         if self.turns:
@@ -733,7 +817,10 @@ class Conversation(Chat):
             reply = await self._call(goes_on_from)
         return self._record(reply)
 
-    async def _call(self, goes_on_from: list[int]) -> LLMResponse:
+    async def _call(
+        self,
+        goes_on_from: list[int],
+    ) -> LLMResponse:
         # One call of the client, which may be any of Harbor's.
         is_own = isinstance(self._model, ExactPrompts)
         texts = [
@@ -749,17 +836,20 @@ class Conversation(Chat):
             self.messages.extend([user(prompt), {"role": "assistant", "content": ""}])
             return Turn(content=cut.truncated_response or "", cut_off=True)
 
-    def _record(self, reply: LLMResponse) -> Turn:
+    def _record(
+        self,
+        reply: LLMResponse,
+    ) -> Turn:
         # Make a turn of a reply; the only place that does.
         options = self.agent.options
         turn = reply if isinstance(reply, Turn) else Turn(**vars(reply))
-        # Harbor's own TinkerLLM (to 0.24) gives a list of parts.
-        parts = turn.content if isinstance(turn.content, list) else [{"text": turn.content}]
-        texts = [
-            f"<think>{part['thinking']}</think>" if "thinking" in part else part.get("text") or ""
-            for part in parts
-        ]
-        turn.content = valid_text("".join(texts))
+        text = turn.content
+        if isinstance(text, list):
+            # Of Harbor's own TinkerLLM (to 0.24).
+            thinking = "".join(part.get("thinking", "") for part in text)
+            answer = "".join(part.get("text", "") for part in text)
+            text = f"<think>{thinking}</think>{answer}" if thinking else answer
+        turn.content = valid_text(text)
         # A lone surrogate would fail the next call.
         self.messages[-1]["content"] = turn.content
         if not turn.reasoning_content:
@@ -800,7 +890,8 @@ def split_thinking(text: str) -> tuple[str, str]:
     # To the reply's end where it is never closed.
     opened = re.match(r"(?s)(\s*<think>.*?(</think>|\Z))+", text)
     if opened:
-        return re.sub(r"\s*<think>|</think>", "", opened[0]), text[opened.end() :].lstrip()
+        thinking = re.sub(r"\s*<think>|</think>", "", opened[0])
+        return thinking, text[opened.end() :].lstrip()
     before = text.partition("<think>")[0]
     fences = list(_fences(before))
     ends = [end.start() for _, end in fences]
@@ -809,7 +900,8 @@ def split_thinking(text: str) -> tuple[str, str]:
         nearest = fences[bisect(ends, tag.start()) :][:1]
         is_quoted = any(start.end() <= tag.start() for start, _ in nearest)
         if tag["at_line_start"] is not None or not is_quoted:
-            return text[: tag.end()].removesuffix("</think>"), text[tag.end() :].lstrip()
+            thinking = text[: tag.end()].removesuffix("</think>")
+            return thinking, text[tag.end() :].lstrip()
     return "", text
 
 
@@ -890,7 +982,10 @@ def to_steps(conversation: Conversation) -> list[Message]:
     return [{"step_id": number, **step} for number, step in enumerate(steps, start=1)]
 
 
-def write_file(path: Path, text: str) -> None:
+def write_file(
+    path: Path,
+    text: str,
+) -> None:
     """Put a file at `path`, whatever lies there. Raises OSError if that cannot be done.
 
     With Docker the folder is the container's /logs/agent, where a command may have put a link, a
@@ -952,12 +1047,19 @@ class ExactPrompts:
             turn.content = f"<think>{turn.content}"
         return turn
 
-    async def defused(self, text: str) -> str:
+    async def defused(
+        self,
+        text: str,
+    ) -> str:
         """Text without special tokens: a zero-width space breaks each of them up."""
         special_tokens = await self.special_tokens(text)
         return special_tokens.sub("\\g<0>\u200b", text)
 
-    async def next_prompt(self, messages: list[Message], goes_on_from: list[int]) -> list[int]:
+    async def next_prompt(
+        self,
+        messages: list[Message],
+        goes_on_from: list[int],
+    ) -> list[int]:
         """The ids of the last turn as sampled, and what the template puts around the new message.
 
             goes_on_from <|im_start|> user hi <|im_end|> <|im_start|> assistant hello <|im_end|>
@@ -972,9 +1074,12 @@ class ExactPrompts:
             if self._probe_start is None:
                 one = await self.render([*_PROBE, user("d")])
                 other = await self.render([*_OTHER_PROBE, user("d")])
-                differ = [n for n, (b, c) in enumerate(zip(one, other, strict=False)) if b != c]
-                # Behind "b" and "c", where a template shows these.
-                self._probe_start = one[: differ[-1] + 1] if differ else []
+                # Up to the last that differs: "b" and "c", where a template shows these.
+                end = 0
+                for position, pair in enumerate(zip(one, other, strict=False), start=1):
+                    if pair[0] != pair[1]:
+                        end = position
+                self._probe_start = one[:end]
             rendered = await self.render([*_PROBE, messages[-1]])
             end = len(self._probe_start)
             # Inkling's template closes the message before it stops.
@@ -987,8 +1092,9 @@ class ExactPrompts:
 
 def start_of_any(texts: Iterable[str]) -> re.Pattern:
     """A pattern for the first character of each of these texts. (?!) finds nothing."""
-    escaped = [re.escape(text) for text in texts if len(text.strip()) > 1] or ["(?!)"]
-    return re.compile(f"(?s)(?=(?:{'|'.join(escaped)})).")
+    escaped = [re.escape(text) for text in texts if len(text.strip()) > 1]
+    any_text = "|".join(escaped) or "(?!)"
+    return re.compile(f"(?s)(?=(?:{any_text})).")
 
 
 # A tokenizer is shared by all threads, and raises "Already borrowed" when two use it at once.
@@ -1040,7 +1146,10 @@ class TinkerMixin(ExactPrompts):
 
     call = ExactPrompts.call_exactly
 
-    async def render(self, messages: list[Message]) -> list[int]:
+    async def render(
+        self,
+        messages: list[Message],
+    ) -> list[int]:
         in_parts = []
         for message in messages:
             if message["role"] == "assistant":
@@ -1059,10 +1168,18 @@ class TinkerMixin(ExactPrompts):
                 # llama3 and role_colon know of no thinking.
                 return build(messages).to_ints()
 
-    async def special_tokens(self, text: str) -> re.Pattern:
+    async def special_tokens(
+        self,
+        text: str,
+    ) -> re.Pattern:
         return self._special_tokens
 
-    async def sample(self, prompt_ids: list[int], max_tokens: int, **request: Any) -> Turn:
+    async def sample(
+        self,
+        prompt_ids: list[int],
+        max_tokens: int,
+        **request: Any,
+    ) -> Turn:
         import tinker
 
         params = tinker.SamplingParams(
@@ -1109,7 +1226,10 @@ class TinkerMixin(ExactPrompts):
             extra={"sequence_id": getattr(sequence, "sequence_id", None)},
         )
 
-    def _text_of(self, ids: list[int]) -> str:
+    def _text_of(
+        self,
+        ids: list[int],
+    ) -> str:
         # A reply's text up to its stop token, or stop text.
         ends = {*self._stop, self._renderer.tokenizer.eos_token_id}
         ids = list(itertools.takewhile(lambda token: token not in ends, ids))
@@ -1143,7 +1263,8 @@ def is_gone(error: Exception) -> bool:
     The SDK (0.38) has no class for what a client says that was closed, or one that polls.
     """
     phrases = r"(?s)is closed$|polling failed.*code: (404|410)"
-    return getattr(error, "status_code", None) in (404, 410) or bool(re.search(phrases, str(error)))
+    has_status = getattr(error, "status_code", None) in (404, 410)
+    return has_status or bool(re.search(phrases, str(error)))
 
 
 def says_context_is_full(error: Exception) -> bool:
@@ -1199,7 +1320,10 @@ class LiteLLMMixin(ExactPrompts):
         # Harbor sends it to the Responses API, where the most that the model can is no limit.
         return self._llm_kwargs["max_tokens"]
 
-    def _extract_usage_info(self, response: Any) -> UsageInfo | None:
+    def _extract_usage_info(
+        self,
+        response: Any,
+    ) -> UsageInfo | None:
         # A hook: `call` looks at finish_reason after this, and a reply that was cut off would
         # become an error there, without its ids and usage.
         choice = response["choices"][0]
@@ -1218,13 +1342,18 @@ class LiteLLMMixin(ExactPrompts):
             can_be = (
                 self._collect_rollout_details and self._api_base and not self._use_responses_api
             )
-            answer = await self._attempts(self._tokenize, messages=[user("a")]) if can_be else {}
+            answer = {}
+            if can_be:
+                answer = await self._attempts(self._tokenize, messages=[user("a")])
             if can_be and "max_model_len" not in answer:
                 self._logger.info("the server has no /tokenize: prompts are not exact")
             self._is_exact = "max_model_len" in answer
         return self._is_exact
 
-    async def _tokenize(self, **body: Any) -> dict:
+    async def _tokenize(
+        self,
+        **body: Any,
+    ) -> dict:
         # vLLM's POST /tokenize: tokens, token_strs, max_model_len. Empty: there is none.
         import httpx
 
@@ -1238,13 +1367,20 @@ class LiteLLMMixin(ExactPrompts):
         if self._http is None:
             limits = httpx.Limits(max_keepalive_connections=0)
             self._http = httpx.AsyncClient(timeout=60, limits=limits)
-        response = await self._http.post(url, json=body, headers=headers)
+        response = await self._http.post(
+            url,
+            json=body,
+            headers=headers,
+        )
         if response.status_code >= 500:
             response.raise_for_status()
         has_answer = response.is_success and "json" in response.headers.get("content-type", "")
         return response.json() if has_answer else {}
 
-    async def render(self, messages: list[Message]) -> list[int]:
+    async def render(
+        self,
+        messages: list[Message],
+    ) -> list[int]:
         extra_body = self._llm_kwargs.get("extra_body") or {}
         answer = await self._attempts(
             self._tokenize,
@@ -1258,15 +1394,27 @@ class LiteLLMMixin(ExactPrompts):
         self.opens_thinking = end.endswith("<think>")
         return answer["tokens"]
 
-    async def special_tokens(self, text: str) -> re.Pattern:
+    async def special_tokens(
+        self,
+        text: str,
+    ) -> re.Pattern:
         pieces = []
         if await self.is_exact():
-            answer = await self._attempts(self._tokenize, prompt=text, add_special_tokens=False)
+            answer = await self._attempts(
+                self._tokenize,
+                prompt=text,
+                add_special_tokens=False,
+            )
             pieces = answer["token_strs"]
         # As it shows them: <|im_end|>, <think>, </s>, [INST].
         return start_of_any({piece for piece in pieces if re.fullmatch(r"(?s)<.+>|\[.+\]", piece)})
 
-    async def sample(self, prompt_ids: list[int], max_tokens: int, **request: Any) -> Turn:
+    async def sample(
+        self,
+        prompt_ids: list[int],
+        max_tokens: int,
+        **request: Any,
+    ) -> Turn:
         import litellm
 
         arguments = {
@@ -1319,7 +1467,11 @@ class LiteLLMMixin(ExactPrompts):
 _caches = WeakKeyDictionary()
 
 
-async def shared_client(key: tuple, build: Callable, gone: Any) -> Any:
+async def shared_client(
+    key: tuple,
+    build: Callable,
+    gone: Any,
+) -> Any:
     """The client for `key`, but not `gone`. One trial builds it (the next, if that fails)."""
     empty = (WeakValueDictionary(), WeakValueDictionary(), deque(maxlen=8))
     clients, locks, latest = _caches.setdefault(asyncio.get_running_loop(), empty)
@@ -1350,7 +1502,11 @@ def use_service(service: Any) -> None:
     _given_service = service
 
 
-def open_sampling_client(api_base: str | None, api_key: str | None, source: dict) -> Any:
+def open_sampling_client(
+    api_base: str | None,
+    api_key: str | None,
+    source: dict,
+) -> Any:
     """A sampling client in the process's session, or in a new one if that is over. Blocks.
 
     Raises what the SDK raises, as for a checkpoint that does not exist.
@@ -1387,7 +1543,10 @@ def open_sampling_client(api_base: str | None, api_key: str | None, source: dict
     return open_sampling_client(api_base, api_key, source)
 
 
-def _sampling_client(service: Any, source: dict) -> Any:
+def _sampling_client(
+    service: Any,
+    source: dict,
+) -> Any:
     created = service.create_sampling_client(**source)
     # A future from SDK 0.38 on.
     return created.result() if hasattr(created, "result") else created
@@ -1519,5 +1678,12 @@ def to_tinker(trajectory: Trajectory) -> "tinker_cookbook.rl.types.Trajectory": 
         if hasattr(action, "sequence_id"):
             action.sequence_id = (turn.extra or {}).get("sequence_id")
         prompt = ModelInput.from_ints(turn.prompt_token_ids)
-        transitions.append(types.Transition(prompt, action, reward=0.0, episode_done=is_last))
+        transitions.append(
+            types.Transition(
+                prompt,
+                action,
+                reward=0.0,
+                episode_done=is_last,
+            )
+        )
     return types.Trajectory(transitions, ModelInput.empty(), trajectory.stop_reason)
