@@ -40,6 +40,7 @@ from harbor.models.agent.context import AgentContext
 from harbor.models.metric import UsageInfo
 from harbor.models.trial.result import TrialResult
 from pydantic import BaseModel, Field, model_validator
+from pydantic_core import to_jsonable_python
 
 __version__ = "0.4.0"
 
@@ -82,7 +83,7 @@ except ImportError:
             harbors = inspect.signature(BaseAgent.__init__).parameters.keys()
             own = kwargs.keys() - harbors - {"extra_env", "override_setup_timeout_sec"}
             self.options = self.options_model(**{name: kwargs[name] for name in own})
-            # Before 0.16 it was swallowed, too.
+            # Before 0.16 BaseAgent has no `extra_env`.
             if not hasattr(BaseAgent, "extra_env"):
                 self.extra_env = kwargs.get("extra_env") or {}
 
@@ -130,7 +131,8 @@ class BasicLoopOptions(
         description="Seconds after which the loop ends, and the trial is scored.",
     )
     system_prompt: str | None = Field(
-        None, description="System message, verbatim; default: the loop's protocol."
+        None,
+        description="System message, verbatim; default: the protocol, or none if max_turns is 1.",
     )
     model_client: Literal["tinker", "litellm"] = Field(
         "tinker", description="Harbor's TinkerLLM, or its LiteLLM for API models and servers."
@@ -197,9 +199,9 @@ class BasicLoopOptions(
 class StopReason(StrEnum):
     """Why a run ended, under the names of `tinker_cookbook.rl.types.StopReason` where it has them.
 
-    A trial of one step is scored after all of them but ERROR; after CANCELLED by a timeout, not by
-    Ctrl-C. In a multi-step task Harbor scores a step that ended in ERROR, too, and goes on: no
-    reward of such a trial is one (see `trial_to_trajectory`).
+    A single-step trial is scored after all but ERROR and Ctrl-C (the agent's timeout is CANCELLED
+    too, and scored). In a multi-step task Harbor scores a step that ended in ERROR, too, and goes
+    on: no reward of such a trial is one (see `trial_to_trajectory`).
     """
 
     # The reply holds no command, or was the one completion asked for.
@@ -234,7 +236,7 @@ class Turn(LLMResponse):
     content: str = ""
     # Whether the reply ended for its length.
     cut_off: bool = False
-    # Whether the prompt does not begin with the turn before: its prompt and its completion.
+    # Whether the prompt does not begin with the last turn's prompt and completion.
     breaks_prefix: bool = False
     # What the reply asked to run, and what the model was told after it.
     script: str | None = None
@@ -270,7 +272,7 @@ class BasicLoopAgent(HarborAgent):
     """
 
     options_model: ClassVar[type[BasicLoopOptions]] = BasicLoopOptions
-    # The client, from `setup` on.
+    # The client, from `setup` or the first `sample` on.
     _llm: Any = None
 
     # What the model is told of the loop; {seconds} becomes the time limit of a script.
@@ -348,14 +350,16 @@ message. Each script starts in a fresh shell (files stay, variables and director
             async with asyncio.timeout(self.options.max_seconds) as limit:
                 stop_reason = await self._converse(conversation, environment)
         except BaseException as error:
-            # A cancellation is no Exception, and a TimeoutError may be the model's server's.
-            stop_reason = StopReason.ERROR if isinstance(error, Exception) else StopReason.CANCELLED
-            if not (limit.expired() and isinstance(error, TimeoutError)):
-                # Whatever fails here, `error` says more.
+            # Another TimeoutError may be the model's server's.
+            if limit.expired() and isinstance(error, TimeoutError):
+                stop_reason = StopReason.ROLLOUT_TIMEOUT
+            else:
+                # A cancellation is no Exception.
+                is_error = isinstance(error, Exception)
+                stop_reason = StopReason.ERROR if is_error else StopReason.CANCELLED
                 with contextlib.suppress(Exception):
                     self._record(conversation, stop_reason, context)
                 raise
-            stop_reason = StopReason.ROLLOUT_TIMEOUT
         self._record(conversation, stop_reason, context)
 
     async def _converse(
@@ -365,10 +369,10 @@ message. Each script starts in a fresh shell (files stay, variables and director
     ) -> StopReason:
         """The loop. The conversation records what the model says, and what `tell` tells it.
 
-        To have the model forget, edit `conversation.messages` (for the Responses API call
+        To have the model forget, edit `conversation.messages` in place (for the Responses API call
         `conversation.reset_response_chain()` too): an edited history is rendered anew. What the
-        model was not yet told is not among them, but comes with the next `sample`. What else is
-        to be kept of a run goes into `conversation.metadata`.
+        model was not yet told is not in it, but comes with the next `sample`. What else is to be
+        kept of a run goes into `conversation.metadata`.
         """
         for _ in range(self.options.max_turns):
             # Sample, and record.
@@ -424,7 +428,7 @@ message. Each script starts in a fresh shell (files stay, variables and director
                 await end_processes(environment, "BASIC_LOOP_SCRIPT", mark)
                 await asyncio.wait([running], timeout=10)
         finally:
-            # Cancelled, or it hangs. Else it would go on, in the next turn or while the tests run.
+            # Cancelled, or it hangs: it would run on, into the next turn or the tests.
             hangs = not running.done()
             if hangs:
                 running.cancel()
@@ -435,7 +439,7 @@ message. Each script starts in a fresh shell (files stay, variables and director
         output, note = output_of(result.stdout, mark)
         if late:
             note = f"[ended: the time limit of {limit} seconds was reached]"
-        # A script can write around _RUN.
+        # A script can print past what _RUN cuts.
         texts = [
             output[: most + 200],
             valid_text(result.stderr)[: most + 200],
@@ -462,7 +466,7 @@ message. Each script starts in a fresh shell (files stay, variables and director
             costs = [usage.cost_usd for usage in usages if usage.cost_usd]
             context.cost_usd = sum(costs) if len(costs) == len(turns) else None
         context.metadata = {
-            **conversation.metadata,
+            **to_jsonable_python(conversation.metadata, fallback=str),
             "stop_reason": str(stop_reason),
             "n_episodes": len(turns),
         }
@@ -505,7 +509,7 @@ message. Each script starts in a fresh shell (files stay, variables and director
         write_file(self.logs_dir / "trajectory.json", view)
 
     def _llm_arguments(self) -> dict:
-        # What the client is made of, without what is None: for the client to find.
+        # The client's arguments. What is None is left out, so that the client's default holds.
         # A copy, for Harbor's LiteLLM writes into what it is given.
         options = self.options.model_copy(deep=True)
         provider = "tinker"
@@ -514,12 +518,14 @@ message. Each script starts in a fresh shell (files stay, variables and director
             if not has_provider:
                 from litellm import get_llm_provider
 
-                provider = get_llm_provider(self.model_name)[1]
+                # A client of one's own may call its model anything.
+                with contextlib.suppress(Exception):
+                    provider = get_llm_provider(self.model_name)[1]
         # The agent's environment is what `--ae KEY=value` gives.
         settings = ChainMap(self.extra_env, os.environ)
-        name = provider.upper()
+        prefix = provider.upper()
         arguments = {
-            "api_key": settings.get(f"{name}_API_KEY"),
+            "api_key": settings.get(f"{prefix}_API_KEY"),
             # An option of Harbor 0.25; before, it is in llm_kwargs.
             "reasoning_effort": getattr(options, "reasoning_effort", None),
             **(options.llm_kwargs or {}),
@@ -531,16 +537,16 @@ message. Each script starts in a fresh shell (files stay, variables and director
             "collect_rollout_details": options.collect_rollout_details,
             "api_base": options.api_base
             or getattr(options, "base_url", None)
-            or settings.get(f"{name}_BASE_URL")
-            or settings.get(f"{name}_API_BASE"),
+            or settings.get(f"{prefix}_BASE_URL")
+            or settings.get(f"{prefix}_API_BASE"),
         }
         return {name: value for name, value in arguments.items() if value is not None}
 
     def _build_llm(self) -> Any:
         """A new client of this configuration, which any number of conversations call.
 
-        Return a client of your own here: any of Harbor's `BaseLLM`. Runs in a thread, for it takes
-        seconds.
+        Return a client of your own here, any of Harbor's `BaseLLM` (with model_client=litellm, for
+        tinker wants a key). Runs in a thread, for it takes seconds.
         """
         # Imported here, for importing litellm or torch takes seconds.
         if self.options.model_client == "litellm":
@@ -577,9 +583,10 @@ message. Each script starts in a fresh shell (files stay, variables and director
 
 
 # The options' defaults stand in one place only; `help` shows them in the constructor.
-_self, _model_name, _kwargs = inspect.signature(BasicLoopAgent.__init__).parameters.values()
+_shown = dict(inspect.signature(BasicLoopAgent.__init__).parameters)
+_kwargs = _shown.pop("kwargs")
 BasicLoopAgent.__init__.__signature__ = inspect.Signature(
-    [_self, _model_name, *inspect.signature(BasicLoopOptions).parameters.values(), _kwargs]
+    [*_shown.values(), *inspect.signature(BasicLoopOptions).parameters.values(), _kwargs]
 )
 
 
@@ -593,7 +600,7 @@ _FENCE = re.compile(
 
 
 def fenced_blocks(text: str) -> list[tuple[str, str]]:
-    """The ``` blocks of a Markdown text, as (language, content); one without an end is none.
+    """The ``` blocks of a Markdown text, as (language, content); an unclosed one does not count.
 
     What looks like a block inside another one, or inside ~~~, is quoted and none either.
     """
@@ -661,7 +668,7 @@ case $(LC_ALL=C bash -n -c -- "$script" 2>&1) in
     printf ':%s:%s' $mark "[not run: a here-document is not closed]"
     exit 2
 esac
-# The first that takes it; programs fill /dev/shm, of which Docker gives 64 MB.
+# The first folder with room: Docker gives /dev/shm 64 MB, and programs fill it.
 for file in /tmp/basic-loop-$mark /dev/shm/basic-loop-$mark; do
   head -c $most /dev/zero >$file && break
   rm -f $file
@@ -840,12 +847,12 @@ class Conversation(Chat):
         self,
         reply: LLMResponse,
     ) -> Turn:
-        # Make a turn of a reply; the only place that does.
+        # Complete a reply's turn and append it: the only place that does.
         options = self.agent.options
         turn = reply if isinstance(reply, Turn) else Turn(**vars(reply))
         text = turn.content
         if isinstance(text, list):
-            # Of Harbor's own TinkerLLM (to 0.24).
+            # From Harbor's own TinkerLLM (to 0.24), if `_build_llm` returns that.
             thinking = "".join(part.get("thinking", "") for part in text)
             answer = "".join(part.get("text", "") for part in text)
             text = f"<think>{thinking}</think>{answer}" if thinking else answer
@@ -883,7 +890,7 @@ def split_thinking(text: str) -> tuple[str, str]:
     """The thinking and the answer of a reply as it was sampled, without its stop token.
 
     What a <think> at its start opens is thinking. Without one the prompt may have opened it: then
-    the first </think> closes it that is at the start of a line, or outside fenced blocks.
+    the first </think> at a line's start, or outside fenced blocks, closes it.
     """
     if text.lstrip().startswith(("<|channel|>", "<|start|>", "<|message_model|>")):
         return _split_messages(text)
@@ -906,7 +913,9 @@ def split_thinking(text: str) -> tuple[str, str]:
 
 
 def _split_messages(text: str) -> tuple[str, str]:
-    """The same, where a reply is a sequence of messages with headers; one cut off in it is none.
+    """The same, where a reply is a sequence of messages with headers.
+
+    A message that was cut off in its header does not count.
 
     gpt-oss: <|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>hi
     Inkling: <|message_model|><|content_thinking|>hm<|end_message|><|message_model|>
@@ -1006,7 +1015,7 @@ def write_file(
 
 # The model clients: Harbor's own, for whole replies and exact prompts.
 
-# Two short conversations that differ in the reply: there the template shows where it ends.
+# Two conversations that differ only in the reply: their ids differ last where its text ends.
 _PROBE = [user("a"), {"role": "assistant", "content": "b"}]
 _OTHER_PROBE = [user("a"), {"role": "assistant", "content": "c"}]
 
@@ -1435,7 +1444,7 @@ class LiteLLMMixin(ExactPrompts):
                 "skip_special_tokens": False,
             },
         }
-        # Of Harbor's Chat: `logging_path` and `previous_response_id`.
+        # Chat also passes `logging_path` and `previous_response_id`, both None.
         arguments = {name: value for name, value in arguments.items() if value is not None}
         # Else it prints a list of providers in each call, for it looks for the price of the model.
         litellm.suppress_debug_info = True
@@ -1588,7 +1597,7 @@ class Trajectory:
     turns: list[Turn]
     # The reward named "reward", or the only one. None: not scored, or several of other names.
     reward: float | None
-    # All that the verifier gave; none where a failure was scored as if it were the model's.
+    # All that the verifier gave; empty where Harbor scored a trial that failed.
     rewards: dict[str, float]
     # The `StopReason` of the last step; None for another agent's trial.
     stop_reason: str | None
