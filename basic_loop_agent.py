@@ -11,6 +11,7 @@ import asyncio
 import base64
 import concurrent.futures
 import contextlib
+import functools
 import importlib.util
 import inspect
 import itertools
@@ -350,8 +351,8 @@ message. Each script starts in a fresh shell (files stay, variables and director
             async with asyncio.timeout(self.options.max_seconds) as limit:
                 stop_reason = await self._converse(conversation, environment)
         except BaseException as error:
-            # Another TimeoutError may be the model's server's.
-            if limit.expired() and isinstance(error, TimeoutError):
+            # A client may have made another error of the TimeoutError.
+            if limit.expired() and isinstance(error, Exception):
                 stop_reason = StopReason.ROLLOUT_TIMEOUT
             else:
                 # A cancellation is no Exception.
@@ -433,7 +434,9 @@ message. Each script starts in a fresh shell (files stay, variables and director
             if hangs:
                 running.cancel()
                 await asyncio.shield(end_processes(environment, "BASIC_LOOP_RUN", mark))
-        if hangs or isinstance(running.exception(), TimeoutError):
+        # Some environments fail when what they wait for is ended, or by themselves.
+        failed = hangs or running.cancelled() or (late and running.exception())
+        if failed or isinstance(running.exception(), TimeoutError):
             return f"Exit code: 124\nOutput:\n[no answer; the time limit is {limit} seconds]"
         result = running.result()
         output, note = output_of(result.stdout, mark)
@@ -564,21 +567,17 @@ message. Each script starts in a fresh shell (files stay, variables and director
             self.logger.info("Sampling %s", source)
         return Client(**self._llm_arguments())
 
-    async def _shared_llm(
-        self,
-        gone: Any = None,
-    ) -> Any:
-        # The client that all trials of this configuration share, but not `gone`.
-        # What a subclass adds may be the client's, too.
+    @functools.cached_property
+    def _client_key(self) -> tuple:
+        # All that makes two clients different: what a subclass adds may be the client's, too.
         added = self.options.model_dump(exclude=set(BasicLoopOptions.model_fields))
-        arguments = {
-            "client": self.options.model_client,
-            **self._llm_arguments(),
-            **added,
-        }
-        key = (type(self), repr(arguments), _given_service)
-        # Kept, so that it is not dropped between `setup` and `run`.
-        self._llm = await shared_client(key, self._build_llm, gone)
+        arguments = {"client": self.options.model_client, **self._llm_arguments(), **added}
+        return (type(self), repr(arguments), _given_service)
+
+    async def _shared_llm(self, gone: Any = None) -> Any:
+        # The client that all trials of this configuration share, but not `gone`. It is kept, so
+        # that it is not dropped between `setup` and `run`.
+        self._llm = await shared_client(self._client_key, self._build_llm, gone)
         return self._llm
 
 
@@ -633,11 +632,12 @@ def _fences(text: str) -> Iterator[tuple[re.Match, re.Match]]:
 
 
 # With the arguments MARK BYTES SCRIPT this text runs a script inside the environment. It prints the
-# output in base64, which any environment can decode, and what is said of it, for `output_of`. Of a
-# script that prints "hello" (the mark is 3f2a), and of one that floods:
+# output in base64, which any environment can decode, between two marks, and what is said of it
+# behind them: so `output_of` can tell it from what others print. Of a script that prints "hello"
+# (the mark is 3f2a), and of one that floods:
 #
-#     aGVsbG8KZW5kLW9mLTNmMmEK:3f2a:
-#     eQp5CnkKeQp5CnkKeQpb(...):3f2a:[ended: it wrote more than 4000000 bytes]
+#     :3f2a:aGVsbG8KZW5kLW9mLTNmMmEK:3f2a:
+#     :3f2a:eQp5CnkKeQp5CnkKeQpb(...):3f2a:[ended: it wrote more than 4000000 bytes]
 #
 # `tee` writes the output to a file, of which BYTES are returned, and `head` counts: past `most` the
 # script is ended. A process left in the background keeps their pipe, and `cat` reads on for it; so
@@ -663,6 +663,7 @@ if [ $# = 2 ]; then
   exit
 fi
 mark=$1 shown=$2 script=$3 most=4000000 end=end-of-$mark why=
+printf ':%s:' $mark
 case $(LC_ALL=C bash -n -c -- "$script" 2>&1) in
   *"warning: here-document at line "*" delimited by end-of-file"*)
     printf ':%s:%s' $mark "[not run: a here-document is not closed]"
@@ -731,16 +732,18 @@ def output_of(
     mark: str,
 ) -> tuple[str, str]:
     """A script's output, and what _RUN says of it. It is all of `stdout` where _RUN did not run."""
-    text = valid_text(stdout)
-    encoded, found, note = text.rpartition(f":{mark}:")
-    if not found:
-        return text, ""
+    parts = valid_text(stdout).split(f":{mark}:")
+    if len(parts) == 1:
+        return parts[0], ""
+    lost = ("", "[the output was lost: what runs the script was killed or written into]")
+    if len(parts) == 2:
+        return lost
     try:
-        output = base64.b64decode(encoded)
+        output = base64.b64decode(parts[1])
     except ValueError:
-        return "", "[the output was lost: another program wrote into it]"
+        return lost
     output = output.partition(f"end-of-{mark}".encode())[0]
-    return valid_text(output), note
+    return valid_text(output), parts[-1]
 
 
 def valid_text(text: str | bytes | None) -> str:
@@ -886,13 +889,17 @@ def user(text: str) -> Message:
     return {"role": "user", "content": text}
 
 
+# What the replies of gpt-oss and of Inkling begin with.
+_HEADERS = ("<|channel|>", "<|start|>", "<|message_model|>")
+
+
 def split_thinking(text: str) -> tuple[str, str]:
     """The thinking and the answer of a reply as it was sampled, without its stop token.
 
     What a <think> at its start opens is thinking. Without one the prompt may have opened it: then
     the first </think> at a line's start, or outside fenced blocks, closes it.
     """
-    if text.lstrip().startswith(("<|channel|>", "<|start|>", "<|message_model|>")):
+    if text.lstrip().startswith(_HEADERS):
         return _split_messages(text)
     # To the reply's end where it is never closed.
     opened = re.match(r"(?s)(\s*<think>.*?(</think>|\Z))+", text)
@@ -1030,8 +1037,11 @@ class ExactPrompts:
     # How many tokens the model holds, and whether its template ends a prompt with <think>.
     context_limit: float = math.inf
     opens_thinking: bool = False
-    # The tokens of `_PROBE` up to the end of its reply's text. None: not asked for yet.
-    _probe_start: list[int] | None = None
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        # By system message.
+        self._probe_starts: dict[str, list[int]] = {}
 
     async def call_exactly(
         self,
@@ -1046,13 +1056,15 @@ class ExactPrompts:
         and what the client raises.
         """
         prompt_ids = await self.next_prompt([*message_history, user(prompt)], goes_on_from)
+        # Of this prompt: another conversation's may end otherwise.
+        opens_thinking = self.opens_thinking
         room = self.context_limit - len(prompt_ids)
         if room < 1:
             raise ContextLengthExceededError(f"the prompt fills the context: {len(prompt_ids)}")
         max_tokens = min(self.get_model_output_limit(), room)
         turn = await self.sample(prompt_ids, max_tokens, **request)
         turn.prompt_token_ids = prompt_ids
-        if self.opens_thinking:
+        if opens_thinking:
             turn.content = f"<think>{turn.content}"
         return turn
 
@@ -1080,23 +1092,31 @@ class ExactPrompts:
         history, and after a reply that has no stop token or another than the template's.
         """
         if goes_on_from:
-            if self._probe_start is None:
-                one = await self.render([*_PROBE, user("d")])
-                other = await self.render([*_OTHER_PROBE, user("d")])
-                # Up to the last that differs: "b" and "c", where a template shows these.
-                end = 0
-                for position, pair in enumerate(zip(one, other, strict=False), start=1):
-                    if pair[0] != pair[1]:
-                        end = position
-                self._probe_start = one[:end]
-            rendered = await self.render([*_PROBE, messages[-1]])
-            end = len(self._probe_start)
+            # It may decide how the template ends a prompt.
+            system = messages[:1] if messages[0]["role"] == "system" else []
+            start = await self._probe_start(system)
+            rendered = await self.render([*system, *_PROBE, messages[-1]])
+            end = len(start)
             # Inkling's template closes the message before it stops.
             for n in (1, 2):
                 stops_alike = goes_on_from[-n:] == rendered[end : end + n]
-                if stops_alike and rendered[:end] == self._probe_start:
+                if stops_alike and rendered[:end] == start:
                     return goes_on_from + rendered[end + n :]
         return await self.render(messages)
+
+    async def _probe_start(self, system: list[Message]) -> list[int]:
+        # The tokens of `_PROBE` behind this system message, up to the end of the reply's text.
+        key = str(system)
+        if key not in self._probe_starts:
+            one = await self.render([*system, *_PROBE, user("d")])
+            other = await self.render([*system, *_OTHER_PROBE, user("d")])
+            # Up to the last that differs: "b" and "c", where a template shows these.
+            end = 0
+            for position, pair in enumerate(zip(one, other, strict=False), start=1):
+                if pair[0] != pair[1]:
+                    end = position
+            self._probe_starts[key] = one[:end]
+        return self._probe_starts[key]
 
 
 def start_of_any(texts: Iterable[str]) -> re.Pattern:
@@ -1348,15 +1368,20 @@ class LiteLLMMixin(ExactPrompts):
     async def is_exact(self) -> bool:
         """Whether ids are asked for and the server tokenizes for us. Found out once."""
         if self._is_exact is None:
+            import httpx
+
             can_be = (
                 self._collect_rollout_details and self._api_base and not self._use_responses_api
             )
             answer = {}
             if can_be:
-                answer = await self._attempts(self._tokenize, messages=[user("a")])
-            if can_be and "max_model_len" not in answer:
+                # A gateway may answer anything to what it does not know.
+                with contextlib.suppress(httpx.HTTPError, ValueError):
+                    answer = await self._attempts(self._tokenize, messages=[user("a")])
+            is_exact = isinstance(answer, dict) and isinstance(answer.get("max_model_len"), int)
+            if can_be and not is_exact:
                 self._logger.info("the server has no /tokenize: prompts are not exact")
-            self._is_exact = "max_model_len" in answer
+            self._is_exact = is_exact and {"tokens", "token_strs"} <= answer.keys()
         return self._is_exact
 
     async def _tokenize(
@@ -1375,27 +1400,40 @@ class LiteLLMMixin(ExactPrompts):
         # would keep its event loop, and so the cache.
         if self._http is None:
             limits = httpx.Limits(max_keepalive_connections=0)
-            self._http = httpx.AsyncClient(timeout=60, limits=limits)
+            verify = self._llm_kwargs.get("ssl_verify", True)
+            self._http = httpx.AsyncClient(timeout=60, limits=limits, verify=verify)
         response = await self._http.post(
             url,
             json=body,
             headers=headers,
         )
-        if response.status_code >= 500:
+        # What passes is tried again, and what it could do once it can do.
+        if self._is_exact or response.status_code >= 500 or response.status_code in (408, 429):
             response.raise_for_status()
-        has_answer = response.is_success and "json" in response.headers.get("content-type", "")
-        return response.json() if has_answer else {}
+        return response.json() if response.is_success else {}
 
     async def render(
         self,
         messages: list[Message],
     ) -> list[int]:
-        extra_body = self._llm_kwargs.get("extra_body") or {}
+        # As the chat endpoint hands them to the template.
+        options = {
+            "reasoning_effort": self._reasoning_effort,
+            **(self._llm_kwargs.get("chat_template_kwargs") or {}),
+            **((self._llm_kwargs.get("extra_body") or {}).get("chat_template_kwargs") or {}),
+        }
+        # gpt-oss' own template refuses its headers in a message.
+        shown = [
+            {**message, "content": split_thinking(message["content"])[1]}
+            if message["content"].startswith(_HEADERS)
+            else message
+            for message in messages
+        ]
         answer = await self._attempts(
             self._tokenize,
-            messages=messages,
+            messages=shown,
             add_generation_prompt=True,
-            chat_template_kwargs=extra_body.get("chat_template_kwargs") or {},
+            chat_template_kwargs={name: x for name, x in options.items() if x is not None},
         )
         self.context_limit = answer["max_model_len"]
         # "Ċ" is how byte-level tokenizers show a line's end.
@@ -1448,11 +1486,17 @@ class LiteLLMMixin(ExactPrompts):
         arguments = {name: value for name, value in arguments.items() if value is not None}
         # Else it prints a list of providers in each call, for it looks for the price of the model.
         litellm.suppress_debug_info = True
-        try:
-            response = await self._attempts(litellm.atext_completion, **arguments)
-        except Exception as error:
-            self._handle_litellm_error(error)
+
+        async def complete() -> Any:
+            try:
+                return await litellm.atext_completion(**arguments)
+            except Exception as error:
+                self._handle_litellm_error(error)
+
+        response = await self._attempts(complete)
         choice = response.choices[0]
+        if getattr(choice, "prompt_token_ids", None) not in (None, prompt_ids):
+            raise RuntimeError("the server sampled from another prompt than it was given")
         return Turn(
             content=choice.text,
             cut_off=choice.finish_reason == "length",
