@@ -896,12 +896,12 @@ _HEADERS = ("<|channel|>", "<|start|>", "<|message_model|>")
 def split_thinking(text: str) -> tuple[str, str]:
     """The thinking and the answer of a reply as it was sampled, without its stop token.
 
-    What a <think> at its start opens is thinking. Without one the prompt may have opened it: then
-    the first </think> at a line's start, or outside fenced blocks, closes it.
+    What a <think> at its start opens is thinking, to the reply's end where it is never closed.
+    Without one the prompt may have opened it: then the first </think> at a line's start, or outside
+    fenced blocks, closes it. Any other tag is text.
     """
     if text.lstrip().startswith(_HEADERS):
         return _split_messages(text)
-    # To the reply's end where it is never closed.
     opened = re.match(r"(?s)(\s*<think>.*?(</think>|\Z))+", text)
     if opened:
         thinking = re.sub(r"\s*<think>|</think>", "", opened[0])
@@ -911,8 +911,8 @@ def split_thinking(text: str) -> tuple[str, str]:
     ends = [end.start() for _, end in fences]
     for tag in re.finditer(r"(?m)(?P<at_line_start>^[ \t]*)?</think>", before):
         # The block that ends next, if any.
-        nearest = fences[bisect(ends, tag.start()) :][:1]
-        is_quoted = any(start.end() <= tag.start() for start, _ in nearest)
+        n = bisect(ends, tag.start())
+        is_quoted = any(start.end() <= tag.start() for start, _ in fences[n : n + 1])
         if tag["at_line_start"] is not None or not is_quoted:
             thinking = text[: tag.end()].removesuffix("</think>")
             return thinking, text[tag.end() :].lstrip()

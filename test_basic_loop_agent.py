@@ -44,9 +44,14 @@ from uuid import uuid4
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
+import httpx
+import litellm
 import pytest
+import tinker
 from harbor.environments.base import ExecResult
+from harbor.job import Job
 from harbor.llms.base import LLMResponse, OutputLengthExceededError
+from harbor.llms.lite_llm import LiteLLM
 from harbor.models import trajectories as atif
 from harbor.models.agent.context import AgentContext
 from harbor.models.job.config import JobConfig
@@ -73,10 +78,7 @@ IDS = ("prompt_token_ids", "completion_token_ids", "logprobs")
 
 
 async def next_answer(script: list[Any]) -> Any:
-    """A script's next item, its last one again and again.
-
-    It is returned, raised if it is an exception, and awaited first if it is a function.
-    """
+    """A script's next item, at last the same again and again; awaited or raised if it can be."""
     answer = script.pop(0) if len(script) > 1 else script[0]
     if callable(answer):
         answer = await answer()
@@ -90,10 +92,7 @@ async def forever() -> None:
 
 
 class ScriptedEnvironment:
-    """Answers `exec` from a script of results.
-
-    Keeps the scripts that it was to run, with None for what ends an earlier one.
-    """
+    """Answers `exec` from a script. Keeps what it was to run, None for what ends a script."""
 
     def __init__(self, *script: Any) -> None:
         self.script = list(script) or [ExecResult(return_code=0)]
@@ -174,16 +173,15 @@ class FakeTinker:
         return ids + [2] * (stop_reason == "stop")
 
 
-def refused(status: int, message: str) -> Exception:
+def refused(status: int, message: str, kind: str = "APIStatusError") -> Exception:
     """An answer of Tinker's API that is an error."""
-    import httpx
-    import tinker
-
     response = httpx.Response(status, request=httpx.Request("POST", "http://tinker"))
-    return tinker.APIStatusError(message, response=response, body=None)
+    return getattr(tinker, kind)(message, response=response, body=None)
 
 
 class FakeService:
+    """A session, and the client that samples in it."""
+
     def __init__(self, tinker: FakeTinker, arguments: dict[str, Any]) -> None:
         self.tinker, self.arguments = tinker, arguments
         self.ended: Exception | None = None
@@ -195,17 +193,12 @@ class FakeService:
             error = refused(404, "no such checkpoint")
         if error is None:
             self.tinker.samplers.append(source)
-        created = Done(error or FakeSampler(self))
+        created = Done(error or self)
         return created.result() if IS_OLD_SDK else created
 
     def close(self, status: str) -> Any:
         self.closed = True
         self.ended = RuntimeError("Internal client holder is closed")
-
-
-class FakeSampler:
-    def __init__(self, service: FakeService) -> None:
-        self.service, self.tinker = service, service.tinker
 
     def sample(self, **call: Any) -> Any:
         answer = self.answer(**call)
@@ -217,8 +210,8 @@ class FakeSampler:
         fake = self.tinker
         fake.requests.append((prompt.to_ints(), sampling_params))
         await asyncio.sleep(0)
-        if self.service.ended:
-            raise self.service.ended
+        if self.ended:
+            raise self.ended
         answer = await next_answer(fake.script)
         answer = Sampled(answer) if isinstance(answer, str) else answer
         tokens = answer.tokens
@@ -228,10 +221,10 @@ class FakeSampler:
         own = [-((number + 1) + i / 1000) for i in range(len(tokens))]
         logprobs = own if answer.logprobs == "own" else answer.logprobs
         fake.returned.append((prompt.to_ints(), tokens, logprobs))
-        sequence = {"tokens": tokens, "logprobs": logprobs, "stop_reason": answer.stop_reason}
-        newer = {} if IS_OLD_SDK else {"sequence_id": f"sequence-{number}"}
-        response = SimpleNamespace(sequences=[SimpleNamespace(**sequence, **newer)])
+        sequence = SimpleNamespace(tokens=tokens, logprobs=logprobs, stop_reason=answer.stop_reason)
+        response = SimpleNamespace(sequences=[sequence])
         if not IS_OLD_SDK:
+            sequence.sequence_id = f"sequence-{number}"
             response.prompt_cache_hit_tokens = 3 * number
         return response
 
@@ -367,38 +360,6 @@ def model(request: pytest.FixtureRequest, tokenizer_dir: str) -> Model:
 # The agent under test.
 
 
-@pytest.fixture(autouse=True)
-def keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A key of its own for each test, and so a Tinker service of its own."""
-    monkeypatch.setenv("TINKER_API_KEY", f"tml-{uuid4().hex}")
-    monkeypatch.setenv("OPENAI_API_KEY", "sk-test")
-    for name in ("OPENAI_BASE_URL", "OPENAI_API_BASE", "TINKER_BASE_URL"):
-        monkeypatch.delenv(name, raising=False)
-
-
-@pytest.fixture
-def tinker_service(tokenizer_dir, monkeypatch) -> Callable[..., FakeTinker]:
-    def install(*script: Any) -> FakeTinker:
-        fake = FakeTinker(tokenizer_dir, *script)
-        monkeypatch.setattr("tinker.ServiceClient", fake)
-        monkeypatch.setenv("TINKER_API_KEY", f"tml-{uuid4().hex}")
-        return fake
-
-    return install
-
-
-@pytest.fixture
-def agent(tokenizer_dir: str, tmp_path: Path) -> Callable[..., BasicLoopAgent]:
-    def build(agent_class: type = BasicLoopAgent, **options: Any) -> BasicLoopAgent:
-        if options.get("model_client") != "litellm":
-            defaults = {"model_name": tokenizer_dir, "renderer_name": "qwen3_instruct"}
-        else:
-            defaults = {"model_name": "openai/mock"}
-        return agent_class(**{"logs_dir": tmp_path} | defaults | options)
-
-    return build
-
-
 @dataclass
 class Run:
     """What a run leaves; all of it is read anew from the context and the files."""
@@ -455,28 +416,93 @@ class Run:
         return step
 
 
-@pytest.fixture
-def prepare(agent, tinker_service) -> Callable[..., Run]:
-    """A run that is to come, of an agent that samples this script from a new Tinker service."""
+class Bench:
+    """Builds agents, and runs them on the fakes."""
 
-    def build(*script: Any, environment: Any = None, **options: Any) -> Run:
-        environment = environment or ScriptedEnvironment()
-        return Run(agent(**options), environment, AgentContext(), tinker_service(*script))
+    def __init__(self, tokenizer_dir: str, logs_dir: Path, monkeypatch: Any) -> None:
+        self.tokenizer_dir, self.logs_dir, self.monkeypatch = tokenizer_dir, logs_dir, monkeypatch
+        monkeypatch.setenv("OPENAI_API_KEY", "sk-test")
+        for name in ("OPENAI_BASE_URL", "OPENAI_API_BASE", "TINKER_BASE_URL"):
+            monkeypatch.delenv(name, raising=False)
+        self.service()
 
-    return build
+    def service(self, *script: Any) -> FakeTinker:
+        """A new Tinker service with a key, and so a session, of its own."""
+        fake = FakeTinker(self.tokenizer_dir, *script)
+        self.monkeypatch.setattr("tinker.ServiceClient", fake)
+        self.monkeypatch.setenv("TINKER_API_KEY", f"tml-{uuid4().hex}")
+        return fake
 
+    def agent(self, agent_class: type = BasicLoopAgent, **options: Any) -> BasicLoopAgent:
+        defaults = {"model_name": self.tokenizer_dir, "renderer_name": "qwen3_instruct"}
+        if options.get("model_client") == "litellm":
+            defaults = {"model_name": "openai/mock"}
+        return agent_class(**{"logs_dir": self.logs_dir} | defaults | options)
 
-@pytest.fixture
-def tinker(prepare) -> Callable[..., Run]:
-    """The same, and it is run, in an event loop of its own and without `setup`."""
+    def prepare(self, *script: Any, environment: Any = None, **options: Any) -> Run:
+        """A run that is to come, of an agent that samples this script from a new service."""
+        fake, environment = self.service(*script), environment or ScriptedEnvironment()
+        return Run(self.agent(**options), environment, AgentContext(), fake)
 
-    def run(*script: Any, instruction: str = "do it", raises: Any = None, **options: Any) -> Run:
-        one = prepare(*script, **options)
+    def tinker(
+        self, *script: Any, instruction: str = "do it", raises: Any = None, **options: Any
+    ) -> Run:
+        """The same, and it is run, in an event loop of its own and without `setup`."""
+        did = self.prepare(*script, **options)
         with pytest.raises(raises) if raises else contextlib.nullcontext():
-            asyncio.run(one.go(instruction))
-        return one
+            asyncio.run(did.go(instruction))
+        return did
 
-    return run
+    def shell(self, script: str, environment: Any = None, **options: Any) -> str:
+        """Runs a script through the loop in a real shell; gives what the model is told."""
+        options |= {"environment": environment or ShellEnvironment(), "max_turns": 2}
+        return self.tinker(bash(script), "done", **options).told[0]
+
+    def api(self, *script: Any, finish: str = "stop", ids: bool = False) -> list[dict]:
+        """Has an API model give these answers, at litellm's door; gives its requests."""
+        requests, answers = [], list(script)
+
+        async def acompletion(**request: Any) -> Any:
+            requests.append(copy.deepcopy(request))
+            message = await next_answer(answers)
+            if isinstance(message, str):
+                message = {"role": "assistant", "content": message}
+            choice = {"message": message, "finish_reason": finish}
+            usage = {"prompt_tokens": 10, "completion_tokens": 3, "total_tokens": 13}
+            response = litellm.ModelResponse(model="mock", choices=[choice], usage=usage)
+            if ids and "no ids" not in message["content"]:
+                # As litellm passes on what vLLM answers.
+                n_turns = sum(message["role"] == "assistant" for message in request["messages"])
+                response.prompt_token_ids = [1, 2] + [3, 4, 5, 6] * n_turns
+                response.choices[0].provider_specific_fields = {"token_ids": [3, 4, 5]}
+                content = [{"token": "x", "logprob": -0.5, "bytes": [], "top_logprobs": []}] * 3
+                logprobs = litellm.types.utils.ChoiceLogprobs(content=content)
+                response.choices[0].logprobs = logprobs
+            return response
+
+        self.without_waiting()
+        self.monkeypatch.setattr(litellm, "acompletion", acompletion)
+        return requests
+
+    def without_waiting(self) -> None:
+        """Harbor's LiteLLM waits between its three attempts."""
+        self.monkeypatch.setattr(LiteLLM.call.retry, "wait", lambda state: 0)
+
+    def lite(self, *script: Any, ids: bool = False, **options: Any) -> Run:
+        """A run with these answers of an API model; `fake` is the requests."""
+        how = {"environment": None, "instruction": "do it"}
+        how = {name: options.pop(name, default) for name, default in how.items()}
+        options |= {"model_client": "litellm", "collect_rollout_details": ids or None}
+        requests = self.api(*script, ids=ids)
+        did = run(self.agent(**options), **how)
+        did.fake = requests
+        return did
+
+
+@pytest.fixture(autouse=True)
+def bench(tokenizer_dir: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
+    yield Bench(tokenizer_dir, tmp_path, monkeypatch)
+    basic_loop_agent.use_service(None)
 
 
 def run(agent: BasicLoopAgent, environment: Any = None, instruction: str = "do it") -> Run:
@@ -494,13 +520,8 @@ def printing(text: str) -> ScriptedEnvironment:
     return ScriptedEnvironment(ExecResult(stdout=text, return_code=0))
 
 
-def together(*trials: Any) -> None:
-    """Has them run at once, in an event loop of their own."""
-
-    async def main() -> None:
-        await asyncio.gather(*trials)
-
-    asyncio.run(main())
+async def together(*trials: Any) -> None:
+    await asyncio.gather(*trials)
 
 
 async def until(is_reached: Callable[[], Any]) -> None:
@@ -508,15 +529,6 @@ async def until(is_reached: Callable[[], Any]) -> None:
         if is_reached():
             break
         await asyncio.sleep(0.001)
-
-
-async def cancelled_when(is_reached: Callable[[], Any], trial: Any) -> None:
-    """Runs a trial until then."""
-    task = asyncio.create_task(trial)
-    await until(is_reached)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
 
 
 def bash(*commands: str, language: str = "bash") -> str:
@@ -547,8 +559,8 @@ def time_passes_at_once() -> Iterator[asyncio.Runner]:
 # One completion.
 
 
-def test_one_completion_is_on_the_context_and_in_the_files(tinker):
-    did = tinker("hello world", system_prompt="Be {brief}.", instruction="greet")
+def test_one_completion_is_on_the_context_and_in_the_files(bench):
+    did = bench.tinker("hello world", system_prompt="Be {brief}.", instruction="greet")
     ((prompt, tokens, logprobs),) = did.fake.returned
     assert did.turns == [(prompt, tokens, logprobs)]
     usage = did.context.n_input_tokens, did.context.n_output_tokens, did.context.n_cache_tokens
@@ -562,19 +574,18 @@ def test_one_completion_is_on_the_context_and_in_the_files(tinker):
     metrics = did.view.steps[-1].metrics
     assert (metrics.prompt_token_ids, metrics.completion_token_ids) == (prompt, tokens)
     assert metrics.logprobs == logprobs
-    assert did.view.final_metrics.total_prompt_tokens == len(prompt)
     assert (did.view.agent.name, did.view.agent.model_name) == ("basic-loop", did.fake.name)
 
 
 @pytest.mark.parametrize("reply", ["", bash("rm -rf /")])
-def test_a_single_completion_may_be_empty_and_is_never_executed(tinker, reply):
-    did = tinker(reply)
+def test_a_single_completion_may_be_empty_and_is_never_executed(bench, reply):
+    did = bench.tinker(reply)
     assert did.stop_reason == "completed"
     assert did.completion == did.view.steps[-1].message == reply
     assert did.scripts == []
 
 
-def test_a_reply_cut_off_anywhere_neither_shows_thinking_nor_loses_the_answer(prepare, model):
+def test_a_reply_cut_off_anywhere_neither_shows_thinking_nor_loses_the_answer(bench, model):
     answer, thought = bash("ls"), f"Could <tool_call>be</tool_call> 42\n{bash('rm x')}"
     end = 1 if model.is_inkling else 0
     replies, expected = [], []
@@ -588,7 +599,7 @@ def test_a_reply_cut_off_anywhere_neither_shows_thinking_nor_loses_the_answer(pr
     unclosed = re.split(r"<\|end\|>|<\|end_message\|>|</think>", model.reply("", thought))[0]
     for text in (unclosed, model.reply(answer, thought)):
         replies.append(Sampled(tokens=model.encode(text) + model.stop))
-    did = prepare(*replies, **model.options, max_turns=2)
+    did = bench.prepare(*replies, **model.options, max_turns=2)
 
     async def main() -> None:
         for answered in expected:
@@ -633,90 +644,33 @@ def test_a_reply_cut_off_anywhere_neither_shows_thinking_nor_loses_the_answer(pr
         ),
     ],
 )
-def test_the_answer_begins_where_the_thinking_ends(lite, reply, thinking, answer, runs):
-    did = lite(reply, max_turns=2)
+def test_the_answer_begins_where_the_thinking_ends(bench, reply, thinking, answer, runs):
+    did = bench.lite(reply, max_turns=2)
     step = did.view.steps[2]
     assert (step.reasoning_content, step.message) == (thinking, answer)
     assert did.scripts == ([runs] * 2 if runs else [])
 
 
-def test_lone_surrogates_reach_neither_tokenizer_nor_file(tinker, lite):
+def test_lone_surrogates_reach_neither_tokenizer_nor_file(bench):
     out = ExecResult.model_construct(stdout="a\udcff", stderr=b"b\xff", return_code=0)
     options = {"max_turns": 3, "system_prompt": "\udc80", "instruction": "x\ud83d\ude00\udc80"}
-    did = tinker(bash("ls"), "done", environment=ScriptedEnvironment(out), **options)
+    options["environment"] = ScriptedEnvironment(out)
+    did = bench.tinker(bash("ls"), "done", **options)
     assert did.view.steps[1].message == "x😀\ufffd"
     assert did.told == ["Exit code: 0\nOutput:\na\ufffd\nb\ufffd"]
-    did = lite(bash("echo \udc80"), "\ud800 done", environment=ScriptedEnvironment(out), **options)
+    did = bench.lite(bash("echo \udc80"), "\ud800 done", **options)
     assert did.completion == "\ufffd done"
-    assert did.scripts == ["echo \ufffd\n"]
+    assert did.scripts == ["ls\n", "echo \ufffd\n"]
     json.dumps(did.fake[-1]["messages"], ensure_ascii=False).encode()
 
 
-# API models. The fake stands at litellm's door: Harbor's LiteLLM calls it as any provider.
+# API models.
 
 
-def without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Harbor's LiteLLM waits between its three attempts."""
-    from harbor.llms.lite_llm import LiteLLM
-
-    monkeypatch.setattr(LiteLLM.call.retry, "wait", lambda state: 0)
-
-
-def api(
-    monkeypatch: pytest.MonkeyPatch, *script: Any, finish: str = "stop", ids: bool = False
-) -> list[dict]:
-    import litellm
-
-    requests, answers = [], list(script)
-
-    async def acompletion(**request: Any) -> Any:
-        requests.append(copy.deepcopy(request))
-        message = await next_answer(answers)
-        if isinstance(message, str):
-            message = {"role": "assistant", "content": message}
-        choice = {"message": message, "finish_reason": finish}
-        usage = {"prompt_tokens": 10, "completion_tokens": 3, "total_tokens": 13}
-        response = litellm.ModelResponse(model="mock", choices=[choice], usage=usage)
-        if ids and "no ids" not in message["content"]:
-            # As litellm passes on what vLLM answers.
-            n_turns = sum(message["role"] == "assistant" for message in request["messages"])
-            response.prompt_token_ids = [1, 2] + [3, 4, 5, 6] * n_turns
-            response.choices[0].provider_specific_fields = {"token_ids": [3, 4, 5]}
-            content = [{"token": "x", "logprob": -0.5, "bytes": [], "top_logprobs": []}] * 3
-            logprobs = litellm.types.utils.ChoiceLogprobs(content=content)
-            response.choices[0].logprobs = logprobs
-        return response
-
-    without_waiting(monkeypatch)
-    monkeypatch.setattr(litellm, "acompletion", acompletion)
-    return requests
-
-
-@pytest.fixture
-def lite(agent, monkeypatch) -> Callable[..., Run]:
-    """A run with these answers of an API model; `fake` is the requests."""
-
-    def build(
-        *script: Any,
-        finish: str = "stop",
-        ids: bool = False,
-        environment: Any = None,
-        instruction: str = "do it",
-        **options: Any,
-    ) -> Run:
-        requests = api(monkeypatch, *script, finish=finish, ids=ids)
-        one = agent(model_client="litellm", collect_rollout_details=ids or None, **options)
-        did = run(one, environment, instruction)
-        did.fake = requests
-        return did
-
-    return build
-
-
-def test_an_api_model_gets_the_options_and_leaves_text_and_usage(lite):
+def test_an_api_model_gets_the_options_and_leaves_text_and_usage(bench):
     kwargs = {"top_p": 0.9, "reasoning_effort": "low"}
     options = {"temperature": None, "api_base": "http://localhost:1/v1", "llm_kwargs": kwargs}
-    did = lite("hello", max_tokens=7, **options)
+    did = bench.lite("hello", max_tokens=7, **options)
     (request,) = did.fake
     assert {"max_tokens": 7, "api_base": options["api_base"], **kwargs}.items() <= request.items()
     assert not {"temperature", "logprobs", "extra_body"} & request.keys()
@@ -724,31 +678,33 @@ def test_an_api_model_gets_the_options_and_leaves_text_and_usage(lite):
     assert did.context.rollout_details is None
     assert did.metadata == {"stop_reason": "completed", "n_episodes": 1}
     assert did.completion == "hello"
-    assert lite("hello", temperature=0.3).fake[-1]["temperature"] == 0.3
+    assert bench.lite("hello", temperature=0.3).fake[-1]["temperature"] == 0.3
+    # Harbor has these for any agent since 0.25.
+    if "base_url" in basic_loop_agent.AgentOptions.model_fields:
+        (request,) = bench.lite("hello", base_url="http://x", reasoning_effort="low").fake
+        assert (request["api_base"], request["reasoning_effort"]) == ("http://x", "low")
 
 
-def test_a_run_has_a_price_where_each_turn_has_one(lite, monkeypatch):
+def test_a_run_has_a_price_where_each_turn_has_one(bench, monkeypatch):
     for prices, cost in (([0.5, 0.0], None), ([0.5, 0.25], 0.75)):
         costs = unittest.mock.Mock(side_effect=prices)
         monkeypatch.setattr("litellm.completion_cost", costs)
-        assert lite(bash("ls"), "done", max_turns=2).context.cost_usd == cost
+        assert bench.lite(bash("ls"), "done", max_turns=2).context.cost_usd == cost
 
 
-def test_a_servers_token_ids_are_recorded_like_tinkers_and_have_to_come(lite, agent):
-    did = lite(bash("ls"), bash("no ids"), "hello", ids=True, max_turns=3)
+def test_a_servers_token_ids_are_recorded_like_tinkers_and_have_to_come(bench):
+    did = bench.lite(bash("ls"), bash("no ids"), "hello", ids=True, max_turns=3)
     last_prompt = [1, 2, 3, 4, 5, 6, 3, 4, 5, 6]
     assert did.turns == [(ids, [3, 4, 5], [-0.5] * 3) for ids in ([1, 2], last_prompt)]
     assert (did.metadata["n_prefix_breaks"], did.metadata["n_turns_without_ids"]) == (0, 1)
     assert did.fake[0]["logprobs"] is True
     assert did.fake[0]["extra_body"]["return_token_ids"] is True
     with pytest.raises(RuntimeError, match="collect_rollout_details"):
-        lite("hello, no ids", ids=True)
+        bench.lite("hello, no ids", ids=True)
     assert did.completion == "hello, no ids"
 
 
-def test_the_responses_api_gets_max_tokens_and_may_be_cut_off(agent, monkeypatch):
-    import litellm
-
+def test_the_responses_api_gets_max_tokens_and_may_be_cut_off(bench, monkeypatch):
     requests = []
 
     async def aresponses(**request: Any) -> Any:
@@ -761,32 +717,34 @@ def test_the_responses_api_gets_max_tokens_and_may_be_cut_off(agent, monkeypatch
     monkeypatch.setattr(litellm, "aresponses", aresponses)
     options = {"model_client": "litellm", "llm_kwargs": {"use_responses_api": True}}
     for model_name in ("openai/gpt-5", "openai/mock"):
-        did = run(agent(model_name=model_name, max_tokens=777, **options), instruction="a")
+        did = run(bench.agent(model_name=model_name, max_tokens=777, **options), instruction="a")
         assert (did.stop_reason, did.completion) == ("max_tokens", "one")
         did.resumed("b")
         assert [message["content"] for message in requests[-1]["input"]] == ["a", "one", "b"]
     assert [request["max_output_tokens"] for request in requests] == [777] * 4
 
 
-def test_each_request_has_its_trials_session_id_and_trials_share_a_client(agent, lite, monkeypatch):
-    requests, agent_class = api(monkeypatch, bash("ls"), ids=True), counted()
+def test_each_request_has_its_trials_session_id_and_trials_share_a_client(bench):
+    requests, agent_class = bench.api(bash("ls"), ids=True), counted()
     kwargs = {"extra_headers": {"X-Other": "1"}, "extra_body": {"salt": 1}}
     options = {"model_client": "litellm", "max_turns": 2, "collect_rollout_details": True}
-    one = agent(agent_class, session_id="mine", llm_kwargs=kwargs, **options)
-    other = agent(agent_class, llm_kwargs=kwargs, **options)
+    one = bench.agent(agent_class, session_id="mine", llm_kwargs=kwargs, **options)
+    other = bench.agent(agent_class, llm_kwargs=kwargs, **options)
     other.session_id = "task__abc__agent"
-    together(*(trial.run("x", ScriptedEnvironment(), AgentContext()) for trial in (one, other)))
+    asyncio.run(
+        together(*(trial.run("x", ScriptedEnvironment(), AgentContext()) for trial in (one, other)))
+    )
     assert len(agent_class.built) == 1
     sent = [request["extra_body"] | request["extra_headers"] for request in requests]
     assert [(body["salt"], body["X-Other"]) for body in sent] == [(1, "1")] * 4
     ids = sorted((body["X-Session-ID"], body["session_id"]) for body in sent)
     assert ids == [("mine",) * 2] * 2 + [("task__abc__agent",) * 2] * 2
     # A closed API gets it as a header only.
-    did = lite("hello", session_id="mine")
+    did = bench.lite("hello", session_id="mine")
     assert did.fake[-1]["extra_headers"] == {"X-Session-ID": "mine"}
     assert did.view.session_id == "mine"
     assert "extra_body" not in did.fake[-1]
-    assert "extra_headers" not in lite("hello").fake[-1]
+    assert "extra_headers" not in bench.lite("hello").fake[-1]
 
 
 # vLLM, played over real HTTP: its template is a renderer's, which strips earlier thinking.
@@ -797,13 +755,25 @@ class FakeVllm(http.server.ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, bench: Bench) -> None:
         super().__init__(("127.0.0.1", 0), FakeVllmHandler)
-        self.model, self.url = model, f"http://127.0.0.1:{self.server_port}/v1"
+        self.bench, self.model = bench, Model("qwen3", bench.tokenizer_dir)
+        # Each request has its own thread; a tokenizer may be used by one at a time.
+        self.tokenizing = threading.Lock()
         # Replies with their finish reason, or an error's status; the last one again and again.
         self.script: list[tuple[str, str] | int] = []
         # Of each request: path, body and headers; and of each reply: prompt, tokens, logprobs.
         self.requests, self.returned = [], []
+
+    def agent(self, llm_kwargs: dict | None = None, **options: Any) -> BasicLoopAgent:
+        """An agent that has this server's model."""
+        known = ("max_input_tokens", "max_output_tokens")
+        known += ("input_cost_per_token", "output_cost_per_token")
+        kwargs = {"model_info": dict.fromkeys(known, 9000), "api_key": "k"} | (llm_kwargs or {})
+        url = f"http://127.0.0.1:{self.server_port}/v1"
+        defaults = {"model_client": "litellm", "model_name": "hosted_vllm/served"}
+        defaults |= {"collect_rollout_details": True, "max_turns": 4}
+        return self.bench.agent(**defaults | options, api_base=url, llm_kwargs=kwargs)
 
     def answer(self, path: str, body: dict[str, Any]) -> dict[str, Any] | int:
         if path == "/tokenize":
@@ -834,7 +804,8 @@ class FakeVllmHandler(http.server.BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.server.requests.append((self.path, body, self.headers))
-        answer = self.server.answer(self.path, body)
+        with self.server.tokenizing:
+            answer = self.server.answer(self.path, body)
         self.send_response(answer if isinstance(answer, int) else 200)
         self.send_header("Content-Type", "application/json")
         self.end_headers()
@@ -842,33 +813,13 @@ class FakeVllmHandler(http.server.BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def vllm(tokenizer_dir, monkeypatch) -> Iterator[FakeVllm]:
-    without_waiting(monkeypatch)
-    server = FakeVllm(Model("qwen3", tokenizer_dir))
+def vllm(bench) -> Iterator[FakeVllm]:
+    bench.without_waiting()
+    server = FakeVllm(bench)
     threading.Thread(target=server.serve_forever, args=[0.01], daemon=True).start()
     yield server
     server.shutdown()
     server.server_close()
-
-
-@pytest.fixture
-def vllm_agent(agent, vllm) -> Callable[..., BasicLoopAgent]:
-    known = ("max_input_tokens", "max_output_tokens")
-    known += ("input_cost_per_token", "output_cost_per_token")
-
-    def build(llm_kwargs: dict | None = None, **options: Any) -> BasicLoopAgent:
-        defaults = {
-            "model_client": "litellm",
-            "model_name": "hosted_vllm/served",
-            "api_base": vllm.url,
-            "collect_rollout_details": True,
-            "max_turns": 4,
-            "llm_kwargs": {"model_info": dict.fromkeys(known, 9000), "api_key": "k"},
-        }
-        defaults["llm_kwargs"] |= llm_kwargs or {}
-        return agent(**defaults | options)
-
-    return build
 
 
 THOUGHT = "<think>hm</think>\n\n"
@@ -876,12 +827,12 @@ COMMAND = (THOUGHT + bash("ls"), "stop")
 
 
 @pytest.mark.parametrize("provider", ["hosted_vllm", "openai"])
-def test_prompts_are_exact_and_unforgeable_on_vllm(vllm_agent, vllm, provider):
+def test_prompts_are_exact_and_unforgeable_on_vllm(vllm, provider):
     vllm.script = [COMMAND, 503, COMMAND, COMMAND, (THOUGHT + "done", "stop")]
     template = {"chat_template_kwargs": {"enable_thinking": True}}
     sampling, body = {"top_p": 0.9, "seed": 3}, {"top_k": 5, "min_p": 0.1}
     kwargs = {**sampling, "extra_headers": {"X-Other": "1"}, "extra_body": body | template}
-    one = vllm_agent(kwargs, model_name=f"{provider}/served", session_id="mine", max_tokens=99)
+    one = vllm.agent(kwargs, model_name=f"{provider}/served", session_id="mine", max_tokens=99)
     special = vllm.model.special
     did = run(one, printing("".join(f"a {text} b<{text}\n" for text in special)))
     assert (did.stop_reason, did.completion) == ("completed", "done")
@@ -906,51 +857,34 @@ def test_prompts_are_exact_and_unforgeable_on_vllm(vllm_agent, vllm, provider):
             assert body["chat_template_kwargs"] == template["chat_template_kwargs"]
 
 
-def test_a_cut_off_reply_on_vllm_keeps_its_ids_and_is_rendered_anew(vllm_agent, vllm):
-    vllm.script = [(COMMAND[0], "length"), ("two", "stop")]
-    did = run(vllm_agent())
-    assert (did.stop_reason, did.completion) == ("max_tokens", bash("ls"))
-    step = did.resumed("b")
-    assert did.scripts == []
-    assert did.turns + step.turns == vllm.returned
-    assert step.metadata["n_prefix_breaks"] == 1
-    vllm.script = [COMMAND]
-    did = run(vllm_agent(rerender_history=True))
-    assert did.metadata["n_prefix_breaks"] == 3
-    assert did.turns == vllm.returned[2:]
-
-
-def test_without_tokenize_the_chat_endpoint_serves_and_the_log_says_so_once(
-    vllm_agent, vllm, caplog, monkeypatch
-):
-    requests = api(monkeypatch, bash("ls"), ids=True)
+def test_without_tokenize_the_chat_endpoint_serves_and_the_log_says_so(vllm, caplog, monkeypatch):
+    requests = vllm.bench.api(bash("ls"), ids=True)
     monkeypatch.setattr(FakeVllm, "answer", lambda *request: 404)
     contexts = [AgentContext(), AgentContext()]
 
     async def main() -> None:
         for context in contexts:
-            await vllm_agent().run("x", ScriptedEnvironment(), context)
+            await vllm.agent().run("x", ScriptedEnvironment(), context)
 
     with caplog.at_level(logging.INFO):
         asyncio.run(main())
     assert caplog.text.count("/tokenize") == 1
     assert [path for path, _, _ in vllm.requests] == ["/tokenize"]
-    assert len(requests) == 8
     assert [len(context.rollout_details[0]["logprobs"]) for context in contexts] == [4, 4]
     # Where ids are not asked for, neither is /tokenize.
-    run(vllm_agent(collect_rollout_details=False))
+    run(vllm.agent(collect_rollout_details=False))
     assert (len(requests), len(vllm.requests)) == (12, 1)
 
 
 # The loop.
 
 
-def test_the_blocks_of_a_reply_run_as_one_script_until_it_has_none(tinker):
+def test_the_blocks_of_a_reply_run_as_one_script_until_it_has_none(bench):
     failed = ExecResult(stdout="x\n", stderr="no x", return_code=1)
     environment = ScriptedEnvironment(failed, ExecResult(return_code=0))
     replies = [bash("ls", "cat x"), bash("pwd", language="sh"), "done"]
     options = {"max_turns": 9, "command_timeout_sec": 77}
-    did = tinker(*replies, environment=environment, **options)
+    did = bench.tinker(*replies, environment=environment, **options)
     assert (did.stop_reason, did.completion) == ("completed", "done")
     assert did.turns == did.fake.returned
     assert did.scripts == ["ls\n\ncat x\n", "pwd\n"]
@@ -978,7 +912,6 @@ DOCSTRING = 'cat >f.py <<E\ndef f():\n    """\n    ```\n    x\n    ```\n    """\
         ("   ```bash\na\n   ```", "a\n"),
         (f"```bash\n{DOCSTRING}```", DOCSTRING),
         ("````bash\ncat <<E\n```\nE\n````", "cat <<E\n```\nE\n"),
-        ("```bash title=x\na\n```", "a\n"),
         ("````markdown\n```bash\nrm x\n```\n````", None),
         ("~~~\n```bash\nrm x\n```\n~~~", None),
         ("```python\na\n```", None),
@@ -987,11 +920,11 @@ DOCSTRING = 'cat >f.py <<E\ndef f():\n    """\n    ```\n    x\n    ```\n    """\
         ("```bash\r\na\r\n```", "a\n"),
         ("```bash\nprintf 'a\0b'\n```", "printf 'ab'\n"),
         ("run `ls`", None),
-        ("``` bash\na\n```", "a\n"),
+        ("``` bash title=x\na\n```", "a\n"),
     ],
 )
-def test_only_whole_fenced_bash_blocks_are_run(tinker, reply, runs):
-    assert tinker(reply, "done", max_turns=2).scripts == ([runs] if runs else [])
+def test_only_whole_fenced_bash_blocks_are_run(bench, reply, runs):
+    assert bench.tinker(reply, "done", max_turns=2).scripts == ([runs] if runs else [])
 
 
 WORST = ["\n", " \n", "`", "- ", "1. ", "~", "<", "``` ` ", "```bash\n", "   ```bash\n   x\n"]
@@ -1017,7 +950,7 @@ def test_a_reply_is_read_in_time_that_grows_as_its_length(read, start):
 
 
 class PythonToo(BasicLoopAgent):
-    """What a user writes to run other blocks too, and to cut their output in another way."""
+    """What a user writes to run other blocks, to cut output another way, and to keep a verdict."""
 
     protocol = "Write ```bash or ```python blocks, not {json: 1}; {seconds} seconds."
 
@@ -1026,18 +959,22 @@ class PythonToo(BasicLoopAgent):
         return "".join(f"python3 - <<'EOF'\n{block}EOF\n" for block in blocks) or None
 
     async def _execute(self, script: str, environment: Any) -> str:
-        text = await super()._execute(script, environment)
-        return text.splitlines()[-1]
+        self._conversation.metadata["judge"] = 0.5
+        return (await super()._execute(script, environment)).splitlines()[-1]
 
 
-def test_a_subclass_runs_another_language_and_cuts_output_its_own_way(tinker):
-    options = {"agent_class": PythonToo, "environment": printing("first\nlast\n")}
-    did = tinker("```python\nprint(1)\n```", "done", max_turns=3, **options)
+@pytest.mark.parametrize("answer", ["done", RuntimeError("service is gone")])
+def test_a_subclass_runs_another_language_cuts_output_and_keeps_a_verdict(bench, answer):
+    options = {"agent_class": PythonToo, "environment": printing("first\nlast\n"), "max_turns": 3}
+    is_error = answer != "done"
+    raises = RuntimeError if is_error else None
+    did = bench.tinker("```python\nprint(1)\n```", answer, raises=raises, **options)
     assert did.scripts == ["python3 - <<'EOF'\nprint(1)\nEOF\n"]
     assert did.view.steps[0].message == PythonToo.protocol.replace("{seconds}", "120")
     assert did.told == ["last"]
     assert "first" not in did.fake.prompt_text(1)
-    assert did.turns == did.fake.returned
+    assert did.metadata["judge"] == 0.5
+    assert did.stop_reason == ("error" if is_error else "completed")
 
 
 def changed_copy(*changes: tuple[str, str]) -> type[BasicLoopAgent]:
@@ -1051,84 +988,48 @@ def changed_copy(*changes: tuple[str, str]) -> type[BasicLoopAgent]:
     return module.BasicLoopAgent
 
 
-N_TOKENS = "sum(turn.usage.completion_tokens for turn in conversation.turns)"
 NO_SCRIPT = """\
             if turn.script is None:
                 return StopReason.COMPLETED
 """
 REMINDER = """\
+            if "OVER" in turn.content:
+                return StopReason.OVER
             if turn.script is None:
-                n_reminders = conversation.metadata.get("n_reminders", 0)
+                n_reminders = conversation.metadata.setdefault("n_reminders", 0)
                 if n_reminders == 2:
                     return StopReason.COMPLETED
-                conversation.metadata["n_reminders"] = n_reminders + 1
+                conversation.metadata["n_reminders"] += 1
                 conversation.tell("no command found, go on")
                 continue
 """
 
 
-def test_a_copy_that_reminds_the_model_twice_records_it(tinker):
-    copied = changed_copy((NO_SCRIPT, REMINDER))
-    did = tinker("hm", bash("ls"), "so?", "last", max_turns=9, agent_class=copied)
+@pytest.mark.parametrize(("last", "stop_reason"), [("last", "completed"), ("OVER", "over")])
+def test_a_copy_that_reminds_the_model_or_ends_its_own_way_records_it(bench, last, stop_reason):
+    member = '    ERROR = "error"'
+    copied = changed_copy((NO_SCRIPT, REMINDER), (member, f'{member}\n    OVER = "over"'))
+    did = bench.tinker("hm", bash("ls"), "so?", last, max_turns=9, agent_class=copied)
     told = ("user", "no command found, go on")
-    said = [("agent", text) for text in ("hm", bash("ls"), "so?", "last")]
+    said = [("agent", text) for text in ("hm", bash("ls"), "so?", last)]
     steps = [(step.source, step.message) for step in did.view.steps[2:]]
     assert steps == [said[0], told, said[1], said[2], told, said[3]]
-    assert (did.stop_reason, did.completion) == ("completed", "last")
+    assert (did.stop_reason, did.completion) == (stop_reason, last)
     assert did.metadata["n_reminders"] == 2
     assert did.turns == did.fake.returned
     assert "no command found" in did.fake.prompt_text(1)
 
 
-@pytest.mark.parametrize("condition", ['"OVER" in turn.content', f"{N_TOKENS} > 30"])
-def test_a_copy_ends_in_a_way_of_its_own(tinker, condition):
-    member = '    ERROR = "error"'
-    ending = f"            if {condition}:\n                return StopReason.OVER\n"
-    added = (member, f'{member}\n    OVER = "over"')
-    copied = changed_copy(added, (NO_SCRIPT, NO_SCRIPT + ending))
-    did = tinker(bash("ls"), "OVER " + bash("rm x"), max_turns=5, agent_class=copied)
-    assert did.stop_reason == "over"
-    assert did.scripts == ["ls\n"]
-
-
-@pytest.mark.parametrize("answer", ["done", RuntimeError("service is gone")])
-def test_a_subclasss_metadata_is_in_the_result_and_the_trajectory(tinker, answer):
-    class Judged(BasicLoopAgent):
-        async def _converse(self, conversation: Any, environment: Any) -> StopReason:
-            conversation.metadata["judge"] = 0.5
-            return await super()._converse(conversation, environment)
-
-    raises = None if answer == "done" else RuntimeError
-    did = tinker(answer, agent_class=Judged, raises=raises)
-    assert did.metadata["judge"] == 0.5
-    assert did.stop_reason == ("error" if raises else "completed")
-
-
-def test_a_default_stands_in_one_place_and_the_constructor_shows_it(agent):
+def test_a_default_stands_in_one_place_and_the_constructor_shows_it(bench):
     copied = changed_copy(("        512,", "        77,"))
-    assert agent(copied, max_tokens=5).options.max_tokens == 5
-    assert agent(copied).options.max_tokens == 77
+    assert bench.agent(copied, max_tokens=5).options.max_tokens == 5
+    assert bench.agent(copied).options.max_tokens == 77
     assert inspect.signature(copied.__init__).parameters["max_tokens"].default == 77
     parameters = inspect.signature(BasicLoopAgent.__init__).parameters
-    assert list(parameters)[:2] == ["self", "model_name"]
-    defaults = {"max_tokens": 512, "temperature": 1.0, "max_turns": 1, "model_client": "tinker"}
-    defaults |= {"rerender_history": False, "command_timeout_sec": 120, "max_output_chars": 10_000}
-    own = BasicLoopOptions.__annotations__
-    assert {name: parameters[name].default for name in own} == dict.fromkeys(own) | defaults
+    assert {"self", "model_name", *BasicLoopOptions.__annotations__} <= parameters.keys()
 
 
 # The commands, run for real by the test's own shell.
-
-
-@pytest.fixture
-def shell(tinker) -> Callable[..., str]:
-    """Runs a script through the agent's loop in a real shell; gives what the model is told."""
-
-    def tell(script: str, environment: Any = None, **options: Any) -> str:
-        environment = environment or ShellEnvironment()
-        return tinker(bash(script), "done", max_turns=2, environment=environment, **options).told[0]
-
-    return tell
 
 
 def processes(text: str) -> list[str]:
@@ -1144,17 +1045,16 @@ def processes(text: str) -> list[str]:
 def left_of(text: str) -> list[str]:
     """The processes of this text that do not go away: one that was killed may take a moment."""
     for _ in range(1000):
-        if not processes(text):
-            return []
-        time.sleep(0.01)
+        if processes(text):
+            time.sleep(0.01)
     return processes(text)
 
 
 def with_program(folder: Path, name: str, text: str) -> ShellEnvironment:
-    """A shell in which a program of that name is this text instead."""
+    """A shell in which a program of that name is this text, to which it is "$real"."""
     program = folder / "bin" / name
     program.parent.mkdir()
-    program.write_text(f"#!/bin/bash\n{text}\n")
+    program.write_text(f"#!/bin/bash\nreal={shutil.which(name)}\n{text}\n")
     program.chmod(0o755)
     return ShellEnvironment(PATH=f"{program.parent}:{os.environ['PATH']}")
 
@@ -1167,50 +1067,51 @@ def own_seconds() -> str:
     return f"6{uuid4().int % 10**9}"
 
 
-def test_the_model_is_told_exit_code_and_output_as_it_was_written(shell):
+def test_the_model_is_told_exit_code_and_output_as_it_was_written(bench):
     script = "for i in 1 2 3; do echo $i; echo e$i >&2; done; exit 3"
-    assert shell(script) == "Exit code: 3\nOutput:\n1\ne1\n2\ne2\n3\ne3"
-    assert shell("-n\necho y").endswith("-n: command not found\ny")
-    assert shell("cat") == "Exit code: 0\nOutput:\n(none)"
-    assert shell("printf '\\n\\nx'") == "Exit code: 0\nOutput:\n\n\nx"
+    assert bench.shell(script) == "Exit code: 3\nOutput:\n1\ne1\n2\ne2\n3\ne3"
+    assert bench.shell("-n\necho y").endswith("-n: command not found\ny")
+    assert bench.shell("cat") == "Exit code: 0\nOutput:\n(none)"
+    assert bench.shell("printf '\\n\\nx'") == "Exit code: 0\nOutput:\n\n\nx"
     # These exit codes are those of `timeout`; here they are the script's own.
-    assert shell("timeout 0.1 sleep 5") == "Exit code: 124\nOutput:\n(none)"
-    assert shell("exit 143") == "Exit code: 143\nOutput:\n(none)"
+    assert bench.shell("timeout 0.1 sleep 5") == "Exit code: 124\nOutput:\n(none)"
+    assert bench.shell("exit 143") == "Exit code: 143\nOutput:\n(none)"
     # A script has no other way to its own output.
-    text = shell("echo x >&3; echo y")
+    text = bench.shell("echo x >&3; echo y")
     assert text.startswith("Exit code: 0\n")
     assert "Bad file descriptor" in text
     assert text.endswith("\ny")
 
 
-def test_a_long_output_is_cut_to_its_head_and_tail_inside_the_environment(shell):
+def test_a_long_output_is_cut_to_its_head_and_tail_inside_the_environment(bench):
     environment = ShellEnvironment()
     script = "printf 'a%.0s' {1..5000}; printf 'b%.0s' {1..5000}"
-    assert shell(script, environment) == "Exit code: 0\nOutput:\n" + "a" * 5000 + "b" * 5000
-    text = shell(script, environment, max_output_chars=100)
+    assert bench.shell(script, environment) == "Exit code: 0\nOutput:\n" + "a" * 5000 + "b" * 5000
+    text = bench.shell(script, environment, max_output_chars=100)
     middle = "\n[... 9900 bytes left out ...]\n"
     assert text == "Exit code: 0\nOutput:\n" + "a" * 50 + middle + "b" * 50
     assert len(environment.outputs[-1]) < 400
     # What was written around the limit.
     answer = ExecResult(stdout="x" * 30_000_000, return_code=0)
-    assert len(shell("x", ScriptedEnvironment(answer), max_output_chars=100)) < 1000
+    assert len(bench.shell("x", ScriptedEnvironment(answer), max_output_chars=100)) < 1000
 
 
-def test_output_that_is_cut_inside_a_character_or_no_text_comes_through(shell):
+def test_output_that_is_cut_inside_a_character_or_no_text_comes_through(bench):
     """What the shell above prints is decoded strictly, as ASCII."""
-    text = shell("printf '中%.0s' {1..7000}", max_output_chars=1000)
+    text = bench.shell("printf '中%.0s' {1..7000}", max_output_chars=1000)
     lines = [line.strip("\ufffd") for line in text.splitlines()[2:]]
     assert lines == ["中" * 166, "[... 20000 bytes left out ...]", "中" * 166]
-    assert shell("printf 'caf\\351 \\377\\0x'") == "Exit code: 0\nOutput:\ncaf\ufffd \ufffd\0x"
-    assert shell("printf ':%s:'; head -c 3000 /dev/urandom").startswith("Exit code: 0\nOutput:\n:")
+    assert bench.shell("printf 'caf\\351 \\377\\0x'").endswith("\ncaf\ufffd \ufffd\0x")
+    text = bench.shell("printf ':%s:'; head -c 3000 /dev/urandom")
+    assert text.startswith("Exit code: 0\nOutput:\n:")
 
 
 @pytest.mark.parametrize(
     "flood", ["yes", "yes >&2", "trap '' PIPE; while :; do echo xxxxxxxxxxxxxxxxxxxxxxxxx; done"]
 )
-def test_a_flood_is_ended_and_the_model_told(shell, flood):
+def test_a_flood_is_ended_and_the_model_told(bench, flood):
     environment = ShellEnvironment()
-    text = shell(f"echo first; {flood}", environment, max_output_chars=1000)
+    text = bench.shell(f"echo first; {flood}", environment, max_output_chars=1000)
     assert environment.left == []
     assert text.startswith("Exit code: 137\nOutput:\nfirst\n")
     assert text.endswith("[ended: it wrote more than 4000000 bytes]")
@@ -1218,41 +1119,41 @@ def test_a_flood_is_ended_and_the_model_told(shell, flood):
     assert len(environment.outputs[-1]) < 2000
 
 
-def test_a_script_over_its_time_is_ended_with_all_it_started_and_keeps_its_output(shell):
+def test_a_script_over_its_time_is_ended_with_all_it_started_and_keeps_its_output(bench):
     own = own_seconds()
     escapes = f"setsid sleep {own}.1 & timeout 99 sleep {own}.2 & trap '' TERM; sleep {own}.3"
-    text = shell(f"echo so far; {escapes}", command_timeout_sec=1)
+    text = bench.shell(f"echo so far; {escapes}", command_timeout_sec=1)
     note = "[ended: the time limit of 1 seconds was reached]"
     assert text == f"Exit code: 124\nOutput:\nso far\n{note}"
     assert left_of(f"sleep {own}") == []
 
 
-def test_half_a_script_is_not_run_and_the_model_is_told_why(shell, tmp_path):
+def test_half_a_script_is_not_run_and_the_model_is_told_why(bench, tmp_path):
     heredoc = f"touch {tmp_path}/ran\ncat >{tmp_path}/f <<'E'\nx"
-    text = shell(heredoc)
+    text = bench.shell(heredoc)
     assert re.match(r"Exit code: [1-9].*here-document.*not closed", text, re.DOTALL)
     assert not (tmp_path / "ran").exists()
-    assert shell(f"{heredoc}\nE") == "Exit code: 0\nOutput:\n(none)"
+    assert bench.shell(f"{heredoc}\nE") == "Exit code: 0\nOutput:\n(none)"
     assert (tmp_path / "f").read_text() == "x\n"
     # Some environments take 65,536 bytes of arguments.
     environment = ScriptedEnvironment()
-    text = shell("cat <<E\n" + "x" * 70_000 + "\nE", environment)
+    text = bench.shell("cat <<E\n" + "x" * 70_000 + "\nE", environment)
     assert "too long" in text
     assert "Split it" in text
     assert environment.scripts == []
-    assert shell("cat <<E | wc -c\n" + "x" * 55_000 + "\nE").endswith("Output:\n55001")
+    assert bench.shell("cat <<E | wc -c\n" + "x" * 55_000 + "\nE").endswith("Output:\n55001")
 
 
-def test_output_that_reaches_its_file_late_is_waited_for(shell, tmp_path):
-    environment = with_program(tmp_path, "tee", f'sleep 0.5; exec {shutil.which("tee")} "$@"')
-    assert shell("echo x", environment) == "Exit code: 0\nOutput:\nx"
+def test_output_that_reaches_its_file_late_is_waited_for(bench, tmp_path):
+    environment = with_program(tmp_path, "tee", 'sleep 0.5; exec "$real" "$@"')
+    assert bench.shell("echo x", environment) == "Exit code: 0\nOutput:\nx"
 
 
 ROOM = [("full", ""), ("missing", ""), ("", "full"), ("", "missing"), ("missing", "missing")]
 
 
 @pytest.mark.parametrize(("shm", "tmp"), ROOM)
-def test_output_goes_where_there_is_room_and_what_is_lost_is_said(shell, tmp_path, shm, tmp):
+def test_output_goes_where_there_is_room_and_what_is_lost_is_said(bench, tmp_path, shm, tmp):
     class Without(ShellEnvironment):
         async def exec(self, command: str, **kwargs: Any) -> ExecResult:
             (mark,) = set(re.findall(r"\b[0-9a-f]{32}\b", command))
@@ -1267,7 +1168,7 @@ def test_output_goes_where_there_is_room_and_what_is_lost_is_said(shell, tmp_pat
             return await super().exec(command, **kwargs)
 
     environment = Without()
-    text = shell("echo x; exit 3", environment, command_timeout_sec=5)
+    text = bench.shell("echo x; exit 3", environment)
     if shm == tmp:
         assert re.fullmatch(r"Exit code: 3\nOutput:\n\[.*output was lost.*\]", text)
     else:
@@ -1275,7 +1176,7 @@ def test_output_goes_where_there_is_room_and_what_is_lost_is_said(shell, tmp_pat
     assert environment.left == []
 
 
-def test_a_process_in_the_background_neither_holds_up_the_turn_nor_dies(shell, tmp_path):
+def test_a_process_in_the_background_neither_holds_up_the_turn_nor_dies(bench, tmp_path):
     own = own_seconds()
     ticks = tmp_path / "ticks"
     # It goes on to write to its standard output, far more than a script may.
@@ -1283,34 +1184,30 @@ def test_a_process_in_the_background_neither_holds_up_the_turn_nor_dies(shell, t
     try:
         # Its output passes the limit while the file is still there, behind the script's end.
         wait = f"for _ in {{1..500}}; do [ $(wc -c <{ticks}) -ge 300 ] && break; sleep 0.02; done"
-        environment = with_program(tmp_path, "rm", f'{wait}; exec {shutil.which("rm")} "$@"')
-        script = f"echo started; ({server}) & sleep {own} &"
-        text = shell(script, environment, command_timeout_sec=60)
-        assert text.startswith("Exit code: 0\nOutput:\n")
-        assert "started" in text
+        environment = with_program(tmp_path, "rm", f'{wait}; exec "$real" "$@"')
+        text = bench.shell(f"echo started; ({server}) & sleep {own} &", environment)
+        assert re.match(r"(?s)Exit code: 0\nOutput:\n.*started", text)
         assert len([line for line in processes(own) if line.startswith("sleep")]) == 1
         n_ticks = len(ticks.read_bytes())
-        deadline = time.monotonic() + 30
-        while len(ticks.read_bytes()) < n_ticks + 300 and time.monotonic() < deadline:
-            time.sleep(0.01)
+        asyncio.run(until(lambda: len(ticks.read_bytes()) >= n_ticks + 300))
         assert len(ticks.read_bytes()) >= n_ticks + 300
     finally:
         subprocess.run(["pkill", "-9", "-f", own], check=False)
 
 
-def test_a_script_that_removes_its_output_file_loses_only_that(shell, tmp_path):
+def test_a_script_that_removes_its_output_file_loses_only_that(bench, tmp_path):
     log = tmp_path / "log"
     log.write_text("")
-    environment = with_program(tmp_path, "sleep", f"echo >>{log}; exec {shutil.which('sleep')} $1")
+    environment = with_program(tmp_path, "sleep", f'echo >>{log}; exec "$real" $1')
     written = f"until grep -qs first {OWN_OUTPUT}; do :; done"
-    text = shell(f"echo first; {written}; rm -f {OWN_OUTPUT}; echo x", environment)
+    text = bench.shell(f"echo first; {written}; rm -f {OWN_OUTPUT}; echo x", environment)
     assert re.match(r"Exit code: 0\nOutput:\n\[.*output was lost", text)
     assert environment.left == []
     # The agent does not wait for what cannot come any more.
     assert len(log.read_text()) < 200
 
 
-def test_the_agents_limit_comes_before_the_environments_own(prepare):
+def test_the_agents_limit_comes_before_the_environments_own(bench):
     async def hangs() -> None:
         # As Docker does: a RuntimeError at its own limit, which would end the trial.
         await asyncio.sleep(did.environment.timeouts[0])
@@ -1318,7 +1215,7 @@ def test_the_agents_limit_comes_before_the_environments_own(prepare):
 
     for answer in (hangs, forever, TimeoutError()):
         script = [bash("kill -STOP $PPID"), "done"]
-        did = prepare(*script, max_turns=2, environment=ScriptedEnvironment(answer))
+        did = bench.prepare(*script, max_turns=2, environment=ScriptedEnvironment(answer))
         with time_passes_at_once() as runner:
             runner.run(did.go())
         assert did.told == ["Exit code: 124\nOutput:\n[no answer; the time limit is 120 seconds]"]
@@ -1330,12 +1227,12 @@ def test_the_agents_limit_comes_before_the_environments_own(prepare):
 
 
 @pytest.mark.parametrize("ending", ["cancelled", "rollout_timeout"])
-def test_a_script_that_traps_what_runs_it_goes_with_its_trial(prepare, ending):
+def test_a_script_that_traps_what_runs_it_goes_with_its_trial(bench, ending):
     own, passed = own_seconds(), []
     trap = f"sleep 0.1; for f in {OWN_OUTPUT}; do rm $f && ln -s /dev/zero $f; done"
     reply = bash(f"setsid sleep {own} & {trap}; sleep {own}")
     options = {"max_turns": 2, "max_seconds": 3000, "command_timeout_sec": 7000}
-    did = prepare(reply, environment=ShellEnvironment(), **options)
+    did = bench.prepare(reply, environment=ShellEnvironment(), **options)
 
     def traps() -> list[Path]:
         links = [path for mark in did.environment.marks for path in files_of(mark)]
@@ -1359,7 +1256,7 @@ def test_a_script_that_traps_what_runs_it_goes_with_its_trial(prepare, ending):
     assert did.turns == did.fake.returned
 
 
-def test_what_ends_a_script_is_finished_whatever_is_cancelled_meanwhile(prepare):
+def test_what_ends_a_script_is_finished_whatever_is_cancelled_meanwhile(bench):
     finished = []
 
     async def ends() -> ExecResult:
@@ -1367,7 +1264,7 @@ def test_what_ends_a_script_is_finished_whatever_is_cancelled_meanwhile(prepare)
         finished.append(True)
         return ExecResult(return_code=0)
 
-    did = prepare(bash("x"), max_turns=2, environment=ScriptedEnvironment(forever, ends))
+    did = bench.prepare(bash("x"), max_turns=2, environment=ScriptedEnvironment(forever, ends))
 
     async def main() -> None:
         trial = asyncio.create_task(did.go())
@@ -1384,41 +1281,31 @@ def test_what_ends_a_script_is_finished_whatever_is_cancelled_meanwhile(prepare)
     assert did.stop_reason == "cancelled"
 
 
-def test_a_container_that_is_gone_holds_up_a_cancellation_for_seconds(prepare):
-    did = prepare(bash("x"), max_turns=2, environment=ScriptedEnvironment(forever))
-    with time_passes_at_once() as runner:
-        start = runner.get_loop().time()
-        runner.run(cancelled_when(lambda: did.scripts, did.go()))
-        assert runner.get_loop().time() - start < 15
-
-
 # The endings.
 
 
 def overflow() -> Any:
-    import litellm
-
     return litellm.ContextWindowExceededError("too long", "mock", "openai")
 
 
 @pytest.mark.parametrize(
-    ("script", "stop_reason", "n_episodes", "n_scripts"),
+    ("script", "stop_reason", "n_turns_and_scripts"),
     [
-        (["done"], StopReason.COMPLETED, 1, 0),
-        ([bash("ls"), bash("ls"), "done"], StopReason.COMPLETED, 3, 2),
-        ([bash("ls")], StopReason.MAX_TURNS, 3, 3),
-        ([bash("rm x")], StopReason.MAX_TOKENS, 1, 0),
-        ([bash("ls"), overflow], StopReason.CONTEXT_OVERFLOW, 1, 1),
-        ([overflow], StopReason.CONTEXT_OVERFLOW, 0, 0),
-        ([bash("ls"), asyncio.CancelledError()], StopReason.CANCELLED, 1, 1),
-        ([bash("ls"), RuntimeError("gone")], StopReason.ERROR, 1, 1),
-        ([bash("ls"), TimeoutError("of the server's")], StopReason.ERROR, 1, 1),
-        ([bash("ls"), forever], StopReason.ROLLOUT_TIMEOUT, 1, 1),
+        (["done"], StopReason.COMPLETED, (1, 0)),
+        ([bash("ls"), bash("ls"), "done"], StopReason.COMPLETED, (3, 2)),
+        ([bash("ls")], StopReason.MAX_TURNS, (3, 3)),
+        ([bash("rm x")], StopReason.MAX_TOKENS, (1, 0)),
+        ([bash("ls"), overflow], StopReason.CONTEXT_OVERFLOW, (1, 1)),
+        ([overflow], StopReason.CONTEXT_OVERFLOW, (0, 0)),
+        ([bash("ls"), asyncio.CancelledError()], StopReason.CANCELLED, (1, 1)),
+        ([bash("ls"), RuntimeError("gone")], StopReason.ERROR, (1, 1)),
+        ([bash("ls"), TimeoutError("of the server's")], StopReason.ERROR, (1, 1)),
+        ([bash("ls"), forever], StopReason.ROLLOUT_TIMEOUT, (1, 1)),
     ],
 )
 @pytest.mark.parametrize("client", ["tinker", "litellm"])
 def test_every_ending_has_a_name_and_keeps_its_turns(
-    prepare, monkeypatch, client, script, stop_reason, n_episodes, n_scripts
+    bench, client, script, stop_reason, n_turns_and_scripts
 ):
     is_cut_off = stop_reason is StopReason.MAX_TOKENS
     if client == "tinker":
@@ -1427,50 +1314,43 @@ def test_every_ending_has_a_name_and_keeps_its_turns(
         script = [Sampled(bash("rm x"), "length")] if is_cut_off else script
     else:
         answers = [overflow() if answer is overflow else answer for answer in script]
-        api(monkeypatch, *answers, finish="length" if is_cut_off else "stop", ids=True)
+        bench.api(*answers, finish="length" if is_cut_off else "stop", ids=True)
     options = {"model_client": client, "collect_rollout_details": True}
-    did = prepare(*script, max_turns=3, max_seconds=50, **options)
+    did = bench.prepare(*script, max_turns=3, max_seconds=50, **options)
     fails = stop_reason in (StopReason.CANCELLED, StopReason.ERROR)
     error = pytest.raises((asyncio.CancelledError, RuntimeError, TimeoutError))
     with time_passes_at_once() as runner, error if fails else contextlib.nullcontext():
         runner.run(did.agent.setup(did.environment))
         runner.run(asyncio.wait_for(did.go(), 9000))
     assert did.stop_reason == stop_reason
-    assert did.metadata["n_episodes"] == len(did.turns) == n_episodes
-    assert len(did.scripts) == n_scripts
+    assert did.metadata["n_episodes"] == len(did.turns)
+    assert (len(did.turns), len(did.scripts)) == n_turns_and_scripts
     replies = [step.message for step in did.view.steps if step.source == "agent"]
     assert did.completion == (replies[-1] if replies else "")
     assert client == "litellm" or did.turns == did.fake.returned
 
 
-def request_failed(message: str, category: str) -> Exception:
-    import tinker
+def test_only_an_error_in_the_request_itself_is_a_full_context(bench):
+    def failed(message: str, category: str) -> Exception:
+        category = tinker.types.RequestErrorCategory(category)
+        return tinker.RequestFailedError(message, request_id="1", category=category)
 
-    category = tinker.types.RequestErrorCategory(category)
-    return tinker.RequestFailedError(message, request_id="1", category=category)
-
-
-def test_only_an_error_in_the_request_itself_is_a_full_context(tinker):
     full = ["Context length 9", "context_length_exceeded", "maximum context", "token limit"]
     for message in [*full, "prompt is too long"]:
-        for error in (refused(400, message), request_failed(message, "user")):
-            assert tinker(error).stop_reason == "context_overflow"
-    for error in (
-        request_failed("Request took too long", "server"),
-        request_failed("token limit for today", "unknown"),
-        refused(503, "Request took too long"),
-        refused(400, "no such model"),
-        RuntimeError("too long"),
-    ):
-        assert tinker(error, raises=type(error)).stop_reason == "error"
+        for error in (refused(400, message), failed(message, "user")):
+            assert bench.tinker(error).stop_reason == "context_overflow"
+    others = [failed("too long", "server"), failed("token limit", "unknown")]
+    others += [refused(503, "too long"), refused(400, "no such model"), RuntimeError("too long")]
+    for error in others:
+        assert bench.tinker(error, raises=type(error)).stop_reason == "error"
 
 
-def test_a_long_conversation_gets_shorter_replies_and_then_overflows(tinker):
+def test_a_long_conversation_gets_shorter_replies_and_then_overflows(bench):
     # Exactly max_tokens is not cut off.
-    length = len(tinker("hello world").fake.returned[0][1])
-    assert tinker("hello world", max_tokens=length).stop_reason == "completed"
+    length = len(bench.tinker("hello world").fake.returned[0][1])
+    assert bench.tinker("hello world", max_tokens=length).stop_reason == "completed"
     limit = {"llm_kwargs": {"context_limit": 300}}
-    did = tinker(bash("ls"), max_turns=99, system_prompt="x", max_tokens=100, **limit)
+    did = bench.tinker(bash("ls"), max_turns=99, system_prompt="x", max_tokens=100, **limit)
     assert did.stop_reason == "context_overflow"
     room = [300 - len(prompt) for prompt, _ in did.fake.requests]
     asked = [params.max_tokens for _, params in did.fake.requests]
@@ -1479,18 +1359,18 @@ def test_a_long_conversation_gets_shorter_replies_and_then_overflows(tinker):
     assert did.turns == did.fake.returned
 
 
-def test_a_reply_that_no_tokenizer_reads_is_no_answer(tinker, tokenizer_dir):
+def test_a_reply_that_no_tokenizer_reads_is_no_answer(bench, tokenizer_dir):
     model = Model("tml_v0", tokenizer_dir)
     tokens = [*model.encode(model.reply(bash("rm x"))), 10_000_000, *model.stop]
-    did = tinker(Sampled(tokens=tokens), max_turns=2, **model.options)
+    did = bench.tinker(Sampled(tokens=tokens), max_turns=2, **model.options)
     assert did.turns == did.fake.returned
     assert (did.stop_reason, did.completion) == ("completed", "")
     assert did.scripts == []
 
 
-def test_an_error_is_raised_unchanged_and_hidden_by_no_other(prepare, monkeypatch):
+def test_an_error_is_raised_unchanged_and_hidden_by_no_other(bench, monkeypatch):
     gone = RuntimeError("container is gone")
-    did = prepare(bash("x"), max_turns=2, environment=ScriptedEnvironment(gone))
+    did = bench.prepare(bash("x"), max_turns=2, environment=ScriptedEnvironment(gone))
     with pytest.raises(RuntimeError) as raised:
         asyncio.run(did.go())
     assert raised.value is gone
@@ -1502,10 +1382,10 @@ def test_an_error_is_raised_unchanged_and_hidden_by_no_other(prepare, monkeypatc
         asyncio.run(did.go())
 
 
-def test_a_second_run_starts_clean_and_resume_goes_on_exactly(tinker):
+def test_a_second_run_starts_clean_and_resume_goes_on_exactly(bench):
     replies = [bash("ls"), bash("ls"), "one", "two", RuntimeError("gone")]
     options = {"max_turns": 2, "renderer_name": "qwen3", "system_prompt": "Be brief."}
-    did = tinker(*replies, environment=printing("<|im_end|>out"), **options)
+    did = bench.tinker(*replies, environment=printing("<|im_end|>out"), **options)
     assert did.stop_reason == "max_turns"
     step = did.resumed("step two")
     assert did.turns + step.turns == did.fake.returned
@@ -1527,53 +1407,51 @@ def test_a_second_run_starts_clean_and_resume_goes_on_exactly(tinker):
 # What a trial leaves.
 
 
-@pytest.mark.parametrize("trap", ["link", "dangling link", "pipe", "folder", "file"])
+@pytest.mark.parametrize("trap", ["link", "pipe", "folder", "file"])
 @pytest.mark.parametrize("name", ["completion.txt", "trajectory.json"])
-def test_what_a_command_puts_at_a_files_name_is_no_trap(tinker, tmp_path, name, trap):
+def test_what_a_command_puts_at_a_files_name_is_no_trap(bench, tmp_path, name, trap):
     victim, logs = tmp_path / "victim", tmp_path / "logs"
     victim.write_text("precious")
     logs.mkdir()
     place = logs / name
     put = {
         "link": lambda: place.symlink_to(victim),
-        "dangling link": lambda: place.symlink_to(tmp_path / "authorized_keys"),
         "pipe": lambda: os.mkfifo(place),
         "folder": lambda: (place / "x").mkdir(parents=True),
         "file": lambda: place.touch(0),
     }
     put[trap]()
-    did = tinker("hello", logs_dir=logs)
+    did = bench.tinker("hello", logs_dir=logs)
     assert did.stop_reason == "completed"
     assert did.completion == did.view.steps[-1].message == "hello"
     assert stat.S_ISREG(place.lstat().st_mode)
     assert victim.read_text() == "precious"
-    assert not (tmp_path / "authorized_keys").exists()
 
 
-def test_a_log_folder_that_cannot_be_written_leaves_the_context_whole(tinker, tmp_path):
+def test_a_log_folder_that_cannot_be_written_leaves_the_context_whole(bench, tmp_path):
     (tmp_path / "file").write_text("")
-    did = tinker("hello", logs_dir=tmp_path / "file" / "logs", raises=NotADirectoryError)
+    did = bench.tinker("hello", logs_dir=tmp_path / "file" / "logs", raises=NotADirectoryError)
     assert did.turns == did.fake.returned
 
 
 @pytest.mark.parametrize("logprob", [math.nan, math.inf, -math.inf, None])
-def test_a_turn_whose_logprobs_are_no_numbers_is_left_out(tinker, logprob):
+def test_a_turn_whose_logprobs_are_no_numbers_is_left_out(bench, logprob):
     tokens = [50, 51, 2]
     diverged = Sampled(tokens=tokens, logprobs=[logprob] * 3)
-    did = tinker(bash("ls"), diverged, max_turns=2)
+    did = bench.tinker(bash("ls"), diverged, max_turns=2)
     assert did.turns == did.fake.returned[:1]
     assert did.metadata["n_turns_without_ids"] == 1
     assert AgentContext.model_validate_json(did.context.model_dump_json()) == did.context
     assert did.view.steps[-1].metrics.completion_token_ids == tokens
 
 
-def test_no_sampled_token_is_ever_lost_misaligned_or_recorded_twice(prepare):
+def test_no_sampled_token_is_ever_lost_misaligned_or_recorded_twice(bench):
     """300 runs with random endings. A cancellation inside the client's own call is the one
     exception: what the sampler had not yet returned is gone, so the fake does not count it."""
     for seed in range(300):
         rng = random.Random(seed)
         results = [ExecResult(stdout="x" * 30, return_code=0), RuntimeError("gone"), TimeoutError()]
-        did = prepare(
+        did = bench.prepare(
             *(random_answer(rng) for _ in range(12)),
             environment=ScriptedEnvironment(*rng.choices(results, weights=[8, 1, 1], k=12)),
             max_turns=rng.randint(1, 8),
@@ -1598,19 +1476,17 @@ def test_no_sampled_token_is_ever_lost_misaligned_or_recorded_twice(prepare):
 
 def random_answer(rng: random.Random) -> Any:
     text = rng.choice(["", "done", *[bash("ls")] * 3, "<think>a</think>" + bash("ls")])
-    errors = [RuntimeError("API error"), refused(400, "prompt is too long")]
-    stop_reason = rng.choice(["stop", "length"])
-    no_tokens = Sampled(tokens=[], stop_reason=stop_reason, logprobs=rng.choice(["own", None]))
+    no_tokens = Sampled("", rng.choice(["stop", "length"]), rng.choice(["own", None]), [])
     odd = [Sampled(text, logprobs=None), Sampled(text, logprobs=[-1.0]), Sampled(text, "length")]
+    errors = [RuntimeError("API error"), refused(400, "prompt is too long")]
     return rng.choice([Sampled(text)] * 8 + odd + [no_tokens, rng.choice(errors)])
 
 
 async def stopped_after(n_steps: int, did: Run) -> None:
     await did.agent.setup(did.environment)
     trial = asyncio.create_task(did.go())
-    for _ in range(n_steps):
-        if trial.done():
-            break
+    while n_steps and not trial.done():
+        n_steps -= 1
         await asyncio.sleep(0)
     trial.cancel()
     await asyncio.gather(trial, return_exceptions=True)
@@ -1629,12 +1505,12 @@ def datums(turns: list[tuple[list[int], list[int], list[float]]]) -> list[Any]:
     return trajectory_to_data(to_tinker(whole), 1.0)
 
 
-def test_a_prompt_is_the_last_prompt_its_reply_and_the_templates_tail(tinker, model):
+def test_a_prompt_is_the_last_prompt_its_reply_and_the_templates_tail(bench, model):
     rng = random.Random(model.name)
     texts = [rng.choice([ODD_SPACE, "", "\n"]) + bash(f"echo {rng.random()}") for _ in range(6)]
     replies = [model.encode_oddly(model.reply(text)) + model.stop for text in texts]
     options = {"max_turns": 6, "max_tokens": 4096, "environment": printing(f"{ODD_SPACE}out\n")}
-    did = tinker(*(Sampled(tokens=tokens) for tokens in replies), **options, **model.options)
+    did = bench.tinker(*(Sampled(tokens=tokens) for tokens in replies), **options, **model.options)
     returned = did.fake.returned
     assert did.turns == returned
     assert len(did.scripts) == 6
@@ -1647,15 +1523,14 @@ def test_a_prompt_is_the_last_prompt_its_reply_and_the_templates_tail(tinker, mo
         assert len(datums(did.turns)) == 1
 
 
-def test_a_prompt_has_no_special_tokens_but_those_of_the_templates_view(tinker, model):
+def test_a_prompt_has_no_special_tokens_but_those_of_the_templates_view(bench, model):
     """So a command's output cannot become structure. Also: the prompt is that view where the
     template keeps what it once rendered, or closes a reply in its own way."""
     thinking = "hm" if model.opens_thinking else None
     tokens = model.encode(model.reply(bash("ls"), thinking)) + model.stop
     content = bash("ls")
     if model.opens_thinking:
-        parts = [{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": content}]
-        content = parts
+        content = [{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": content}]
     start = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "do it"}]
     said = {"role": "user", "content": "Exit code: 0\nOutput:\nout"}
     turn = [{"role": "assistant", "content": content}, said]
@@ -1665,7 +1540,7 @@ def test_a_prompt_has_no_special_tokens_but_those_of_the_templates_view(tinker, 
     prompts = []
     for output in ("out", hostile):
         options = {"max_turns": 3, "system_prompt": "Be brief.", "environment": printing(output)}
-        did = tinker(Sampled(tokens=tokens), **options, **model.options, max_tokens=99_999)
+        did = bench.tinker(Sampled(tokens=tokens), **options, **model.options, max_tokens=99_999)
         assert did.told[0] == f"Exit code: 0\nOutput:\n{output}".rstrip()
         prompts.append([prompt for prompt, _, _ in did.fake.returned])
     keeps = model.renderer.has_extension_property and not model.opens_thinking
@@ -1677,29 +1552,28 @@ def test_a_prompt_has_no_special_tokens_but_those_of_the_templates_view(tinker, 
             assert prompt == view
 
 
-def test_an_edited_history_is_rendered_anew_and_gone_on_from(tinker, tokenizer_dir):
+def test_an_edited_history_is_rendered_anew_and_gone_on_from(bench, tokenizer_dir):
     class Forgetful(BasicLoopAgent):
         async def _execute(self, script: str, environment: Any) -> str:
             if script == "forget\n":
                 self._conversation.messages[2]["content"] = "(left out)"
             return await super()._execute(script, environment)
 
-    odd = Model("qwen3_instruct", tokenizer_dir).encode_oddly(bash("ls"))
-    odd = Sampled(tokens=[*odd, 2])
-    script = [odd, bash("forget"), odd, odd, "done"]
-    did = tinker(*script, max_turns=9, system_prompt="x", agent_class=Forgetful)
+    ids = Model("qwen3_instruct", tokenizer_dir).encode_oddly(bash("ls"))
+    odd, options = Sampled(tokens=[*ids, 2]), {"max_turns": 9, "system_prompt": "x"}
+    did = bench.tinker(odd, bash("forget"), odd, odd, "done", agent_class=Forgetful, **options)
     assert did.metadata["n_prefix_breaks"] == 1
     assert "left out" in did.fake.prompt_text(2)
     assert "left out" in did.fake.prompt_text(4)
     assert did.turns == did.fake.returned
 
 
-def test_rerender_history_gives_the_templates_own_view(tinker, tokenizer_dir):
+def test_rerender_history_gives_the_templates_own_view(bench, tokenizer_dir):
     model = Model("qwen3", tokenizer_dir)
     # Special tokens of an instruction are its own. Ids are recorded only where they are wanted.
     options = {"instruction": "a <think> b", "rerender_history": True}
     replies = "<think>hm</think>one", "two"
-    did = tinker(*replies, collect_rollout_details=False, **model.options, **options)
+    did = bench.tinker(*replies, collect_rollout_details=False, **model.options, **options)
     step = did.resumed("b")
     assert step.metadata == {"stop_reason": "completed", "n_episodes": 1}
     assert step.context.rollout_details is step.view.steps[-1].metrics.logprobs is None
@@ -1709,43 +1583,18 @@ def test_rerender_history_gives_the_templates_own_view(tinker, tokenizer_dir):
     assert did.fake.returned[1][0] == model.rendered(messages)
 
 
-def test_breaks_and_a_max_tokens_above_the_room_are_logged_once_a_run(prepare, caplog):
+def test_breaks_and_a_max_tokens_above_the_room_are_logged_once_a_run(bench, caplog):
     caplog.set_level(logging.INFO)
-    asyncio.run(prepare(bash("ls"), max_turns=3).go())
-    assert "do not begin with the turn before" not in caplog.text
-    assert "max_tokens" not in caplog.text
+    bench.tinker(bash("ls"), max_turns=3)
+    assert not re.search("do not begin with the turn before|max_tokens", caplog.text)
     options = {"renderer_name": "role_colon", "max_tokens": 1_000_000}
-    did = prepare(bash("ls"), max_turns=3, **options)
-
-    async def main() -> None:
-        for _ in range(2):
-            caplog.clear()
-            await did.go()
-            assert caplog.text.count("2 prompts do not begin with the turn before") == 1
-            (warning,) = [text for text in caplog.messages if "max_tokens" in text]
-            assert re.search(r"1,?000,?000", warning)
-
-    asyncio.run(main())
-
-
-@pytest.mark.parametrize("client", ["tinker", "vllm"])
-def test_two_conversations_on_one_client_do_not_mix(prepare, vllm_agent, vllm, tmp_path, client):
-    vllm.script = [COMMAND]
-    replies = [f"<think>{i}</think>" + bash("ls") for i in range(8)]
-    dids = [prepare(*replies, renderer_name="qwen3", max_turns=4) for _ in range(2)]
-    for number, did in enumerate(dids):
-        if client == "vllm":
-            did.agent = vllm_agent()
-        did.agent.logs_dir = tmp_path / str(number)
-    together(*(did.go(f"task {number}") for number, did in enumerate(dids)))
-    assert [did.metadata["n_prefix_breaks"] for did in dids] == [0, 0]
-    returned = vllm.returned if client == "vllm" else dids[1].fake.returned
-    assert sorted(dids[0].turns + dids[1].turns) == sorted(returned)
-    assert len(returned) == 8
-    for number, did in enumerate(dids):
-        prompt = vllm.model.tokenizer.decode(did.turns[-1][0])
-        assert f"task {number}" in prompt
-        assert f"task {1 - number}" not in prompt
+    did = bench.prepare(bash("ls"), max_turns=3, **options)
+    for _ in range(2):
+        caplog.clear()
+        asyncio.run(did.go())
+        assert caplog.text.count("2 prompts do not begin with the turn before") == 1
+        (warning,) = [text for text in caplog.messages if "max_tokens" in text]
+        assert re.search(r"1,?000,?000", warning)
 
 
 # The model clients and their cache.
@@ -1765,19 +1614,19 @@ def counted() -> Any:
     return Counted
 
 
-def test_tinker_gets_every_option_and_a_server_of_its_own(agent, tinker_service, caplog):
-    fake = tinker_service()
+def test_tinker_gets_every_option_and_a_server_of_its_own(bench, caplog):
+    fake = bench.service()
     source = {"model_path": "tinker://run/sampler_weights/1", "record_stability_info": True}
     kwargs = {"seed": 3, "top_p": 0.9, "top_k": 5, "record_stability_info": True}
     options = {"model_path": source["model_path"], "api_base": "http://localhost:1"}
-    run(agent(max_tokens=7, temperature=0.5, llm_kwargs=kwargs, **options))
+    run(bench.agent(max_tokens=7, temperature=0.5, llm_kwargs=kwargs, **options))
     ((_, params),) = fake.requests
     assert (params.max_tokens, params.temperature, params.stop) == (7, 0.5, [2])
     assert (params.seed, params.top_p, params.top_k) == (3, 0.9, 5)
     assert fake.samplers == [source]
     assert fake.services[-1].arguments["base_url"] == "http://localhost:1"
     with caplog.at_level(logging.INFO):
-        run(agent(temperature=None))
+        run(bench.agent(temperature=None))
     assert fake.requests[-1][1].temperature == 1.0
     assert "base_url" not in fake.services[-1].arguments
     assert fake.samplers[-1] == {"base_model": fake.name}
@@ -1798,59 +1647,36 @@ class OwnLLM(ScriptedLLM):
         return LLMResponse(content=reply, usage=usage, **ids)
 
 
-def test_any_client_of_harbors_kind_works_in_the_loop(agent, monkeypatch, tinker_service):
-    """Harbor's own two as well, as Harbor makes them."""
-    from harbor.llms.lite_llm import LiteLLM
-    from harbor.llms.tinker import TinkerLLM
-
+def test_any_client_of_harbors_kind_works_in_the_loop(bench):
     class Own(BasicLoopAgent):
         def _build_llm(self) -> Any:
             return client
 
     cut = OutputLengthExceededError("cut", "The answer is")
     client = OwnLLM(f"<think>a</think>{bash('ls')}", cut)
-    did = run(agent(Own, max_turns=3), printing("out"))
+    did = run(bench.agent(Own, max_turns=3), printing("out"))
     assert (did.stop_reason, did.completion) == ("max_tokens", "The answer is")
     assert did.turns == [([1, 1], [1], [-1.0])]
     assert did.metadata["n_turns_without_ids"] == 1
     assert (did.context.n_input_tokens, did.context.cost_usd) == (2, None)
     assert did.view.steps[2].reasoning_content == "a"
     assert client.prompts[1] == (3, "Exit code: 0\nOutput:\nout")
-
-    requests, client = api(monkeypatch, bash("ls"), "done"), LiteLLM(model_name="openai/mock")
-    assert isinstance(agent(model_client="litellm")._build_llm(), LiteLLM)
-    did = run(agent(Own, max_turns=3, model_client="litellm"))
+    # Harbor's, as Harbor makes it.
+    requests, client = bench.api(bash("ls"), "done"), LiteLLM(model_name="openai/mock")
+    did = run(bench.agent(Own, max_turns=3, model_client="litellm"))
     assert (did.stop_reason, did.completion, len(requests)) == ("completed", "done", 2)
 
-    fake = tinker_service(bash("ls"), "done")
-    assert isinstance(agent()._build_llm(), TinkerLLM)
-    sampler = FakeSampler(fake())
-    sampler.sample_async = sampler.answer
-    client = TinkerLLM(fake.name, renderer_name="qwen3_instruct")
-    monkeypatch.setattr(client, "_ensure_client", lambda: asyncio.sleep(0, sampler))
-    did = run(agent(Own, max_turns=3))
-    assert (did.turns, did.completion) == (fake.returned, "done")
 
-
-def test_the_module_loads_no_model_library_and_registers_nothing_for_the_exit(tinker, monkeypatch):
+def test_the_module_loads_no_model_library():
     code = "import basic_loop_agent, sys; "
     code += "print({'torch', 'transformers', 'tinker', 'litellm'} & set(sys.modules))"
     command = [sys.executable, "-c", code]
     loaded = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert loaded.stdout.strip() == "set()"
-    # The libraries may.
-    tinker("hello")
-    registered = []
-    monkeypatch.setattr(threading, "_register_atexit", lambda *hook: registered.append(hook))
-    monkeypatch.setattr("atexit.register", lambda *hook: registered.append(hook))
-    tinker("hello", agent_class=changed_copy())
-    assert registered == []
 
 
-def test_a_configuration_has_one_client_per_event_loop_and_all_one_session(
-    agent, tinker_service, tmp_path
-):
-    fake, agent_class = tinker_service(), counted()
+def test_a_configuration_has_one_client_per_event_loop_and_all_one_session(bench, tmp_path):
+    fake, agent_class = bench.service(), counted()
     different = [{}, {"model_path": "tinker://run/1"}, {"renderer_name": "role_colon"}]
     different += [{"temperature": 0.0}, {"llm_kwargs": {"seed": 1}}]
     # More than the cache keeps of those that no trial uses.
@@ -1859,27 +1685,29 @@ def test_a_configuration_has_one_client_per_event_loop_and_all_one_session(
     same |= {"session_id": "x", "rerender_history": True, "max_seconds": 9}
 
     async def trial(number: int, options: dict[str, Any]) -> None:
-        one = agent(agent_class, logs_dir=tmp_path / str(number), **options)
+        one = bench.agent(agent_class, logs_dir=tmp_path / str(number), **options)
         await one.setup(ScriptedEnvironment())
         await one.run("hello", ScriptedEnvironment(), AgentContext())
 
-    set_up(agent(agent_class))
+    set_up(bench.agent(agent_class))
     # The client is built in setup.
     assert (len(agent_class.built), len(fake.samplers), len(fake.requests)) == (1, 1, 0)
-    together(*(trial(number, one) for number, one in enumerate([*different, same] * 3)))
+    asyncio.run(
+        together(*(trial(number, one) for number, one in enumerate([*different, same] * 3)))
+    )
     assert len(agent_class.built) == len(fake.samplers) == 1 + len(different)
     assert len(fake.services) == 1
     assert len(fake.returned) == 3 * len(different) + 3
 
 
-def test_the_cache_drops_the_least_recently_used_and_those_of_a_closed_loop(agent, tinker_service):
-    tinker_service()
+def test_the_cache_drops_the_least_recently_used_and_those_of_a_closed_loop(bench):
+    bench.service()
     agent_class = counted()
 
     async def main() -> None:
         for max_tokens in (1, 2, *range(3, 10)):
-            await agent(agent_class, max_tokens=1).setup(ScriptedEnvironment())
-            await agent(agent_class, max_tokens=max_tokens).setup(ScriptedEnvironment())
+            await bench.agent(agent_class, max_tokens=1).setup(ScriptedEnvironment())
+            await bench.agent(agent_class, max_tokens=max_tokens).setup(ScriptedEnvironment())
         gc.collect()
         alive = [client() is not None for client in agent_class.built]
         assert alive == [True, False, *[True] * 7]
@@ -1889,8 +1717,8 @@ def test_the_cache_drops_the_least_recently_used_and_those_of_a_closed_loop(agen
     assert [client() for client in agent_class.built] == [None] * 9
 
 
-def test_a_slow_checkpoint_holds_up_no_other_nor_the_exit(agent, tinker_service, monkeypatch):
-    fake, environment, context = tinker_service(), ScriptedEnvironment(), AgentContext()
+def test_a_slow_checkpoint_holds_up_no_other_nor_the_exit(bench, monkeypatch):
+    fake, environment, context = bench.service(), ScriptedEnvironment(), AgentContext()
     attempts, answers = [], threading.Event()
     create = FakeService.create_sampling_client
 
@@ -1906,27 +1734,27 @@ def test_a_slow_checkpoint_holds_up_no_other_nor_the_exit(agent, tinker_service,
 
     async def main() -> None:
         options = {"model_path": "tinker://slow"}
-        trial = agent(**options).run("x", environment, context)
-        cancelled = asyncio.create_task(cancelled_when(lambda: fake.samplers, trial))
+        trial = asyncio.create_task(bench.agent(**options).run("x", environment, context))
         await until(lambda: attempts)
-        await agent(model_path="tinker://fast").setup(environment)
-        await cancelled
+        await bench.agent(model_path="tinker://fast").setup(environment)
+        trial.cancel()
+        await asyncio.wait([trial])
         assert context.metadata["stop_reason"] == "cancelled"
         # What hangs in its thread holds up no exit, and what failed is tried again.
         assert attempts[0].daemon
         answers.set()
         attempts.clear()
         with pytest.raises(RuntimeError, match="no weights"):
-            await agent(max_tokens=3, **options).setup(environment)
-        await agent(max_tokens=3, **options).setup(environment)
+            await bench.agent(max_tokens=3, **options).setup(environment)
+        await bench.agent(max_tokens=3, **options).setup(environment)
 
     asyncio.run(main())
     assert len(fake.services) == 1
 
 
 @pytest.mark.parametrize("status", [404, 410])
-def test_trials_go_on_in_a_new_session_when_theirs_is_over(agent, tinker_service, tmp_path, status):
-    fake, dids = tinker_service(bash("ls")), []
+def test_trials_go_on_in_a_new_session_when_theirs_is_over(bench, tmp_path, status):
+    fake, dids = bench.service(bash("ls")), []
 
     async def ends_the_session() -> ExecResult:
         # After two trials' first commands, in the middle of all of them.
@@ -1934,41 +1762,42 @@ def test_trials_go_on_in_a_new_session_when_theirs_is_over(agent, tinker_service
         return ExecResult(return_code=0)
 
     for number in range(4):
-        one = agent(max_turns=3, logs_dir=tmp_path / str(number), max_tokens=50 + number % 2)
+        one = bench.agent(max_turns=3, logs_dir=tmp_path / str(number), max_tokens=50 + number % 2)
         first = ends_the_session if number == 3 else ExecResult(return_code=0)
         environment = ScriptedEnvironment(first, ExecResult(return_code=0))
         dids.append(Run(one, environment, AgentContext()))
-    together(*(did.go() for did in dids))
-    assert [did.stop_reason for did in dids] == ["max_turns"] * 4
-    assert [did.metadata["n_prefix_breaks"] for did in dids] == [0] * 4
+    asyncio.run(together(*(did.go(f"task {number}") for number, did in enumerate(dids))))
+    # Nor do they mix, two of which share a client.
+    for number, did in enumerate(dids):
+        assert (did.stop_reason, did.metadata["n_prefix_breaks"]) == ("max_turns", 0)
+        prompt = fake.tokenizer.decode(did.turns[-1][0])
+        assert re.findall(r"task \d", prompt) == [f"task {number}"]
     assert sum(len(did.turns) for did in dids) == len(fake.returned) == 12
     assert [service.closed for service in fake.services] == [True, False]
     # A new checkpoint meets an ended session, too.
     fake.end_sessions(status)
-    run(agent(model_path="tinker://run/sampler_weights/2"))
+    run(bench.agent(model_path="tinker://run/sampler_weights/2"))
     # One that does not exist fails its trial, and leaves the session to the others.
     for _ in range(3):
         with pytest.raises(Exception, match="no such checkpoint"):
-            run(agent(model_path="tinker://run/sampler_weights/missing"))
-    run(agent(max_tokens=9))
-    still_open = [service for service in fake.services if not service.closed]
-    assert still_open == [fake.services[2]]
+            run(bench.agent(model_path="tinker://run/sampler_weights/missing"))
+    run(bench.agent(max_tokens=9))
+    assert [one for one in fake.services if not one.closed] == [fake.services[2]]
 
 
-REFUSALS = {"context_overflow": "prompt is too long", "error": "gone again"}
-
-
-@pytest.mark.parametrize("stop_reason", ["completed", *REFUSALS])
+@pytest.mark.parametrize(
+    ("second", "stop_reason"),
+    [("hello", "completed"), ("prompt is too long", "context_overflow"), ("gone again", "error")],
+)
 # As the SDK says it where it polls for answers, and of a client that was closed.
 @pytest.mark.parametrize("said", ["polling failed for s:0\nError code: 410", "holder is closed"])
-def test_the_second_attempt_counts_like_the_first(prepare, said, stop_reason):
+def test_the_second_attempt_counts_like_the_first(bench, said, second, stop_reason):
     async def ends() -> Any:
         did.fake.end_sessions(410)
         raise RuntimeError(said)
 
     status = 410 if stop_reason == "error" else 400
-    is_answer = stop_reason == "completed"
-    did = prepare(ends, "hello" if is_answer else refused(status, REFUSALS[stop_reason]))
+    did = bench.prepare(ends, second if second == "hello" else refused(status, second))
     error = pytest.raises(Exception, match="gone again")
     with error if stop_reason == "error" else contextlib.nullcontext():
         asyncio.run(did.go())
@@ -1976,29 +1805,25 @@ def test_the_second_attempt_counts_like_the_first(prepare, said, stop_reason):
     assert len(did.fake.services) == 2
 
 
-def test_a_service_that_was_given_is_used_and_never_replaced(agent, tinker_service):
-    fake = tinker_service()
+def test_a_service_that_was_given_is_used_and_never_replaced(bench):
+    fake = bench.service()
     given = fake()
     basic_loop_agent.use_service(given)
-    try:
-        run(agent())
-        fake.end_sessions(410)
-        with pytest.raises(Exception, match="terminated"):
-            run(agent())
-    finally:
-        basic_loop_agent.use_service(None)
+    run(bench.agent())
+    fake.end_sessions(410)
+    with pytest.raises(Exception, match="terminated"):
+        run(bench.agent())
+    basic_loop_agent.use_service(None)
     assert fake.services == [given]
     assert not given.closed
-    run(agent())
+    run(bench.agent())
     assert len(fake.services) == 2
 
 
-def test_event_loops_in_threads_share_the_tokenizer_and_the_session(
-    agent, tinker_service, tmp_path, tokenizer_dir, monkeypatch
-):
-    reply, model = "<think>hm</think>" + bash("ls"), Model("qwen3_instruct", tokenizer_dir)
-    tokens = model.encode(reply) + model.stop
-    fake = tinker_service(Sampled(tokens=tokens))
+def test_event_loops_in_threads_share_tokenizer_and_session(bench, tmp_path, monkeypatch):
+    model = Model("qwen3_instruct", bench.tokenizer_dir)
+    tokens = model.encode("<think>hm</think>" + bash("ls")) + model.stop
+    fake = bench.service(Sampled(tokens=tokens))
     using, overlaps = threading.Lock(), []
 
     def watch(owner: type, name: str) -> None:
@@ -2018,7 +1843,7 @@ def test_event_loops_in_threads_share_the_tokenizer_and_the_session(
     watch(type(model.tokenizer), "decode")
     watch(type(model.tokenizer), "get_added_vocab")
 
-    agents = [agent(logs_dir=tmp_path / str(number), max_turns=9) for number in range(6)]
+    agents = [bench.agent(logs_dir=tmp_path / str(number), max_turns=9) for number in range(6)]
     with concurrent.futures.ThreadPoolExecutor(max_workers=6) as pool:
         list(pool.map(run, agents))
     assert len(fake.services) == 1
@@ -2027,20 +1852,9 @@ def test_event_loops_in_threads_share_the_tokenizer_and_the_session(
     assert not any(overlaps)
 
 
-def test_older_sdks_that_give_a_future_or_the_client_itself_work_too(prepare, monkeypatch):
-    monkeypatch.setattr(sys.modules[__name__], "IS_OLD_SDK", True)
-    monkeypatch.delattr(FakeService, "close")
-    did = prepare("hello")
-    asyncio.run(did.go())
-    did.fake.end_sessions(410)
-    first = did.turns
-    asyncio.run(did.go())
-    assert first + did.turns == did.fake.returned
-    assert did.context.n_cache_tokens == 0
-    assert len(did.fake.services) == 2
-
-
 # The options and the keys.
+
+AT_LEAST_ONE = ("max_tokens", "max_turns", "max_seconds", "command_timeout_sec", "max_output_chars")
 
 
 @pytest.mark.parametrize(
@@ -2048,21 +1862,13 @@ def test_older_sdks_that_give_a_future_or_the_client_itself_work_too(prepare, mo
     [
         ({"max_turn": 3}, r"max_turn\b"),
         ({"model_client": "openai"}, "model_client.*'tinker' or 'litellm'"),
-        ({"max_tokens": 0}, "max_tokens.*greater than or equal to 1"),
-        ({"max_turns": 0}, "max_turns.*greater than or equal to 1"),
-        ({"max_seconds": 0}, "max_seconds.*greater than 0"),
+        *(({name: 0}, f"{name}.*greater than") for name in AT_LEAST_ONE),
         ({"temperature": -0.1}, "temperature.*greater than or equal to 0"),
         ({"temperature": math.inf}, "temperature.*finite number"),
-        ({"command_timeout_sec": 0}, "command_timeout_sec.*greater than or equal to 1"),
-        ({"max_output_chars": 0}, "max_output_chars.*greater than or equal to 1"),
-        ({"model_path": "runs/1"}, "model_path.*tinker://"),
         ({"model_path": ""}, "model_path.*tinker://"),
         ({"llm_kwargs": {"max_tokens": 3}}, "llm_kwargs holds max_tokens: use the option of that"),
         ({"llm_kwargs": {"model_name": "x"}}, "llm_kwargs holds model_name: use the option"),
-        (
-            {"llm_kwargs": {"tempreature": 1}},
-            r"Tinker takes no tempreature; .*\bseed, top_k, top_p",
-        ),
+        ({"llm_kwargs": {"tempreature": 1}}, r"Tinker takes no tempreature; .*\bseed, top_k"),
         ({"model_client": "litellm", "model_path": "tinker://run/w"}, "set model_client=tinker"),
         ({"model_client": "litellm", "renderer_name": "qwen3"}, "set model_client=tinker"),
     ],
@@ -2074,8 +1880,8 @@ def test_a_bad_option_is_one_clear_error(options, message):
     assert "sk-secret" not in str(error.value)
 
 
-def test_what_depends_on_the_model_is_refused_in_setup(agent, tinker_service, monkeypatch):
-    tinker_service()
+def test_what_depends_on_the_model_is_refused_in_setup(bench, monkeypatch):
+    bench.service()
     loaded = {"side_effect": LookupError("the tokenizer is loaded")}
     monkeypatch.setattr("harbor.llms.tinker.get_tokenizer", unittest.mock.Mock(**loaded))
     for options, message in (
@@ -2085,34 +1891,29 @@ def test_what_depends_on_the_model_is_refused_in_setup(agent, tinker_service, mo
         ({"renderer_name": "qwen9"}, r"no renderer qwen9; .*\bllama3, .*\bqwen3, .*role_colon"),
     ):
         with pytest.raises((ValueError, LookupError), match=message):
-            set_up(agent(**options))
+            set_up(bench.agent(**options))
     monkeypatch.delenv("TINKER_API_KEY")
     with pytest.raises(ValueError, match="no API key for Tinker: set TINKER_API_KEY"):
-        set_up(agent())
+        set_up(bench.agent())
     if importlib.util.find_spec("tinker.auth"):
         # From 0.38 on the SDK stores keys, too.
         monkeypatch.setattr("tinker.auth.tinker_has_credentials", lambda: True)
         with pytest.raises(LookupError, match="the tokenizer is loaded"):
-            set_up(agent())
+            set_up(bench.agent())
     # All other keys are their providers' business.
     for name in ("anthropic/claude-sonnet-4-5", "azure/gpt-4o", "together_ai/x", "ollama/llama3"):
-        set_up(agent(model_client="litellm", model_name=name))
+        set_up(bench.agent(model_client="litellm", model_name=name))
     monkeypatch.setitem(sys.modules, "tinker", None)
     with pytest.raises(ValueError, match=r"pip install 'harbor\[tinker\]'.*model_client=litellm"):
-        agent()
+        bench.agent()
 
 
-NO_AGENT_ENV = pytest.mark.skipif(
+@pytest.mark.skipif(
     not hasattr(BasicLoopAgent, "extra_env"), reason="Harbor gives agents variables since 0.16"
 )
-
-
-@NO_AGENT_ENV
-def test_keys_and_urls_come_from_the_agents_variables_or_the_processs_and_stay_unseen(
-    agent, tinker_service, lite, monkeypatch, tmp_path, caplog
-):
+def test_keys_and_urls_are_the_agents_or_the_processs_and_stay_unseen(bench, monkeypatch, caplog):
     caplog.set_level(logging.DEBUG)
-    fake = tinker_service()
+    fake = bench.service()
     for name in ("TINKER_API_KEY", "OPENAI_API_KEY"):
         monkeypatch.setenv(name, "key-process")
     monkeypatch.setenv("OPENAI_API_BASE", "http://process")
@@ -2124,10 +1925,10 @@ def test_keys_and_urls_come_from_the_agents_variables_or_the_processs_and_stay_u
         ({"extra_env": other}, "key-other", "http://own"),
         ({"extra_env": own, "api_base": "http://x"}, "key-own", "http://x"),
     ):
-        did = run(agent(**options))
+        did = run(bench.agent(**options))
         arguments = fake.services[-1].arguments
         assert (arguments.get("api_key", "key-process"), arguments.get("base_url")) == (key, url)
-    run(agent(extra_env=own, max_tokens=3))
+    run(bench.agent(extra_env=own, max_tokens=3))
     assert len(fake.services) == 4
     own = {"OPENAI_API_KEY": "key-own", "OPENAI_BASE_URL": "http://own"}
     for options, key, url in (
@@ -2137,28 +1938,19 @@ def test_keys_and_urls_come_from_the_agents_variables_or_the_processs_and_stay_u
         ({"extra_env": own, "api_base": "http://x"}, "key-own", "http://x"),
         ({"extra_env": own, "llm_kwargs": {"api_key": "key-kwargs"}}, "key-kwargs", "http://own"),
     ):
-        did = lite("hello", **options)
+        did = bench.lite("hello", **options)
         assert (did.fake[-1]["api_key"], did.fake[-1]["api_base"]) == (key, url)
         seen = [repr(did.agent.options), str(did.agent.options), did.context.model_dump_json()]
-        seen += [path.read_text() for path in tmp_path.glob("*.*") if path.is_file()]
+        seen += [path.read_text() for path in bench.logs_dir.glob("*.*")]
         assert len(seen) == 5
         assert not any("key-" in text for text in [*seen, *caplog.messages])
     # Also where the process has none.
     monkeypatch.delenv("TINKER_API_KEY")
-    set_up(agent(extra_env=other))
+    set_up(bench.agent(extra_env=other))
 
 
-def has(module: str) -> bool:
-    try:
-        return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:
-        return False
-
-
-@pytest.mark.skipif(not has("harbor.agents.options"), reason="Harbor knows of options since 0.23")
+@pytest.mark.skipif(not hasattr(BasicLoopAgent, "options_schema"), reason="since Harbor 0.23")
 def test_a_bad_option_or_a_missing_key_ends_a_job_before_any_trial(tmp_path, monkeypatch):
-    from harbor.job import Job
-
     schema = BasicLoopAgent.options_schema()["properties"]
     assert all(schema[name]["description"] for name in BasicLoopOptions.__annotations__)
     config = job_config(tmp_path, {"model_client": "litellm", "max_turn": 3})
@@ -2170,15 +1962,6 @@ def test_a_bad_option_or_a_missing_key_ends_a_job_before_any_trial(tmp_path, mon
     assert not list(tmp_path.rglob("result.json"))
     keyed = [lite_agent() | {"env": {"TINKER_API_KEY": "tml-own"}}]
     asyncio.run(Job.create(job_config(tmp_path, {}, agents=keyed)))
-
-
-@pytest.mark.skipif(
-    "base_url" not in basic_loop_agent.AgentOptions.model_fields,
-    reason="Harbor has --base-url and reasoning_effort for any agent since 0.25",
-)
-def test_the_options_of_harbor_0_25_mean_what_they_say(lite):
-    (request,) = lite("hello", base_url="http://x", reasoning_effort="low").fake
-    assert (request["api_base"], request["reasoning_effort"]) == ("http://x", "low")
 
 
 # Real jobs, and from their trials to training data.
@@ -2205,7 +1988,6 @@ def tinker_agent(fake: FakeTinker, **kwargs: Any) -> list[dict[str, Any]]:
 
 def run_job(config: JobConfig) -> list[Any]:
     """The trials of a job, as they are read back from its files."""
-    from harbor.job import Job
 
     async def main() -> Any:
         # Harbor 0.13 makes a job with its constructor's work done in `create` too.
@@ -2220,22 +2002,19 @@ def run_job(config: JobConfig) -> list[Any]:
     return trials
 
 
-def test_a_bad_agent_fails_alone_in_a_job_with_a_good_one(tmp_path, monkeypatch):
+def test_a_bad_agent_fails_alone_in_a_job_with_a_good_one(tmp_path):
     kwargs = {"model_client": "litellm", "llm_kwargs": {"mock_response": "Hello, world!"}}
     bad = [lite_agent() | {"model_name": None}, lite_agent()]
     config = job_config(tmp_path, {}, agents=[lite_agent(**kwargs), *bad], n_attempts=2)
     trials = run_job(config)
-    assert len(trials) == 6
     good = [trial for trial in trials if trial.exception_info is None]
-    assert len(good) == 2
+    assert (len(trials), len(good)) == (6, 2)
     for trial in good:
         assert trial.agent_info.version == basic_loop_agent.__version__
-        assert trial.agent_info.model_info.model_dump() == {"name": "mock", "provider": "openai"}
         whole = trial_to_trajectory(trial)
         assert (whole.turns, whole.reward, whole.rewards) == ([], 1.0, {"reward": 1.0})
         assert (whole.stop_reason, whole.failure) == ("completed", None)
         assert whole.trial.agent_result.n_input_tokens > 0
-        assert whole.trial.agent_result.cost_usd is None
     words = [trial.exception_info.exception_message for trial in trials if trial not in good]
     no_model = "no model: name one with -m, such as -m Qwen/Qwen3-8B"
     api_model = "openai/mock is an API model: set model_client=litellm"
@@ -2246,20 +2025,19 @@ def test_a_bad_agent_fails_alone_in_a_job_with_a_good_one(tmp_path, monkeypatch)
 @pytest.mark.parametrize(
     ("renderer", "replies", "n_datums"),
     [
-        ("qwen3_instruct", [Sampled("hello world")], 1),
         ("qwen3", [Sampled("<think>a</think>" + bash("ls")), Sampled("hello world")], 1),
         ("qwen3", [Sampled(bash("ls")), Sampled("hello wo", "length")], 1),
         ("role_colon", [Sampled(bash("ls")), Sampled("hello world")], 2),
     ],
 )
 def test_a_jobs_trials_become_datums_with_every_sampled_token_and_its_sequence(
-    tmp_path, tinker_service, monkeypatch, renderer, replies, n_datums
+    bench, tmp_path, monkeypatch, renderer, replies, n_datums
 ):
     from tinker_cookbook import completers
     from tinker_cookbook.rl.data_processing import assemble_training_data, compute_advantages
     from tinker_cookbook.rl.types import TrajectoryGroup
 
-    fake = tinker_service(*replies, *replies)
+    fake = bench.service(*replies, *replies)
     agents = tinker_agent(fake, max_turns=len(replies), renderer_name=renderer)
     one_by_one = {"n_attempts": 2, "n_concurrent_trials": 1}
     trials = run_job(job_config(tmp_path, {}, agents=agents, **one_by_one))
@@ -2297,38 +2075,25 @@ def test_a_jobs_trials_become_datums_with_every_sampled_token_and_its_sequence(
     assert ends == [("stop", False)] * (len(replies) - 1) + [last]
 
 
-@pytest.mark.parametrize("ending", ["agent timeout", "max_seconds"])
-def test_a_trial_that_takes_too_long_is_scored_and_keeps_its_turns(
-    tmp_path, tinker_service, ending
-):
-    fake = tinker_service(Sampled("hello world\n" + bash("ls")), forever)
-    agents = tinker_agent(fake, max_turns=3)
-    if ending == "max_seconds":
-        agents[0]["kwargs"]["max_seconds"] = 1
-    else:
-        agents[0]["override_timeout_sec"] = 1
+def test_a_trial_that_takes_too_long_is_scored_and_keeps_its_turns(bench, tmp_path):
+    fake = bench.service(Sampled("hello world\n" + bash("ls")), forever)
+    agents = [one | {"override_timeout_sec": 1} for one in tinker_agent(fake, max_turns=3)]
     (trial,) = run_job(job_config(tmp_path, {}, agents=agents))
     whole = trial_to_trajectory(trial)
-    is_error = ending == "agent timeout"
-    assert (trial.exception_info is not None) == is_error
-    assert whole.stop_reason == ("cancelled" if is_error else "rollout_timeout")
-    assert (whole.reward, whole.failure) == (0.0, None)
+    assert trial.exception_info is not None
+    assert (whole.stop_reason, whole.reward, whole.failure) == ("cancelled", 0.0, None)
     assert len(whole.turns) == len(fake.returned) == 1
 
 
-def test_what_failed_is_no_training_data_and_a_bad_record_an_error(tmp_path, tinker_service):
-    fake = tinker_service(bash("ls"), RuntimeError("service is gone"))
+def test_what_failed_is_no_training_data_and_a_bad_record_an_error(bench, tmp_path):
+    fake = bench.service(bash("ls"), RuntimeError("service is gone"))
     (failed,) = run_job(job_config(tmp_path, {}, agents=tinker_agent(fake, max_turns=2)))
     assert failed.exception_info.exception_type == "RuntimeError"
     assert failed.agent_result.rollout_details
     assert trial_to_trajectory(failed) is None
     failed.exception_info = None
-    for rewards, reward in [
-        ({"reward": 1, "style": 0.5}, 1),
-        ({"score": 0.25}, 0.25),
-        ({"a": 1.0, "b": 2.0}, None),
-        ({}, None),
-    ]:
+    scored = [({"reward": 1, "style": 0.5}, 1), ({"score": 0.25}, 0.25), ({"a": 1, "b": 2}, None)]
+    for rewards, reward in [*scored, ({}, None)]:
         failed.verifier_result = VerifierResult(rewards=rewards)
         whole = trial_to_trajectory(failed)
         assert (whole.reward, whole.rewards, len(whole.turns)) == (reward, rewards, 1)
@@ -2339,7 +2104,6 @@ def test_what_failed_is_no_training_data_and_a_bad_record_an_error(tmp_path, tin
         ({"prompt_token_ids": [prompt, prompt]}, "not aligned"),
         ({"logprobs": None}, "not aligned"),
         ({"logprobs": [[math.nan] * len(logprobs)]}, "a logprob is not finite"),
-        ({"logprobs": [[-math.inf] * len(logprobs)]}, "a logprob is not finite"),
     ]:
         failed.agent_result.rollout_details = [good | bad]
         with pytest.raises(ValueError, match=f"trial {failed.trial_name}: .*{message}"):
@@ -2351,32 +2115,23 @@ def test_what_failed_is_no_training_data_and_a_bad_record_an_error(tmp_path, tin
         trial_to_trajectory(failed)
 
 
-def two_steps(folder: Path, strategy: str = "mean") -> dict[str, Any]:
-    """A multi-step task; each of its steps is scored 1.0 for "x"."""
-    for step in ("first", "second"):
-        (folder / "steps" / step / "tests").mkdir(parents=True)
-        (folder / "steps" / step / "tests" / "test.sh").write_text("exit 0\n")
-        (folder / "steps" / step / "instruction.md").write_text("say x")
-    (folder / "environment").mkdir()
-    (folder / "environment" / "Dockerfile").write_text("FROM scratch\n")
-    (folder / "tests").mkdir()
-    (folder / "tests" / "answer.txt").write_text("x")
-    steps = '[[steps]]\nname = "first"\n[[steps]]\nname = "second"\n'
-    head = f'schema_version = "1.3"\nmulti_step_reward_strategy = "{strategy}"\n'
-    (folder / "task.toml").write_text(head + steps)
-    return {"tasks": [{"path": folder}]}
-
-
-@pytest.mark.parametrize("strategy", ["mean", "final"])
 @pytest.mark.parametrize("failing", [0, 1])
-def test_a_multi_step_trial_with_a_failed_step_has_no_reward_and_names_the_cause(
-    tmp_path, tinker_service, failing, strategy
-):
+def test_a_multi_step_trial_with_a_failed_step_has_no_reward_but_a_cause(bench, tmp_path, failing):
     script = [Sampled("x"), Sampled("x")]
     script[failing] = RuntimeError("service is gone")
-    fake = tinker_service(*script)
-    task = two_steps(tmp_path / "task", strategy)
-    (trial,) = run_job(job_config(tmp_path, {}, agents=tinker_agent(fake), **task))
+    fake = bench.service(*script)
+    files = {"task.toml": 'schema_version = "1.3"\nmulti_step_reward_strategy = "mean"\n'}
+    for step in ("first", "second"):
+        files["task.toml"] += f'[[steps]]\nname = "{step}"\n'
+        files[f"steps/{step}/tests/test.sh"] = "exit 0\n"
+        files[f"steps/{step}/instruction.md"] = "say x"
+    files |= {"environment/Dockerfile": "FROM scratch\n", "tests/answer.txt": "x"}
+    for name, text in files.items():
+        path = tmp_path / "task" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    tasks = [{"path": tmp_path / "task"}]
+    (trial,) = run_job(job_config(tmp_path, {}, agents=tinker_agent(fake), tasks=tasks))
     # Harbor scores it all the same.
     assert trial.exception_info is None
     assert trial.verifier_result.rewards["reward"] is not None
@@ -2392,38 +2147,15 @@ def test_a_multi_step_trial_with_a_failed_step_has_no_reward_and_names_the_cause
     assert trial_to_trajectory(trial).reward == trial.verifier_result.rewards["reward"]
 
 
-@pytest.mark.skipif(
-    not hasattr(BasicLoopAgent.__base__.__base__, "resume"),
-    reason="Harbor resumes steps since 0.20",
-)
-@pytest.mark.parametrize("first", [Sampled("hello"), Sampled("hel", "length")])
-def test_a_multi_step_task_resumes_one_conversation_and_gives_one_trajectory(
-    tmp_path, tinker_service, first
-):
-    fake = tinker_service(first, Sampled("x"))
-    agents = tinker_agent(fake)
-    agents[0]["resume_trajectory"] = True
-    config = job_config(tmp_path, {}, agents=agents, **two_steps(tmp_path / "task"))
-    (trial,) = run_job(config)
-    whole = trial_to_trajectory(trial)
-    ids = [(one.prompt_token_ids, one.completion_token_ids, one.logprobs) for one in whole.turns]
-    assert ids == fake.returned
-    (prompt, tokens, _), (following, _, _) = ids
-    is_exact = following[: len(prompt + tokens)] == prompt + tokens
-    assert is_exact or first.stop_reason == "length"
-    breaks = [step.agent_result.metadata["n_prefix_breaks"] for step in trial.step_results]
-    assert breaks == [0, int(not is_exact)]
-    assert "hel" in tokenizer_of(fake.name).decode(following)
-    assert whole.reward == trial.verifier_result.rewards["reward"] == 0.5
-
-
 # examples/train.py: RL on the rollouts, run as it stands. Only `tinker.ServiceClient`, the
 # tokenizer, and the job's environment and verifier are exchanged.
 
 RIGHT, WRONG = Sampled("Hello, world!"), Sampled("no")
-# Ten groups of eight.
+# Of each group of eight.
 HALF_RIGHT = [RIGHT, WRONG] * 40
 WEEK = 7 * 24 * 3600
+FROM_STATE = "create_training_client_from_state_with_optimizer"
+REAL = {**vars(tinker.ServiceClient), **vars(tinker.TrainingClient)}
 
 
 class FakeTraining(FakeTinker):
@@ -2433,11 +2165,8 @@ class FakeTraining(FakeTinker):
     deprecated.
     """
 
-    def __init__(self, tokenizer_dir: str, *script: Any) -> None:
-        import tinker
-
-        super().__init__(tokenizer_dir, *script)
-        self.real = {"service": tinker.ServiceClient, "training": tinker.TrainingClient}
+    def __init__(self, tokenizer_dir: str) -> None:
+        super().__init__(tokenizer_dir)
         self.clients, self.loaded, self.saved, self.trained = [], [], [], []
         # The number of the forward_backward that raises.
         self.crash_in_update: int | None = None
@@ -2447,12 +2176,11 @@ class FakeTraining(FakeTinker):
     def __call__(self, **kwargs: Any) -> "FakeService":
         service = super().__call__(**kwargs)
         service.create_lora_training_client = self.create_lora_training_client
-        from_state = self.create_training_client_from_state_with_optimizer
-        service.create_training_client_from_state_with_optimizer = from_state
+        setattr(service, FROM_STATE, self.create_from_state)
         return service
 
-    def future(self, of: str, method: str, result: Any, *args: Any, **kwargs: Any) -> Done:
-        real = getattr(self.real[of], method)
+    def future(self, method: str, result: Any, *args: Any, **kwargs: Any) -> Done:
+        real = REAL[method]
         inspect.signature(real).bind(None, *args, **kwargs)
         is_last_resort = self.is_skyrl and method == "load_state_with_optimizer"
         assert is_last_resort or not hasattr(real, "__deprecated__"), real.__deprecated__
@@ -2460,30 +2188,23 @@ class FakeTraining(FakeTinker):
 
     def create_lora_training_client(self, base_model: str, rank: int) -> Done:
         self.clients.append((base_model, rank))
-        return self.future("service", "create_lora_training_client", self, base_model, rank=rank)
+        return self.future("create_lora_training_client", self, base_model, rank=rank)
 
-    def create_training_client_from_state_with_optimizer(self, path: str) -> Done:
-        import httpx
-        import tinker
-
-        result = self
+    def create_from_state(self, path: str) -> Done:
         if self.is_skyrl:
-            response = httpx.Response(422, request=httpx.Request("POST", "http://tinker"))
-            result = tinker.UnprocessableEntityError("no model_id", response=response, body=None)
-        else:
-            self.clients.append(path)
-        method = "create_training_client_from_state_with_optimizer"
-        return self.future("service", method, result, path)
+            return Done(refused(422, "no model_id", "UnprocessableEntityError"))
+        self.clients.append(path)
+        return self.future(FROM_STATE, self, path)
 
     def load_state_with_optimizer(self, path: str) -> Done:
         self.loaded.append(path)
-        return self.future("training", "load_state_with_optimizer", None, path)
+        return self.future("load_state_with_optimizer", None, path)
 
     def save(self, method: str, kind: str, name: str, **kwargs: Any) -> Done:
         path = f"tinker://run-{len(self.clients)}/{kind}/{name}"
         assert path not in self.saved, "the service refuses a second checkpoint of the same name"
         self.saved.append((path, kwargs.get("ttl_seconds")))
-        return self.future("training", method, SimpleNamespace(path=path), name, **kwargs)
+        return self.future(method, SimpleNamespace(path=path), name, **kwargs)
 
     def save_weights_for_sampler(self, name: str, **kwargs: Any) -> Done:
         return self.save("save_weights_for_sampler", "sampler_weights", name, **kwargs)
@@ -2492,25 +2213,21 @@ class FakeTraining(FakeTinker):
         return self.save("save_state", "weights", name, **kwargs)
 
     def forward_backward(self, data: list[Any], loss_fn: str) -> Done:
-        import tinker
-
         assert loss_fn == "importance_sampling"
-        assert all(isinstance(datum, tinker.Datum) for datum in data)
         if len(self.trained) == self.crash_in_update:
-            self.crash_in_update = None
             return Done(ConnectionError("the service is gone"))
         self.trained.append(data)
         logprobs = [datum.loss_fn_inputs["logprobs"].to_torch() - 0.25 for datum in data]
         outputs = [{"logprobs": tinker.TensorData.from_torch(of_datum)} for of_datum in logprobs]
         result = SimpleNamespace(loss_fn_outputs=outputs)
-        return self.future("training", "forward_backward", result, data, loss_fn=loss_fn)
+        return self.future("forward_backward", result, data, loss_fn=loss_fn)
 
     def optim_step(self, params: Any) -> Done:
         assert params.learning_rate == 0.5
-        return self.future("training", "optim_step", None, params)
+        return self.future("optim_step", None, params)
 
 
-@pytest.fixture(scope="module")
+@functools.cache
 def train_module() -> Any:
     spec = importlib.util.spec_from_file_location("train", ROOT / "examples/train.py")
     module = importlib.util.module_from_spec(spec)
@@ -2519,16 +2236,15 @@ def train_module() -> Any:
 
 
 @pytest.fixture
-def train(train_module, tmp_path, tokenizer_dir, monkeypatch) -> Callable[..., FakeTraining]:
-    fake = FakeTraining(tokenizer_dir)
+def train(tmp_path, tokenizer_dir, monkeypatch) -> Callable[..., FakeTraining]:
+    fake, module = FakeTraining(tokenizer_dir), train_module()
+    tokenizer, of_step = tokenizer_of(tokenizer_dir), module.job_config
     fakes = job_config(tmp_path, {}).model_dump(include={"environment", "verifier"})
-    tokenizer = tokenizer_of(tokenizer_dir)
-    of_step = train_module.job_config
 
     def on_the_host(*args: Any) -> JobConfig:
         return JobConfig.model_validate(of_step(*args).model_dump() | fakes)
 
-    monkeypatch.setattr(train_module, "job_config", on_the_host)
+    monkeypatch.setattr(module, "job_config", on_the_host)
     monkeypatch.setattr("tinker.ServiceClient", fake)
     monkeypatch.setattr("harbor.llms.tinker.get_tokenizer", lambda name: tokenizer)
     monkeypatch.delenv("WANDB_PROJECT", raising=False)
@@ -2537,12 +2253,11 @@ def train(train_module, tmp_path, tokenizer_dir, monkeypatch) -> Callable[..., F
         fake.script, fake.crash_in_update = list(script), crash_in_update
         arguments = f"--model Qwen/Qwen3-8B --task {ROOT}/examples/greet --log-dir {tmp_path}/log"
         arguments += f" --steps {steps} --max-tokens 64 --learning-rate 0.5 --rank 4"
-        train_module.main(arguments.split())
+        module.main(arguments.split())
         return fake
 
     run.fake = fake
-    yield run
-    basic_loop_agent.use_service(None)
+    return run
 
 
 def metrics_of(tmp_path: Path) -> list[dict[str, Any]]:
@@ -2558,18 +2273,14 @@ def example(datum: Any) -> tuple[list[int], list[int], list[float], float]:
     """Prompt ids, completion ids, logprobs and advantage of a datum of one turn."""
     inputs = {name: tensor.to_torch().tolist() for name, tensor in datum.loss_fn_inputs.items()}
     assert set(inputs) == {"target_tokens", "logprobs", "advantages"}
-    assert {len(values) for values in inputs.values()} == {datum.model_input.length}
     start = next(i for i, advantage in enumerate(inputs["advantages"]) if advantage)
-    assert len(set(inputs["advantages"][start:])) == 1
-    assert not any(inputs["logprobs"][:start])
+    (advantage,) = set(inputs["advantages"][start:])
     logprobs = [round(logprob, 3) for logprob in inputs["logprobs"][start:]]
     prompt = datum.model_input.to_ints()[: start + 1]
-    return prompt, inputs["target_tokens"][start:], logprobs, inputs["advantages"][start]
+    return prompt, inputs["target_tokens"][start:], logprobs, advantage
 
 
-def test_training_samples_with_each_steps_weights_and_updates_them_by_the_rewards(
-    train, tmp_path, capsys
-):
+def test_training_samples_each_steps_weights_and_updates_them_by_reward(train, tmp_path, capsys):
     fake = train(*HALF_RIGHT, steps=2)
     assert fake.clients == [("Qwen/Qwen3-8B", 4)]
     assert len(fake.services) == 1, "sampling and training share a session"
@@ -2588,24 +2299,19 @@ def test_training_samples_with_each_steps_weights_and_updates_them_by_the_reward
     shares = f"100% completed, {n_tokens} tokens, KL 0.2500 (v1) 0.0312 (v2)"
     assert lines[1].startswith(f"step 1: reward 0.500 of 8 trials, {shares}, ")
     assert lines[2:] == [f"final checkpoint: {final}"]
-    assert [metrics["step"] for metrics in metrics_of(tmp_path)] == [0, 1]
-    for metrics in metrics_of(tmp_path):
-        assert metrics["env/all/reward/total"] == 0.5
+    for step, metrics in enumerate(metrics_of(tmp_path)):
+        assert (metrics["step"], metrics["env/all/reward/total"]) == (step, 0.5)
         assert metrics["env/all/total_ac_tokens"] == n_tokens
         assert metrics["stop_reason/completed"] == 1.0
         assert metrics["optim/kl_sample_train_v1"] == pytest.approx(0.25, abs=1e-6)
-        assert metrics["time/sampling"] > 0
 
 
 @pytest.mark.parametrize("is_skyrl", [False, True])
-def test_after_a_crash_training_goes_on_from_the_last_saved_state_with_a_line_a_step(
-    train, tmp_path, is_skyrl
-):
+def test_after_a_crash_training_goes_on_from_the_last_saved_state(train, tmp_path, is_skyrl):
     train.fake.is_skyrl = is_skyrl
     with pytest.raises(ConnectionError, match="the service is gone"):
         train(*HALF_RIGHT, steps=3, crash_in_update=1)
-    progress = tmp_path / "log/progress.json"
-    state = "tinker://run-1/weights/0000"
+    progress, state = tmp_path / "log/progress.json", "tinker://run-1/weights/0000"
     assert json.loads(progress.read_text()) == {"step": 1, "state": state}
     # As after a kill while a step's metrics were written.
     with (tmp_path / "log/metrics.jsonl").open("a") as file:
@@ -2616,8 +2322,7 @@ def test_after_a_crash_training_goes_on_from_the_last_saved_state_with_a_line_a_
     assert fake.loaded == [state] * is_skyrl
     assert fake.samplers[2]["model_path"] == "tinker://run-2/sampler_weights/0001"
     assert [metrics["step"] for metrics in metrics_of(tmp_path)] == [0, 1, 2]
-    assert len(fake.trained) == 3
-    assert json.loads(progress.read_text())["step"] == 3
+    assert len(fake.trained) == json.loads(progress.read_text())["step"] == 3
     assert len(list((tmp_path / "log/jobs").iterdir())) == 4
 
 
@@ -2632,10 +2337,8 @@ def test_after_a_crash_training_goes_on_from_the_last_saved_state_with_a_line_a_
 def test_training_ends_with_the_reason_where_no_trial_of_a_step_is_usable(
     train, monkeypatch, tmp_path, capsys, reply, rewards, reason
 ):
-    async def verify(self: Any) -> VerifierResult:
-        return VerifierResult(rewards=rewards)
-
-    monkeypatch.setattr(HostVerifier, "verify", verify)
+    scored = unittest.mock.AsyncMock(return_value=VerifierResult(rewards=rewards))
+    monkeypatch.setattr(HostVerifier, "verify", scored)
     with pytest.raises(SystemExit, match=f"step 0: no trial to train on, .*: {re.escape(reason)}"):
         train(reply)
     named = [line for line in printed(capsys) if line.startswith("step 0: left out greet__")]
@@ -2643,32 +2346,24 @@ def test_training_ends_with_the_reason_where_no_trial_of_a_step_is_usable(
     assert not (tmp_path / "log/progress.json").exists()
 
 
-def test_a_failed_trial_is_named_and_counted_and_the_rest_of_its_group_trained_on(
-    train, tmp_path, capsys
-):
-    fake = train(RuntimeError("no more credit"), *HALF_RIGHT)
+def test_failed_trials_and_equal_rewards_are_named_and_not_trained_on(train, tmp_path, capsys):
+    gone, same = RuntimeError("no more credit"), Sampled("no", "length")
+    fake = train(gone, *HALF_RIGHT[:7], same, steps=2)
     assert [len(data) for data in fake.trained] == [7]
-    first, second, _ = printed(capsys)
-    assert re.fullmatch(r"step 0: left out greet__\w+: RuntimeError: no more credit", first)
-    assert " of 7 trials, " in second
-    assert metrics_of(tmp_path)[0]["left_out/RuntimeError"] == 1
-
-
-def test_equal_rewards_in_every_group_are_no_update_and_the_line_says_so(train, tmp_path, capsys):
-    fake = train(*[Sampled("no", "length")] * 8, *HALF_RIGHT, steps=2)
-    assert len(fake.trained) == 1
-    assert "no update (equal rewards within each group)" in printed(capsys)[0]
+    left_out, first, second, _ = printed(capsys)
+    assert re.fullmatch(r"step 0: left out greet__\w+: RuntimeError: no more credit", left_out)
+    assert " of 7 trials, " in first
+    assert "no update (equal rewards within each group)" in second
     first, second = metrics_of(tmp_path)
-    assert first["stop_reason/max_tokens"] == 1.0
-    assert "optim/kl_sample_train_v1" not in first
-    assert second["optim/kl_sample_train_v2"] > 0
+    assert first["left_out/RuntimeError"] == second["stop_reason/max_tokens"] == 1
+    assert first["optim/kl_sample_train_v2"] > 0
+    assert "optim/kl_sample_train_v1" not in second
 
 
-def test_what_stable_reinforce_needs_is_asked_for_with_that_loss_only(train_module, tmp_path):
-    args = train_module.parse_arguments(["--model", "a/b", "--task", "c/d"])
+def test_what_stable_reinforce_needs_is_asked_for_with_that_loss_only():
+    args = train_module().parse_arguments(["--model", "a/b", "--task", "c/d"])
     assert args.log_dir == "runs/d-b"
-    config = train_module.job_config(args, 3, "tinker://x")
-    assert "llm_kwargs" not in config.agents[0].kwargs
-    args.loss = "stable_reinforce"
-    config = train_module.job_config(args, 3, "tinker://x")
-    assert config.agents[0].kwargs["llm_kwargs"] == {"record_stability_info": True}
+    for loss, kwargs in ((args.loss, None), ("stable_reinforce", {"record_stability_info": True})):
+        args.loss = loss
+        (agent,) = train_module().job_config(args, 3, "tinker://x").agents
+        assert agent.kwargs.get("llm_kwargs") == kwargs
