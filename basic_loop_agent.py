@@ -1037,6 +1037,8 @@ class ExactPrompts:
     # How many tokens the model holds, and whether its template ends a prompt with <think>.
     context_limit: float = math.inf
     opens_thinking: bool = False
+    # Whether the system message may decide how the template ends a prompt.
+    reads_system: bool = False
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -1092,8 +1094,8 @@ class ExactPrompts:
         history, and after a reply that has no stop token or another than the template's.
         """
         if goes_on_from:
-            # It may decide how the template ends a prompt.
-            system = messages[:1] if messages[0]["role"] == "system" else []
+            has_system = self.reads_system and messages[0]["role"] == "system"
+            system = messages[:1] if has_system else []
             start = await self._probe_start(system)
             rendered = await self.render([*system, *_PROBE, messages[-1]])
             end = len(start)
@@ -1318,6 +1320,7 @@ class LiteLLMMixin(ExactPrompts):
     attributes and methods are the same in Harbor 0.13 to 0.25.
     """
 
+    reads_system = True
     # Whether prompts are exact. None: not asked yet.
     _is_exact: bool | None = None
     _http: Any = None
