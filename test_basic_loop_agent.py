@@ -25,7 +25,6 @@ import re
 import selectors
 import shlex
 import shutil
-import stat
 import subprocess
 import sys
 import threading
@@ -34,7 +33,6 @@ import types
 import unittest.mock
 import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -48,6 +46,7 @@ import httpx
 import litellm
 import pytest
 import tinker
+from harbor.agents.base import BaseAgent
 from harbor.environments.base import ExecResult
 from harbor.job import Job
 from harbor.llms.base import LLMResponse, OutputLengthExceededError
@@ -58,6 +57,13 @@ from harbor.models.job.config import JobConfig
 from harbor.models.metric import UsageInfo
 from harbor.models.trial.result import TrialResult
 from harbor.models.verifier.result import VerifierResult
+from tinker_cookbook import completers
+from tinker_cookbook.renderers import get_renderer
+from tinker_cookbook.rl import data_processing
+from tinker_cookbook.rl.types import TrajectoryGroup
+from tinker_cookbook.tokenizer_utils import get_tokenizer
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
 
 import basic_loop_agent
 from basic_loop_agent import (
@@ -135,7 +141,7 @@ def files_of(mark: str) -> list[Path]:
 IS_OLD_SDK = importlib.metadata.version("tinker") < "0.30"
 
 
-@dataclass
+@dataclasses.dataclass
 class Sampled:
     """What the Tinker sampler returns for one call; logprobs "own" are distinct, one a token."""
 
@@ -248,22 +254,13 @@ _FIRST = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 INKLING = "thinkingmachines/Inkling"
 
 
-def tokenizer_of(folder: str) -> Any:
-    from tinker_cookbook.tokenizer_utils import get_tokenizer
-
-    return get_tokenizer(folder)
-
-
 @functools.cache
 def a_copy_of_tokenizer(folder: str) -> Any:
-    return copy.deepcopy(tokenizer_of(folder))
+    return copy.deepcopy(get_tokenizer(folder))
 
 
 @pytest.fixture(scope="session")
 def tokenizer_dir(tmp_path_factory: pytest.TempPathFactory) -> str:
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast
-
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -293,11 +290,9 @@ class Model:
     """A renderer and the tokenizer that it can be built with, and replies as its model writes."""
 
     def __init__(self, renderer_name: str, tokenizer_dir: str) -> None:
-        from tinker_cookbook.renderers import get_renderer
-
         self.name = renderer_name
         for tokenizer_name in (tokenizer_dir, INKLING):
-            self.tokenizer = tokenizer_of(tokenizer_name)
+            self.tokenizer = get_tokenizer(tokenizer_name)
             try:
                 self.renderer = get_renderer(renderer_name, self.tokenizer)
                 stop = self.renderer.get_stop_sequences()[0]
@@ -360,7 +355,7 @@ def model(request: pytest.FixtureRequest, tokenizer_dir: str) -> Model:
 # The agent under test.
 
 
-@dataclass
+@dataclasses.dataclass
 class Run:
     """What a run leaves; all of it is read anew from the context and the files."""
 
@@ -424,6 +419,8 @@ class Bench:
         monkeypatch.setenv("OPENAI_API_KEY", "sk-test")
         for name in ("OPENAI_BASE_URL", "OPENAI_API_BASE", "TINKER_BASE_URL"):
             monkeypatch.delenv(name, raising=False)
+        # Harbor's LiteLLM waits between its three attempts.
+        monkeypatch.setattr(LiteLLM.call.retry, "wait", lambda state: 0)
         self.service()
 
     def service(self, *script: Any) -> FakeTinker:
@@ -444,10 +441,9 @@ class Bench:
         fake, environment = self.service(*script), environment or ScriptedEnvironment()
         return Run(self.agent(**options), environment, AgentContext(), fake)
 
-    def tinker(
-        self, *script: Any, instruction: str = "do it", raises: Any = None, **options: Any
-    ) -> Run:
+    def tinker(self, *script: Any, raises: Any = None, **options: Any) -> Run:
         """The same, and it is run, in an event loop of its own and without `setup`."""
+        instruction = options.pop("instruction", "do it")
         did = self.prepare(*script, **options)
         with pytest.raises(raises) if raises else contextlib.nullcontext():
             asyncio.run(did.go(instruction))
@@ -480,21 +476,15 @@ class Bench:
                 response.choices[0].logprobs = logprobs
             return response
 
-        self.without_waiting()
         self.monkeypatch.setattr(litellm, "acompletion", acompletion)
         return requests
 
-    def without_waiting(self) -> None:
-        """Harbor's LiteLLM waits between its three attempts."""
-        self.monkeypatch.setattr(LiteLLM.call.retry, "wait", lambda state: 0)
-
-    def lite(self, *script: Any, ids: bool = False, **options: Any) -> Run:
+    def lite(self, *script: Any, ids: bool = False, environment: Any = None, **options: Any) -> Run:
         """A run with these answers of an API model; `fake` is the requests."""
-        how = {"environment": None, "instruction": "do it"}
-        how = {name: options.pop(name, default) for name, default in how.items()}
+        instruction = options.pop("instruction", "do it")
         options |= {"model_client": "litellm", "collect_rollout_details": ids or None}
         requests = self.api(*script, ids=ids)
-        did = run(self.agent(**options), **how)
+        did = run(self.agent(**options), environment, instruction)
         did.fake = requests
         return did
 
@@ -559,8 +549,9 @@ def time_passes_at_once() -> Iterator[asyncio.Runner]:
 # One completion.
 
 
-def test_one_completion_is_on_the_context_and_in_the_files(bench):
-    did = bench.tinker("hello world", system_prompt="Be {brief}.", instruction="greet")
+@pytest.mark.parametrize("reply", ["", bash("rm -rf /")])
+def test_one_completion_is_recorded_in_context_and_files_and_never_run(bench, reply):
+    did = bench.tinker(reply, system_prompt="Be {brief}.", instruction="greet")
     ((prompt, tokens, logprobs),) = did.fake.returned
     assert did.turns == [(prompt, tokens, logprobs)]
     usage = did.context.n_input_tokens, did.context.n_output_tokens, did.context.n_cache_tokens
@@ -568,21 +559,13 @@ def test_one_completion_is_on_the_context_and_in_the_files(bench):
     assert did.context.cost_usd is None
     ids = {"n_turns_without_ids": 0, "n_prefix_breaks": 0}
     assert did.metadata == {"stop_reason": "completed", "n_episodes": 1, **ids}
-    assert did.completion == "hello world"
-    said = [("system", "Be {brief}."), ("user", "greet"), ("agent", "hello world")]
+    assert (did.completion, did.scripts) == (reply, [])
+    said = [("system", "Be {brief}."), ("user", "greet"), ("agent", reply)]
     assert [(step.source, step.message) for step in did.view.steps] == said
     metrics = did.view.steps[-1].metrics
     assert (metrics.prompt_token_ids, metrics.completion_token_ids) == (prompt, tokens)
     assert metrics.logprobs == logprobs
     assert (did.view.agent.name, did.view.agent.model_name) == ("basic-loop", did.fake.name)
-
-
-@pytest.mark.parametrize("reply", ["", bash("rm -rf /")])
-def test_a_single_completion_may_be_empty_and_is_never_executed(bench, reply):
-    did = bench.tinker(reply)
-    assert did.stop_reason == "completed"
-    assert did.completion == did.view.steps[-1].message == reply
-    assert did.scripts == []
 
 
 def test_a_reply_cut_off_anywhere_neither_shows_thinking_nor_loses_the_answer(bench, model):
@@ -620,6 +603,9 @@ def test_a_reply_cut_off_anywhere_neither_shows_thinking_nor_loses_the_answer(be
     asyncio.run(main())
 
 
+THOUGHT_APART = {"content": f"x\n</think>\n{bash('ls')}", "reasoning_content": "hm"}
+
+
 @pytest.mark.parametrize(
     ("reply", "thinking", "answer", "runs"),
     [
@@ -638,10 +624,7 @@ def test_a_reply_cut_off_anywhere_neither_shows_thinking_nor_loses_the_answer(be
         ("cat <<E\n<think>\n</think>\nE", None, "cat <<E\n<think>\n</think>\nE", None),
         (f"<think>a</think>{bash('# x\n</think>')}", "a", bash("# x\n</think>"), "# x\n</think>\n"),
         # What the server calls reasoning is all of it.
-        (
-            {"content": f"x\n</think>\n{bash('ls')}", "reasoning_content": "hm"},
-            *("hm", f"x\n</think>\n{bash('ls')}", "ls\n"),
-        ),
+        (THOUGHT_APART, "hm", THOUGHT_APART["content"], "ls\n"),
     ],
 )
 def test_the_answer_begins_where_the_thinking_ends(bench, reply, thinking, answer, runs):
@@ -731,9 +714,8 @@ def test_each_request_has_its_trials_session_id_and_trials_share_a_client(bench)
     one = bench.agent(agent_class, session_id="mine", llm_kwargs=kwargs, **options)
     other = bench.agent(agent_class, llm_kwargs=kwargs, **options)
     other.session_id = "task__abc__agent"
-    asyncio.run(
-        together(*(trial.run("x", ScriptedEnvironment(), AgentContext()) for trial in (one, other)))
-    )
+    trials = [each.run("x", ScriptedEnvironment(), AgentContext()) for each in (one, other)]
+    asyncio.run(together(*trials))
     assert len(agent_class.built) == 1
     sent = [request["extra_body"] | request["extra_headers"] for request in requests]
     assert [(body["salt"], body["X-Other"]) for body in sent] == [(1, "1")] * 4
@@ -814,12 +796,10 @@ class FakeVllmHandler(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture
 def vllm(bench) -> Iterator[FakeVllm]:
-    bench.without_waiting()
-    server = FakeVllm(bench)
-    threading.Thread(target=server.serve_forever, args=[0.01], daemon=True).start()
-    yield server
-    server.shutdown()
-    server.server_close()
+    with FakeVllm(bench) as server:
+        threading.Thread(target=server.serve_forever, args=[0.01], daemon=True).start()
+        yield server
+        server.shutdown()
 
 
 THOUGHT = "<think>hm</think>\n\n"
@@ -966,15 +946,14 @@ class PythonToo(BasicLoopAgent):
 @pytest.mark.parametrize("answer", ["done", RuntimeError("service is gone")])
 def test_a_subclass_runs_another_language_cuts_output_and_keeps_a_verdict(bench, answer):
     options = {"agent_class": PythonToo, "environment": printing("first\nlast\n"), "max_turns": 3}
-    is_error = answer != "done"
-    raises = RuntimeError if is_error else None
+    raises = None if answer == "done" else RuntimeError
     did = bench.tinker("```python\nprint(1)\n```", answer, raises=raises, **options)
     assert did.scripts == ["python3 - <<'EOF'\nprint(1)\nEOF\n"]
     assert did.view.steps[0].message == PythonToo.protocol.replace("{seconds}", "120")
     assert did.told == ["last"]
     assert "first" not in did.fake.prompt_text(1)
     assert did.metadata["judge"] == 0.5
-    assert did.stop_reason == ("error" if is_error else "completed")
+    assert did.stop_reason == ("error" if raises else "completed")
 
 
 def changed_copy(*changes: tuple[str, str]) -> type[BasicLoopAgent]:
@@ -1034,20 +1013,19 @@ def test_a_default_stands_in_one_place_and_the_constructor_shows_it(bench):
 
 def processes(text: str) -> list[str]:
     """The command lines of this machine that hold a text."""
-    lines = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        # A process may end meanwhile.
-        with contextlib.suppress(OSError):
-            lines.append(path.read_bytes().replace(b"\0", b" ").decode(errors="replace"))
-    return [line for line in lines if text in line and "basic-loop" not in line]
+    found = subprocess.run(["pgrep", "-af", text], stdout=subprocess.PIPE, text=True)
+    lines = [line.partition(" ")[2] for line in found.stdout.splitlines()]
+    return [line for line in lines if "basic-loop" not in line]
 
 
 def left_of(text: str) -> list[str]:
     """The processes of this text that do not go away: one that was killed may take a moment."""
     for _ in range(1000):
-        if processes(text):
-            time.sleep(0.01)
-    return processes(text)
+        left = processes(text)
+        if not left:
+            break
+        time.sleep(0.01)
+    return left
 
 
 def with_program(folder: Path, name: str, text: str) -> ShellEnvironment:
@@ -1083,7 +1061,7 @@ def test_the_model_is_told_exit_code_and_output_as_it_was_written(bench):
     assert text.endswith("\ny")
 
 
-def test_a_long_output_is_cut_to_its_head_and_tail_inside_the_environment(bench):
+def test_output_of_any_bytes_comes_through_cut_to_its_head_and_tail(bench):
     environment = ShellEnvironment()
     script = "printf 'a%.0s' {1..5000}; printf 'b%.0s' {1..5000}"
     assert bench.shell(script, environment) == "Exit code: 0\nOutput:\n" + "a" * 5000 + "b" * 5000
@@ -1094,10 +1072,7 @@ def test_a_long_output_is_cut_to_its_head_and_tail_inside_the_environment(bench)
     # What was written around the limit.
     answer = ExecResult(stdout="x" * 30_000_000, return_code=0)
     assert len(bench.shell("x", ScriptedEnvironment(answer), max_output_chars=100)) < 1000
-
-
-def test_output_that_is_cut_inside_a_character_or_no_text_comes_through(bench):
-    """What the shell above prints is decoded strictly, as ASCII."""
+    # Inside a character, or no text: what the shell above prints is decoded strictly, as ASCII.
     text = bench.shell("printf '中%.0s' {1..7000}", max_output_chars=1000)
     lines = [line.strip("\ufffd") for line in text.splitlines()[2:]]
     assert lines == ["中" * 166, "[... 20000 bytes left out ...]", "中" * 166]
@@ -1195,16 +1170,12 @@ def test_a_process_in_the_background_neither_holds_up_the_turn_nor_dies(bench, t
         subprocess.run(["pkill", "-9", "-f", own], check=False)
 
 
-def test_a_script_that_removes_its_output_file_loses_only_that(bench, tmp_path):
-    log = tmp_path / "log"
-    log.write_text("")
-    environment = with_program(tmp_path, "sleep", f'echo >>{log}; exec "$real" $1')
+def test_a_script_that_removes_its_output_file_loses_only_that(bench):
+    environment = ShellEnvironment()
     written = f"until grep -qs first {OWN_OUTPUT}; do :; done"
     text = bench.shell(f"echo first; {written}; rm -f {OWN_OUTPUT}; echo x", environment)
     assert re.match(r"Exit code: 0\nOutput:\n\[.*output was lost", text)
     assert environment.left == []
-    # The agent does not wait for what cannot come any more.
-    assert len(log.read_text()) < 200
 
 
 def test_the_agents_limit_comes_before_the_environments_own(bench):
@@ -1284,8 +1255,7 @@ def test_what_ends_a_script_is_finished_whatever_is_cancelled_meanwhile(bench):
 # The endings.
 
 
-def overflow() -> Any:
-    return litellm.ContextWindowExceededError("too long", "mock", "openai")
+OVERFLOW = litellm.ContextWindowExceededError("too long", "mock", "openai")
 
 
 @pytest.mark.parametrize(
@@ -1295,8 +1265,8 @@ def overflow() -> Any:
         ([bash("ls"), bash("ls"), "done"], StopReason.COMPLETED, (3, 2)),
         ([bash("ls")], StopReason.MAX_TURNS, (3, 3)),
         ([bash("rm x")], StopReason.MAX_TOKENS, (1, 0)),
-        ([bash("ls"), overflow], StopReason.CONTEXT_OVERFLOW, (1, 1)),
-        ([overflow], StopReason.CONTEXT_OVERFLOW, (0, 0)),
+        ([bash("ls"), OVERFLOW], StopReason.CONTEXT_OVERFLOW, (1, 1)),
+        ([OVERFLOW], StopReason.CONTEXT_OVERFLOW, (0, 0)),
         ([bash("ls"), asyncio.CancelledError()], StopReason.CANCELLED, (1, 1)),
         ([bash("ls"), RuntimeError("gone")], StopReason.ERROR, (1, 1)),
         ([bash("ls"), TimeoutError("of the server's")], StopReason.ERROR, (1, 1)),
@@ -1310,11 +1280,10 @@ def test_every_ending_has_a_name_and_keeps_its_turns(
     is_cut_off = stop_reason is StopReason.MAX_TOKENS
     if client == "tinker":
         full = refused(400, "maximum context length")
-        script = [full if answer is overflow else answer for answer in script]
+        script = [full if answer is OVERFLOW else answer for answer in script]
         script = [Sampled(bash("rm x"), "length")] if is_cut_off else script
     else:
-        answers = [overflow() if answer is overflow else answer for answer in script]
-        bench.api(*answers, finish="length" if is_cut_off else "stop", ids=True)
+        bench.api(*script, finish="length" if is_cut_off else "stop", ids=True)
     options = {"model_client": client, "collect_rollout_details": True}
     did = bench.prepare(*script, max_turns=3, max_seconds=50, **options)
     fails = stop_reason in (StopReason.CANCELLED, StopReason.ERROR)
@@ -1422,9 +1391,8 @@ def test_what_a_command_puts_at_a_files_name_is_no_trap(bench, tmp_path, name, t
     }
     put[trap]()
     did = bench.tinker("hello", logs_dir=logs)
-    assert did.stop_reason == "completed"
     assert did.completion == did.view.steps[-1].message == "hello"
-    assert stat.S_ISREG(place.lstat().st_mode)
+    assert (place.is_file(), place.is_symlink()) == (True, False)
     assert victim.read_text() == "precious"
 
 
@@ -1471,7 +1439,6 @@ def test_no_sampled_token_is_ever_lost_misaligned_or_recorded_twice(bench):
         agents = [step for step in did.view.steps if step.source == "agent"]
         ids = [step.metrics.completion_token_ids for step in agents]
         assert ids == [turn[1] for turn in returned], seed
-        assert StopReason(did.stop_reason), seed
 
 
 def random_answer(rng: random.Random) -> Any:
@@ -1498,11 +1465,9 @@ ODD_SPACE = "\n\n \t hm \n"
 
 
 def datums(turns: list[tuple[list[int], list[int], list[float]]]) -> list[Any]:
-    from tinker_cookbook.rl.data_processing import trajectory_to_data
-
     record = [basic_loop_agent.Turn(**dict(zip(IDS, turn, strict=True))) for turn in turns]
     whole = SimpleNamespace(turns=record, stop_reason="completed")
-    return trajectory_to_data(to_tinker(whole), 1.0)
+    return data_processing.trajectory_to_data(to_tinker(whole), 1.0)
 
 
 def test_a_prompt_is_the_last_prompt_its_reply_and_the_templates_tail(bench, model):
@@ -1614,7 +1579,7 @@ def counted() -> Any:
     return Counted
 
 
-def test_tinker_gets_every_option_and_a_server_of_its_own(bench, caplog):
+def test_tinker_gets_every_option_and_a_server_of_its_own(bench):
     fake = bench.service()
     source = {"model_path": "tinker://run/sampler_weights/1", "record_stability_info": True}
     kwargs = {"seed": 3, "top_p": 0.9, "top_k": 5, "record_stability_info": True}
@@ -1625,26 +1590,10 @@ def test_tinker_gets_every_option_and_a_server_of_its_own(bench, caplog):
     assert (params.seed, params.top_p, params.top_k) == (3, 0.9, 5)
     assert fake.samplers == [source]
     assert fake.services[-1].arguments["base_url"] == "http://localhost:1"
-    with caplog.at_level(logging.INFO):
-        run(bench.agent(temperature=None))
+    run(bench.agent(temperature=None))
     assert fake.requests[-1][1].temperature == 1.0
     assert "base_url" not in fake.services[-1].arguments
     assert fake.samplers[-1] == {"base_model": fake.name}
-    assert f"Sampling base model {fake.name}" in caplog.text
-
-
-class OwnLLM(ScriptedLLM):
-    """What a user hands in: ids, and nothing of this file's."""
-
-    def __init__(self, *replies: Any) -> None:
-        self.replies, self.prompts = list(replies), []
-
-    async def call(self, prompt: str, message_history: list[Any], **kwargs: Any) -> LLMResponse:
-        self.prompts.append((len(message_history), prompt))
-        reply = await next_answer(self.replies)
-        usage = UsageInfo(prompt_tokens=2, completion_tokens=1, cache_tokens=1, cost_usd=0.25)
-        ids = {"prompt_token_ids": [1, 1], "completion_token_ids": [1], "logprobs": [-1.0]}
-        return LLMResponse(content=reply, usage=usage, **ids)
 
 
 def test_any_client_of_harbors_kind_works_in_the_loop(bench):
@@ -1653,14 +1602,18 @@ def test_any_client_of_harbors_kind_works_in_the_loop(bench):
             return client
 
     cut = OutputLengthExceededError("cut", "The answer is")
-    client = OwnLLM(f"<think>a</think>{bash('ls')}", cut)
+    usage = UsageInfo(prompt_tokens=2, completion_tokens=1, cache_tokens=1, cost_usd=0.25)
+    ids = {"prompt_token_ids": [1, 1], "completion_token_ids": [1], "logprobs": [-1.0]}
+    reply = LLMResponse(content=f"<think>a</think>{bash('ls')}", usage=usage, **ids)
+    client = ScriptedLLM()
+    client.call = unittest.mock.AsyncMock(side_effect=[reply, cut])
     did = run(bench.agent(Own, max_turns=3), printing("out"))
     assert (did.stop_reason, did.completion) == ("max_tokens", "The answer is")
     assert did.turns == [([1, 1], [1], [-1.0])]
     assert did.metadata["n_turns_without_ids"] == 1
     assert (did.context.n_input_tokens, did.context.cost_usd) == (2, None)
     assert did.view.steps[2].reasoning_content == "a"
-    assert client.prompts[1] == (3, "Exit code: 0\nOutput:\nout")
+    assert client.call.await_args.kwargs["prompt"] == "Exit code: 0\nOutput:\nout"
     # Harbor's, as Harbor makes it.
     requests, client = bench.api(bash("ls"), "done"), LiteLLM(model_name="openai/mock")
     did = run(bench.agent(Own, max_turns=3, model_client="litellm"))
@@ -1692,9 +1645,8 @@ def test_a_configuration_has_one_client_per_event_loop_and_all_one_session(bench
     set_up(bench.agent(agent_class))
     # The client is built in setup.
     assert (len(agent_class.built), len(fake.samplers), len(fake.requests)) == (1, 1, 0)
-    asyncio.run(
-        together(*(trial(number, one) for number, one in enumerate([*different, same] * 3)))
-    )
+    trials = enumerate([*different, same] * 3)
+    asyncio.run(together(*(trial(number, one) for number, one in trials)))
     assert len(agent_class.built) == len(fake.samplers) == 1 + len(different)
     assert len(fake.services) == 1
     assert len(fake.returned) == 3 * len(different) + 3
@@ -1830,12 +1782,10 @@ def test_event_loops_in_threads_share_tokenizer_and_session(bench, tmp_path, mon
         method = getattr(owner, name)
 
         def use(*args: Any, **kwargs: Any) -> Any:
-            overlaps.append(not using.acquire(timeout=0.0001))
-            time.sleep(0.001)
-            try:
+            overlaps.append(using.locked())
+            with using:
+                time.sleep(0.001)
                 return method(*args, **kwargs)
-            finally:
-                using.release()
 
         monkeypatch.setattr(owner, name, use)
 
@@ -1867,7 +1817,6 @@ AT_LEAST_ONE = ("max_tokens", "max_turns", "max_seconds", "command_timeout_sec",
         ({"temperature": math.inf}, "temperature.*finite number"),
         ({"model_path": ""}, "model_path.*tinker://"),
         ({"llm_kwargs": {"max_tokens": 3}}, "llm_kwargs holds max_tokens: use the option of that"),
-        ({"llm_kwargs": {"model_name": "x"}}, "llm_kwargs holds model_name: use the option"),
         ({"llm_kwargs": {"tempreature": 1}}, r"Tinker takes no tempreature; .*\bseed, top_k"),
         ({"model_client": "litellm", "model_path": "tinker://run/w"}, "set model_client=tinker"),
         ({"model_client": "litellm", "renderer_name": "qwen3"}, "set model_client=tinker"),
@@ -1908,9 +1857,7 @@ def test_what_depends_on_the_model_is_refused_in_setup(bench, monkeypatch):
         bench.agent()
 
 
-@pytest.mark.skipif(
-    not hasattr(BasicLoopAgent, "extra_env"), reason="Harbor gives agents variables since 0.16"
-)
+@pytest.mark.skipif(not hasattr(BasicLoopAgent, "extra_env"), reason="since Harbor 0.16")
 def test_keys_and_urls_are_the_agents_or_the_processs_and_stay_unseen(bench, monkeypatch, caplog):
     caplog.set_level(logging.DEBUG)
     fake = bench.service()
@@ -1922,14 +1869,13 @@ def test_keys_and_urls_are_the_agents_or_the_processs_and_stay_unseen(bench, mon
     for options, key, url in (
         ({}, "key-process", None),
         ({"extra_env": own}, "key-own", "http://own"),
-        ({"extra_env": other}, "key-other", "http://own"),
-        ({"extra_env": own, "api_base": "http://x"}, "key-own", "http://x"),
+        ({"extra_env": other, "api_base": "http://x"}, "key-other", "http://x"),
     ):
         did = run(bench.agent(**options))
         arguments = fake.services[-1].arguments
         assert (arguments.get("api_key", "key-process"), arguments.get("base_url")) == (key, url)
     run(bench.agent(extra_env=own, max_tokens=3))
-    assert len(fake.services) == 4
+    assert len(fake.services) == 3
     own = {"OPENAI_API_KEY": "key-own", "OPENAI_BASE_URL": "http://own"}
     for options, key, url in (
         ({}, "key-process", "http://process"),
@@ -2019,7 +1965,6 @@ def test_a_bad_agent_fails_alone_in_a_job_with_a_good_one(tmp_path):
     no_model = "no model: name one with -m, such as -m Qwen/Qwen3-8B"
     api_model = "openai/mock is an API model: set model_client=litellm"
     assert sorted(words) == [no_model] * 2 + [api_model] * 2
-    assert basic_loop_agent._trial_to_trajectory is trial_to_trajectory
 
 
 @pytest.mark.parametrize(
@@ -2033,10 +1978,6 @@ def test_a_bad_agent_fails_alone_in_a_job_with_a_good_one(tmp_path):
 def test_a_jobs_trials_become_datums_with_every_sampled_token_and_its_sequence(
     bench, tmp_path, monkeypatch, renderer, replies, n_datums
 ):
-    from tinker_cookbook import completers
-    from tinker_cookbook.rl.data_processing import assemble_training_data, compute_advantages
-    from tinker_cookbook.rl.types import TrajectoryGroup
-
     fake = bench.service(*replies, *replies)
     agents = tinker_agent(fake, max_turns=len(replies), renderer_name=renderer)
     one_by_one = {"n_attempts": 2, "n_concurrent_trials": 1}
@@ -2058,7 +1999,8 @@ def test_a_jobs_trials_become_datums_with_every_sampled_token_and_its_sequence(
     sequences = [None if IS_OLD_SDK else f"sequence-{number}" for number in numbers]
     assert [one.sequence_id for one in actions] == sequences
     group = TrajectoryGroup(rollouts, [1.0, 0.0], [{}, {}])
-    data, _ = assemble_training_data([group], compute_advantages([group]))
+    advantages = data_processing.compute_advantages([group])
+    data, _ = data_processing.assemble_training_data([group], advantages)
     assert len(data) == 2 * n_datums
     trained = []
     for datum in data:
@@ -2099,14 +2041,10 @@ def test_what_failed_is_no_training_data_and_a_bad_record_an_error(bench, tmp_pa
         assert (whole.reward, whole.rewards, len(whole.turns)) == (reward, rewards, 1)
     good = failed.agent_result.rollout_details[0]
     prompt, logprobs = good["prompt_token_ids"][0], good["logprobs"][0]
-    for bad, message in [
-        ({"logprobs": [logprobs[1:]]}, "not aligned"),
-        ({"prompt_token_ids": [prompt, prompt]}, "not aligned"),
-        ({"logprobs": None}, "not aligned"),
-        ({"logprobs": [[math.nan] * len(logprobs)]}, "a logprob is not finite"),
-    ]:
-        failed.agent_result.rollout_details = [good | bad]
-        with pytest.raises(ValueError, match=f"trial {failed.trial_name}: .*{message}"):
+    bad = [{"logprobs": [logprobs[1:]]}, {"prompt_token_ids": [prompt, prompt]}, {"logprobs": None}]
+    for wrong in [*bad, {"logprobs": [[math.nan] * len(logprobs)]}]:
+        failed.agent_result.rollout_details = [good | wrong]
+        with pytest.raises(ValueError, match=f"{failed.trial_name}: .* not aligned, or a log"):
             trial_to_trajectory(failed)
     failed.agent_result.rollout_details = None
     assert trial_to_trajectory(failed) is None
@@ -2130,8 +2068,14 @@ def test_a_multi_step_trial_with_a_failed_step_has_no_reward_but_a_cause(bench, 
         path = tmp_path / "task" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    tasks = [{"path": tmp_path / "task"}]
-    (trial,) = run_job(job_config(tmp_path, {}, agents=tinker_agent(fake), tasks=tasks))
+    tasks, agents = [{"path": tmp_path / "task"}], tinker_agent(fake)
+    # Harbor resumes steps since 0.20.
+    if failing == 1 and hasattr(BaseAgent, "resume"):
+        agents[0]["resume_trajectory"] = True
+    (trial,) = run_job(job_config(tmp_path, {}, agents=agents, tasks=tasks))
+    if agents[0].get("resume_trajectory"):
+        prompt, tokens, _ = fake.returned[0]
+        assert fake.requests[1][0][: len(prompt + tokens)] == prompt + tokens
     # Harbor scores it all the same.
     assert trial.exception_info is None
     assert trial.verifier_result.rewards["reward"] is not None
@@ -2153,17 +2097,12 @@ def test_a_multi_step_trial_with_a_failed_step_has_no_reward_but_a_cause(bench, 
 RIGHT, WRONG = Sampled("Hello, world!"), Sampled("no")
 # Of each group of eight.
 HALF_RIGHT = [RIGHT, WRONG] * 40
-WEEK = 7 * 24 * 3600
 FROM_STATE = "create_training_client_from_state_with_optimizer"
 REAL = {**vars(tinker.ServiceClient), **vars(tinker.TrainingClient)}
 
 
 class FakeTraining(FakeTinker):
-    """The training half of the service too. Each client is a training run of its own.
-
-    Every call is held against the installed SDK: it must take these arguments, and not call it
-    deprecated.
-    """
+    """The training half of the service too. Calls must be such as the installed SDK takes."""
 
     def __init__(self, tokenizer_dir: str) -> None:
         super().__init__(tokenizer_dir)
@@ -2238,7 +2177,7 @@ def train_module() -> Any:
 @pytest.fixture
 def train(tmp_path, tokenizer_dir, monkeypatch) -> Callable[..., FakeTraining]:
     fake, module = FakeTraining(tokenizer_dir), train_module()
-    tokenizer, of_step = tokenizer_of(tokenizer_dir), module.job_config
+    tokenizer, of_step = get_tokenizer(tokenizer_dir), module.job_config
     fakes = job_config(tmp_path, {}).model_dump(include={"environment", "verifier"})
 
     def on_the_host(*args: Any) -> JobConfig:
@@ -2272,7 +2211,6 @@ def printed(capsys: pytest.CaptureFixture) -> list[str]:
 def example(datum: Any) -> tuple[list[int], list[int], list[float], float]:
     """Prompt ids, completion ids, logprobs and advantage of a datum of one turn."""
     inputs = {name: tensor.to_torch().tolist() for name, tensor in datum.loss_fn_inputs.items()}
-    assert set(inputs) == {"target_tokens", "logprobs", "advantages"}
     start = next(i for i, advantage in enumerate(inputs["advantages"]) if advantage)
     (advantage,) = set(inputs["advantages"][start:])
     logprobs = [round(logprob, 3) for logprob in inputs["logprobs"][start:]]
@@ -2288,7 +2226,7 @@ def test_training_samples_each_steps_weights_and_updates_them_by_reward(train, t
     states = [f"tinker://run-1/weights/{step:04}" for step in range(2)]
     assert [source["model_path"] for source in fake.samplers] == paths
     final = "tinker://run-1/sampler_weights/final"
-    kept = [(path, WEEK) for path in (paths[0], states[0], paths[1], states[1])]
+    kept = [(path, 7 * 24 * 3600) for path in (paths[0], states[0], paths[1], states[1])]
     assert fake.saved == [*kept, (final, None)]
     right = fake.encode("Hello, world!", "stop")
     expected = [(*turn, 0.5 if turn[1] == right else -0.5) for turn in fake.returned]
@@ -2358,12 +2296,3 @@ def test_failed_trials_and_equal_rewards_are_named_and_not_trained_on(train, tmp
     assert first["left_out/RuntimeError"] == second["stop_reason/max_tokens"] == 1
     assert first["optim/kl_sample_train_v2"] > 0
     assert "optim/kl_sample_train_v1" not in second
-
-
-def test_what_stable_reinforce_needs_is_asked_for_with_that_loss_only():
-    args = train_module().parse_arguments(["--model", "a/b", "--task", "c/d"])
-    assert args.log_dir == "runs/d-b"
-    for loss, kwargs in ((args.loss, None), ("stable_reinforce", {"record_stability_info": True})):
-        args.loss = loss
-        (agent,) = train_module().job_config(args, 3, "tinker://x").agents
-        assert agent.kwargs.get("llm_kwargs") == kwargs
