@@ -1381,10 +1381,11 @@ class LiteLLMMixin(ExactPrompts):
                 # A gateway may answer anything to what it does not know.
                 with contextlib.suppress(httpx.HTTPError, ValueError):
                     answer = await self._attempts(self._tokenize, messages=[user("a")])
-            is_exact = isinstance(answer, dict) and isinstance(answer.get("max_model_len"), int)
+            is_known = isinstance(answer, dict) and {"tokens", "token_strs"} <= answer.keys()
+            is_exact = is_known and isinstance(answer.get("max_model_len"), int)
             if can_be and not is_exact:
                 self._logger.info("the server has no /tokenize: prompts are not exact")
-            self._is_exact = is_exact and {"tokens", "token_strs"} <= answer.keys()
+            self._is_exact = is_exact
         return self._is_exact
 
     async def _tokenize(

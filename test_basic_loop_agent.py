@@ -744,6 +744,7 @@ class FakeVllm(http.server.ThreadingHTTPServer):
         self.tokenizing = threading.Lock()
         # Replies with their finish reason, or an error's status; the last one again and again.
         self.script: list[tuple[str, str] | int] = []
+        self.fails = [429]
         # Of each request: path, body and headers; and of each reply: prompt, tokens, logprobs.
         self.requests, self.returned = [], []
 
@@ -758,6 +759,8 @@ class FakeVllm(http.server.ThreadingHTTPServer):
         return self.bench.agent(**defaults | options, api_base=url, llm_kwargs=kwargs)
 
     def answer(self, path: str, body: dict[str, Any]) -> dict[str, Any] | int:
+        if path == "/tokenize" and self.fails:
+            return self.fails.pop()
         if path == "/tokenize":
             if "messages" in body:
                 ids = self.model.rendered(body["messages"])
@@ -837,9 +840,57 @@ def test_prompts_are_exact_and_unforgeable_on_vllm(vllm, provider):
             assert body["chat_template_kwargs"] == template["chat_template_kwargs"]
 
 
-def test_without_tokenize_the_chat_endpoint_serves_and_the_log_says_so(vllm, caplog, monkeypatch):
+def test_two_conversations_on_vllm_do_not_mix_and_a_cut_off_reply_keeps_its_ids(vllm):
+    vllm.script = [COMMAND, COMMAND, COMMAND, ("cut", "length")]
+    contexts = [AgentContext(), AgentContext()]
+
+    async def main() -> None:
+        trials = []
+        for name, context in zip("ab", contexts, strict=True):
+            one = vllm.agent(max_turns=2)
+            trials.append(one.run(f"errand {name}", ScriptedEnvironment(), context))
+        await asyncio.gather(*trials)
+
+    asyncio.run(main())
+    reasons = {context.metadata["stop_reason"] for context in contexts}
+    assert reasons == {"max_turns", "max_tokens"}
+    segments = [context.rollout_details[0] for context in contexts]
+    turns = [turn for one in segments for turn in zip(*(one[name] for name in IDS), strict=True)]
+    assert sorted(turns) == sorted(vllm.returned)
+    for name, one in zip("ab", segments, strict=True):
+        prompt = vllm.model.tokenizer.decode(one["prompt_token_ids"][1])
+        assert re.findall("errand .", prompt) == [f"errand {name}"]
+
+
+def test_the_system_message_may_decide_how_a_prompt_on_vllm_ends(vllm, monkeypatch):
+    rendered, contexts = vllm.model.rendered, [AgentContext(), AgentContext()]
+
+    def ended(messages: list[dict]) -> list[int]:
+        text = "" if messages[0]["content"] == "/no_think" else "<think>\n"
+        return rendered(messages) + vllm.model.encode(text)
+
+    async def main() -> None:
+        trials = []
+        for system, context in zip(("/no_think", "x"), contexts, strict=True):
+            one = vllm.agent(system_prompt=system, max_turns=3)
+            trials.append(one.run("x", ScriptedEnvironment(), context))
+        await asyncio.gather(*trials)
+
+    monkeypatch.setattr(vllm.model, "rendered", ended)
+    vllm.script = [(bash("ls"), "stop")]
+    asyncio.run(main())
+    # What follows an opened <think> is thinking: no command, one turn.
+    assert [context.metadata["n_episodes"] for context in contexts] == [3, 1]
+    for prompt in contexts[0].rollout_details[0]["prompt_token_ids"]:
+        assert not vllm.model.tokenizer.decode(prompt).endswith("<think>\n")
+
+
+@pytest.mark.parametrize("answer", [404, 502, [], {"max_model_len": 9}])
+def test_without_tokenize_the_chat_endpoint_serves_and_the_log_says_so(
+    vllm, caplog, monkeypatch, answer
+):
     requests = vllm.bench.api(bash("ls"), ids=True)
-    monkeypatch.setattr(FakeVllm, "answer", lambda *request: 404)
+    monkeypatch.setattr(FakeVllm, "answer", lambda *request: answer)
     contexts = [AgentContext(), AgentContext()]
 
     async def main() -> None:
@@ -849,11 +900,12 @@ def test_without_tokenize_the_chat_endpoint_serves_and_the_log_says_so(vllm, cap
     with caplog.at_level(logging.INFO):
         asyncio.run(main())
     assert caplog.text.count("/tokenize") == 1
-    assert [path for path, _, _ in vllm.requests] == ["/tokenize"]
+    n_asked = 3 if answer == 502 else 1
+    assert [path for path, _, _ in vllm.requests] == ["/tokenize"] * n_asked
     assert [len(context.rollout_details[0]["logprobs"]) for context in contexts] == [4, 4]
     # Where ids are not asked for, neither is /tokenize.
     run(vllm.agent(collect_rollout_details=False))
-    assert (len(requests), len(vllm.requests)) == (12, 1)
+    assert (len(requests), len(vllm.requests)) == (12, n_asked)
 
 
 # The loop.
@@ -1170,12 +1222,16 @@ def test_a_process_in_the_background_neither_holds_up_the_turn_nor_dies(bench, t
         subprocess.run(["pkill", "-9", "-f", own], check=False)
 
 
-def test_a_script_that_removes_its_output_file_loses_only_that(bench):
-    environment = ShellEnvironment()
-    written = f"until grep -qs first {OWN_OUTPUT}; do :; done"
-    text = bench.shell(f"echo first; {written}; rm -f {OWN_OUTPUT}; echo x", environment)
-    assert re.match(r"Exit code: 0\nOutput:\n\[.*output was lost", text)
-    assert environment.left == []
+LOST = "[the output was lost: what runs the script was killed or written into]"
+
+
+@pytest.mark.parametrize(("script", "shown"), [("echo x", "x"), ("kill -9 $PPID", LOST)])
+def test_what_others_print_and_what_kills_the_wrapper_spoils_no_output(bench, script, shown):
+    class Noisy(ShellEnvironment):
+        async def exec(self, command: str, **kwargs: Any) -> ExecResult:
+            return await super().exec(f"echo noise; {command}", **kwargs)
+
+    assert bench.shell(script, Noisy()).partition("Output:\n")[2] == shown
 
 
 def test_the_agents_limit_comes_before_the_environments_own(bench):
@@ -1184,7 +1240,11 @@ def test_the_agents_limit_comes_before_the_environments_own(bench):
         await asyncio.sleep(did.environment.timeouts[0])
         raise RuntimeError("Command timed out")
 
-    for answer in (hangs, forever, TimeoutError()):
+    async def late() -> None:
+        await asyncio.sleep(121)
+        raise ConnectionError("what was waited for is gone")
+
+    for answer in (hangs, late, forever, TimeoutError()):
         script = [bash("kill -STOP $PPID"), "done"]
         did = bench.prepare(*script, max_turns=2, environment=ScriptedEnvironment(answer))
         with time_passes_at_once() as runner:
