@@ -991,7 +991,8 @@ class PythonToo(BasicLoopAgent):
         return "".join(f"python3 - <<'EOF'\n{block}EOF\n" for block in blocks) or None
 
     async def _execute(self, script: str, environment: Any) -> str:
-        self._conversation.metadata["judge"] = 0.5
+        # Also what JSON cannot hold: it would cost the whole job its results.
+        self._conversation.metadata |= {"judge": 0.5, "by": Path("me")}
         return (await super()._execute(script, environment)).splitlines()[-1]
 
 
@@ -1004,7 +1005,7 @@ def test_a_subclass_runs_another_language_cuts_output_and_keeps_a_verdict(bench,
     assert did.view.steps[0].message == PythonToo.protocol.replace("{seconds}", "120")
     assert did.told == ["last"]
     assert "first" not in did.fake.prompt_text(1)
-    assert did.metadata["judge"] == 0.5
+    assert (did.metadata["judge"], did.metadata["by"]) == (0.5, "me")
     assert did.stop_reason == ("error" if raises else "completed")
 
 
