@@ -20,11 +20,10 @@ import os
 import re
 import shlex
 import threading
-from bisect import bisect
 from collections import ChainMap, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
@@ -40,61 +39,45 @@ from harbor.models import trajectories as atif
 from harbor.models.agent.context import AgentContext
 from harbor.models.metric import UsageInfo
 from harbor.models.trial.result import TrialResult
-from pydantic import BaseModel, Field, model_validator
+from pydantic import (
+    BaseModel,
+    Field,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    model_validator,
+)
 from pydantic_core import to_jsonable_python
-
-__version__ = "0.4.0"
-
-# A chat message as Harbor and tinker-cookbook have it: its role, and its content.
-Message = dict
 
 try:
     # Harbor 0.23 and later: BaseAgent parses the options, and does so before any trial starts.
-    from harbor.agents.capabilities import AgentCapabilities
     from harbor.agents.options import AgentOptions
-
-    # 0.25 and later: --base-url and reasoning_effort are options of any agent.
-    newer = {"base_url", "reasoning_effort"} & AgentOptions.model_fields.keys()
-
-    class HarborAgent(BaseAgent):
-        capabilities = AgentCapabilities(
-            atif=True,
-            resume=True,
-            **dict.fromkeys(newer, True),
-        )
-
-    if newer:
-        from harbor.agents.agent_auth_resolution import ModelConnectionSpec
-
-        HarborAgent.MODEL_CONNECTION = ModelConnectionSpec()
-
 except ImportError:
-    # Harbor 0.13 to 0.22 swallows unknown arguments: here each trial parses the options.
     AgentOptions = BaseModel
 
-    class HarborAgent(BaseAgent):
-        SUPPORTS_ATIF = True
-        SUPPORTS_RESUME = True
+__version__ = "0.5.0"
 
-        def __init__(
-            self,
-            **kwargs: Any,
-        ) -> None:
-            super().__init__(**kwargs)
-            harbors = inspect.signature(BaseAgent.__init__).parameters.keys()
-            own = kwargs.keys() - harbors - {"extra_env", "override_setup_timeout_sec"}
-            self.options = self.options_model(**{name: kwargs[name] for name in own})
-            # Before 0.16 BaseAgent has no `extra_env`.
-            if not hasattr(BaseAgent, "extra_env"):
-                self.extra_env = kwargs.get("extra_env") or {}
-
+# The options that make no two clients different.
+_OF_THE_LOOP = {
+    "command_timeout_sec",
+    "max_output_chars",
+    "max_seconds",
+    "max_turns",
+    "rerender_history",
+    "session_id",
+    "system_prompt",
+}
 
 # What Tinker takes in `llm_kwargs`: TinkerLLM's other arguments, and one of the sampling client's.
-_TINKER_KWARGS = {"context_limit", "record_stability_info", "seed", "top_k", "top_p"}
+_TINKER_KWARGS = ("context_limit", "record_stability_info", "seed", "top_k", "top_p")
 
 
 class BasicLoopOptions(
-    AgentOptions, extra="forbid", coerce_numbers_to_str=True, hide_input_in_errors=True
+    AgentOptions,
+    extra="forbid",
+    coerce_numbers_to_str=True,
+    hide_input_in_errors=True,
+    allow_inf_nan=False,
 ):
     """What `--ak key=value` accepts: the one place where an option and its default stand.
 
@@ -109,31 +92,20 @@ class BasicLoopOptions(
     renderer_name: str | None = Field(
         None, description="tinker-cookbook renderer; default: the one recommended for the model."
     )
-    max_tokens: int = Field(
-        512,
-        ge=1,
-        description="Most tokens that one model call may sample, thinking included.",
+    max_tokens: PositiveInt = Field(
+        512, description="Most tokens that one model call may sample, thinking included."
     )
-    temperature: float | None = Field(
-        1.0,
-        ge=0,
-        allow_inf_nan=False,
-        description="Sampling temperature; null leaves it to the client.",
+    temperature: NonNegativeFloat | None = Field(
+        1.0, description="Sampling temperature; null leaves it to the client."
     )
-    max_turns: int = Field(
-        1,
-        ge=1,
-        description="Most model calls; above 1, the bash blocks of a reply are run.",
+    max_turns: PositiveInt = Field(
+        1, description="Most model calls; above 1, the bash blocks of a reply are run."
     )
-    max_seconds: float | None = Field(
-        None,
-        gt=0,
-        allow_inf_nan=False,
-        description="Seconds after which the loop ends, and the trial is scored.",
+    max_seconds: PositiveFloat | None = Field(
+        None, description="Seconds after which the loop ends, and the trial is scored."
     )
     system_prompt: str | None = Field(
-        None,
-        description="System message, verbatim; default: the protocol, or none if max_turns is 1.",
+        None, description="System message, verbatim; default: the protocol if max_turns > 1."
     )
     model_client: Literal["tinker", "litellm"] = Field(
         "tinker", description="Harbor's TinkerLLM, or its LiteLLM for API models and servers."
@@ -155,15 +127,11 @@ class BasicLoopOptions(
     session_id: str | None = Field(
         None, description="LiteLLM: sent as X-Session-ID, for routers; default: the trial's."
     )
-    command_timeout_sec: int = Field(
-        120,
-        ge=1,
-        description="Seconds after which a reply's commands are ended.",
+    command_timeout_sec: PositiveInt = Field(
+        120, description="Seconds after which a reply's commands are ended."
     )
-    max_output_chars: int = Field(
-        10_000,
-        ge=1,
-        description="Most command output that the model sees, in bytes.",
+    max_output_chars: PositiveInt = Field(
+        10_000, description="Most command output that the model sees, in bytes."
     )
 
     @model_validator(mode="after")
@@ -171,10 +139,8 @@ class BasicLoopOptions(
         # Refuses what the client cannot do, and fills in the one default that depends on it.
         is_tinker = self.model_client == "tinker"
         given = set(self.llm_kwargs or {})
-        unknown = given - _TINKER_KWARGS
-        # What Harbor 0.25 adds, such as reasoning_effort, older ones take in llm_kwargs.
-        own = type(self).model_fields.keys() - AgentOptions.model_fields
-        taken = given & {*own, "model_name"}
+        taken = given & {*BasicLoopOptions.__annotations__, "model_name"}
+        unknown = given.difference(_TINKER_KWARGS)
         has_tinker = all(map(importlib.util.find_spec, ("tinker", "tinker_cookbook")))
         wrong = {
             f"llm_kwargs holds {', '.join(taken)}: use the option of that name instead": taken,
@@ -184,7 +150,7 @@ class BasicLoopOptions(
             "the Tinker packages are missing: run `pip install 'harbor[tinker]'`, or set "
             "model_client=litellm": is_tinker and not has_tinker,
             f"llm_kwargs: Tinker takes no {', '.join(unknown)}; it takes "
-            f"{', '.join(sorted(_TINKER_KWARGS))}": is_tinker and unknown,
+            f"{', '.join(_TINKER_KWARGS)}": is_tinker and unknown,
             "reasoning_effort is for litellm; for tinker name a renderer": (
                 is_tinker and getattr(self, "reasoning_effort", None)
             ),
@@ -200,9 +166,8 @@ class BasicLoopOptions(
 class StopReason(StrEnum):
     """Why a run ended, under the names of `tinker_cookbook.rl.types.StopReason` where it has them.
 
-    A single-step trial is scored after all but ERROR and Ctrl-C (the agent's timeout is CANCELLED
-    too, and scored). In a multi-step task Harbor scores a step that ended in ERROR, too, and goes
-    on: no reward of such a trial is one (see `trial_to_trajectory`).
+    A single-step trial is scored after all but ERROR and Ctrl-C. In a multi-step task Harbor scores
+    a step that ended in ERROR, too: no reward of such a trial is one (see `trial_to_trajectory`).
     """
 
     # The reply holds no command, or was the one completion asked for.
@@ -215,7 +180,7 @@ class StopReason(StrEnum):
     CONTEXT_OVERFLOW = "context_overflow"
     # `max_seconds` have passed; the call or the script that was under way was stopped.
     ROLLOUT_TIMEOUT = "rollout_timeout"
-    # From outside: the agent's timeout, or Ctrl-C.
+    # From outside: the agent's timeout (which is scored), or Ctrl-C.
     CANCELLED = "cancelled"
     # An exception, which Harbor keeps as the trial's (or the step's) exception_info.
     ERROR = "error"
@@ -225,11 +190,11 @@ class StopReason(StrEnum):
 class Turn(LLMResponse):
     """One model call, exactly as sampled, and what came of it: a trial's record is made of these.
 
-    Of LLMResponse's fields, `content` is the answer, `reasoning_content` the thinking before it;
-    `prompt_token_ids` has shape [n_prompt], earlier turns included; `completion_token_ids` has
-    shape [n_completion], the stop token included, and so has `logprobs`: natural logarithms, under
-    the policy that sampled. All three are None if not asked for, or not given. `extra` is what else
-    the client has of a turn, by name (Tinker: sequence_id). A cost of 0.0 dollars means unknown.
+    `content` is the answer, `reasoning_content` the thinking before it. `prompt_token_ids` has
+    shape [n_prompt], earlier turns included; `completion_token_ids` and `logprobs` (natural, under
+    the policy that sampled) have shape [n_completion], the stop token included; None if not asked
+    for, or not given. `extra` is what else the client has of a turn, by name (Tinker: sequence_id).
+    A cost of 0.0 dollars means unknown.
 
     A turn that was read back from a trial's result has ids, logprobs and `extra` only.
     """
@@ -241,40 +206,48 @@ class Turn(LLMResponse):
     breaks_prefix: bool = False
     # What the reply asked to run, and what the model was told after it.
     script: str | None = None
-    told: str | None = None
+    told: list[str] = field(default_factory=list)
     timestamp: str | None = None
 
     @property
-    def has_finite_logprobs(self) -> bool:
-        """Whether each logprob is a number: a policy that diverged gives NaN."""
-        logprobs = self.logprobs or []
-        return None not in logprobs and all(map(math.isfinite, logprobs))
-
-    @property
     def is_trainable(self) -> bool:
-        """Whether ids and logprobs are all there, of one length, and finite."""
+        """Whether ids and logprobs are there, of one length, and finite (a policy may diverge)."""
+        logprobs = self.logprobs or []
         return (
             bool(self.prompt_token_ids)
             and self.completion_token_ids is not None
-            and len(self.completion_token_ids) == len(self.logprobs or [])
-            and self.has_finite_logprobs
+            and len(self.completion_token_ids) == len(logprobs)
+            and None not in logprobs
+            and all(map(math.isfinite, logprobs))
         )
 
 
-class BasicLoopAgent(HarborAgent):
+class BasicLoopAgent(BaseAgent):
     """Samples from one model, runs the bash blocks of its replies if asked to, and records it all.
 
-    A trial leaves token counts, cost (None: unknown), `metadata` (the `StopReason`, the number of
-    model calls) and one RolloutDetail, whose lists have an entry for each `Turn`, on the context;
-    completion.txt, the last reply, and trajectory.json, in Harbor's format ATIF, in `logs_dir`.
+    A trial leaves token counts, cost (None: unknown), `metadata` and one RolloutDetail, whose lists
+    have an entry for each `Turn`, on the context; completion.txt, the last reply, and
+    trajectory.json, in Harbor's format ATIF, in `logs_dir`.
 
-    Takes the options of `BasicLoopOptions` by keyword. Raises ValueError for a bad option; what
-    depends on the model (no name, no key, no client) is raised by `setup`, for that trial alone.
+    Takes the options of `BasicLoopOptions` by keyword, and raises ValueError for a bad one.
     """
 
     options_model: ClassVar[type[BasicLoopOptions]] = BasicLoopOptions
-    # The client, from `setup` or the first `sample` on.
-    _llm: Any = None
+    with contextlib.suppress(ImportError):
+        # Harbor 0.23 and later; the last two of these are new in 0.25.
+        from harbor.agents.capabilities import AgentCapabilities
+
+        capabilities = AgentCapabilities(
+            **dict.fromkeys(
+                {"atif", "resume", "base_url", "reasoning_effort"}
+                & AgentCapabilities.model_fields.keys(),
+                True,
+            )
+        )
+        # Harbor 0.25: takes --base-url.
+        from harbor.agents.agent_auth_resolution import ModelConnectionSpec
+
+        MODEL_CONNECTION = ModelConnectionSpec()
 
     # What the model is told of the loop; {seconds} becomes the time limit of a script.
     protocol: ClassVar[str] = """\
@@ -290,6 +263,13 @@ message. Each script starts in a fresh shell (files stay, variables and director
         **kwargs: Any,
     ) -> None:
         super().__init__(model_name=model_name, **kwargs)
+        # What `--ae KEY=value` gives comes before the process's environment.
+        self._settings = ChainMap(kwargs.get("extra_env") or {}, os.environ)
+        if AgentOptions is BaseModel:
+            # Harbor 0.13 to 0.22 swallows unknown arguments: here each trial parses the options.
+            harbors = inspect.signature(BaseAgent.__init__).parameters.keys()
+            own = kwargs.keys() - harbors - {"extra_env", "override_setup_timeout_sec"}
+            self.options = self.options_model(**{name: kwargs[name] for name in own})
 
     @classmethod
     def preflight(
@@ -297,9 +277,9 @@ message. Each script starts in a fresh shell (files stay, variables and director
         kwargs: dict | None = None,
         env: Any = None,
     ) -> None:
-        """Called by Harbor 0.23 and later, before any trial; the model is not known here."""
+        """Called by Harbor 0.23 and later, before any trial, when no model is known yet."""
         if cls.parse_options(kwargs, env).model_client == "tinker":
-            check_tinker_key(ChainMap(env or {}, os.environ).get("TINKER_API_KEY"))
+            check_tinker_key(ChainMap(env or {}, os.environ))
 
     @staticmethod
     def name() -> str:
@@ -312,17 +292,17 @@ message. Each script starts in a fresh shell (files stay, variables and director
         self,
         environment: BaseEnvironment,
     ) -> None:
-        """Build the model client: importing torch is no part of the agent's own time.
+        """Build the model client, outside the agent's own time: importing torch takes seconds.
 
         Raises ValueError for a model that cannot be called, and what the client raises.
         """
         if not self.model_name:
             raise ValueError("no model: name one with -m, such as -m Qwen/Qwen3-8B")
         if self.options.model_client == "tinker":
-            apis = ("anthropic/", "gemini/", "hosted_vllm/", "openai/", "openrouter/")
-            if self.model_name.startswith(apis) and "gpt-oss" not in self.model_name:
+            apis = r"(anthropic|gemini|hosted_vllm|openai|openrouter)/(?!.*gpt-oss)"
+            if re.match(apis, self.model_name):
                 raise ValueError(f"{self.model_name} is an API model: set model_client=litellm")
-            check_tinker_key(self._llm_arguments().get("api_key"))
+            check_tinker_key(self._settings)
         await self._shared_llm()
 
     async def run(
@@ -351,12 +331,10 @@ message. Each script starts in a fresh shell (files stay, variables and director
             async with asyncio.timeout(self.options.max_seconds) as limit:
                 stop_reason = await self._converse(conversation, environment)
         except BaseException as error:
-            # A client may have made another error of the TimeoutError.
-            if limit.expired() and isinstance(error, Exception):
-                stop_reason = StopReason.ROLLOUT_TIMEOUT
-            else:
-                # A cancellation is no Exception.
-                is_error = isinstance(error, Exception)
+            # A client may have made another error of the TimeoutError; a cancellation is none.
+            is_error = isinstance(error, Exception)
+            stop_reason = StopReason.ROLLOUT_TIMEOUT
+            if not (is_error and limit.expired()):
                 stop_reason = StopReason.ERROR if is_error else StopReason.CANCELLED
                 with contextlib.suppress(Exception):
                     self._record(conversation, stop_reason, context)
@@ -371,9 +349,8 @@ message. Each script starts in a fresh shell (files stay, variables and director
         """The loop. The conversation records what the model says, and what `tell` tells it.
 
         To have the model forget, edit `conversation.messages` in place (for the Responses API call
-        `conversation.reset_response_chain()` too): an edited history is rendered anew. What the
-        model was not yet told is not in it, but comes with the next `sample`. What else is to be
-        kept of a run goes into `conversation.metadata`.
+        `conversation.reset_response_chain()` too). What the model was not yet told is not in it,
+        but comes with the next `sample`. What else is to be kept goes into `conversation.metadata`.
         """
         for _ in range(self.options.max_turns):
             # Sample, and record.
@@ -400,8 +377,7 @@ message. Each script starts in a fresh shell (files stay, variables and director
         reply: str,
     ) -> str | None:
         """The bash script that a reply asks to run; None if it asks for nothing."""
-        languages = ("bash", "sh")
-        scripts = [block for language, block in fenced_blocks(reply) if language in languages]
+        scripts = [block for language, block in fenced_blocks(reply) if language in ("bash", "sh")]
         return "\n".join(scripts) if scripts else None
 
     async def _execute(
@@ -417,9 +393,8 @@ message. Each script starts in a fresh shell (files stay, variables and director
         script = valid_text(script).replace("\0", "")
         command = f"BASIC_LOOP_RUN={mark} " + in_bash(mark, str(most), script)
         # Modal takes 65,536 bytes of arguments, and some environments quote the command once more.
-        size = len(shlex.quote(command).encode())
-        if size > 65_000:
-            return f"Not run: the script is too long ({size:,} bytes). Split it into smaller ones."
+        if len(shlex.quote(command).encode()) > 65_000:
+            return "Not run: the script is too long. Split it into smaller ones."
         # Past its own limit Docker's exec raises RuntimeError: ours comes first.
         running = asyncio.ensure_future(environment.exec(command, timeout_sec=limit + 60))
         try:
@@ -430,27 +405,21 @@ message. Each script starts in a fresh shell (files stay, variables and director
                 await asyncio.wait([running], timeout=10)
         finally:
             # Cancelled, or it hangs: it would run on, into the next turn or the tests.
-            hangs = not running.done()
-            if hangs:
+            if not running.done():
                 running.cancel()
                 await asyncio.shield(end_processes(environment, "BASIC_LOOP_RUN", mark))
-        # Some environments fail when what they wait for is ended, or by themselves.
-        failed = hangs or running.cancelled() or (late and running.exception())
-        if failed or isinstance(running.exception(), TimeoutError):
+        try:
+            result = running.result()
+        except (Exception, asyncio.CancelledError) as error:
+            # Some environments fail when what they wait for is ended, or by themselves.
+            if not late and not isinstance(error, TimeoutError | asyncio.CancelledError):
+                raise
             return f"Exit code: 124\nOutput:\n[no answer; the time limit is {limit} seconds]"
-        result = running.result()
-        output, note = output_of(result.stdout, mark)
-        if late:
-            note = f"[ended: the time limit of {limit} seconds was reached]"
+        note = f"[ended: the time limit of {limit} seconds was reached]" if late else ""
         # A script can print past what _RUN cuts.
-        texts = [
-            output[: most + 200],
-            valid_text(result.stderr)[: most + 200],
-            note,
-        ]
-        shown = "\n".join(text.removesuffix("\n") for text in texts if text)
-        code = 124 if late else result.return_code
-        return f"Exit code: {code}\nOutput:\n{shown or '(none)'}"
+        texts = [output_of(result.stdout, mark), valid_text(result.stderr), note]
+        shown = "\n".join(text[: most + 200].removesuffix("\n") for text in texts if text)
+        return f"Exit code: {124 if late else result.return_code}\nOutput:\n{shown or '(none)'}"
 
     def _record(
         self,
@@ -474,8 +443,8 @@ message. Each script starts in a fresh shell (files stay, variables and director
             "n_episodes": len(turns),
         }
         if self.options.collect_rollout_details:
-            n_breaks = sum(turn.breaks_prefix for turn in turns)
             context.rollout_details = rollout_details(turns)
+            n_breaks = sum(turn.breaks_prefix for turn in turns)
             context.metadata |= {
                 "n_turns_without_ids": sum(not turn.is_trainable for turn in turns),
                 "n_prefix_breaks": n_breaks,
@@ -490,8 +459,7 @@ message. Each script starts in a fresh shell (files stay, variables and director
                 limit,
             )
         # Without a reply it is empty: an earlier step's, in the same folder, must not be scored.
-        completion = turns[-1].content if turns else ""
-        write_file(self.logs_dir / "completion.txt", completion)
+        write_file(self.logs_dir / "completion.txt", turns[-1].content if turns else "")
         trajectory = atif.Trajectory(
             session_id=conversation.session_id or uuid4().hex,
             agent={
@@ -511,24 +479,36 @@ message. Each script starts in a fresh shell (files stay, variables and director
         view = trajectory.model_dump_json(exclude_none=True)
         write_file(self.logs_dir / "trajectory.json", view)
 
-    def _llm_arguments(self) -> dict:
-        # The client's arguments. What is None is left out, so that the client's default holds.
+    def _build_llm(self) -> Any:
+        """A new client of this configuration, which any number of conversations call.
+
+        Return any of Harbor's `BaseLLM` here (with model_client=litellm, for tinker wants a key).
+        Runs in a thread: importing litellm or torch takes seconds.
+        """
         # A copy, for Harbor's LiteLLM writes into what it is given.
         options = self.options.model_copy(deep=True)
-        provider = "tinker"
         if options.model_client == "litellm":
-            provider, has_provider, _ = self.model_name.partition("/")
-            if not has_provider:
-                from litellm import get_llm_provider
+            from harbor.llms.lite_llm import LiteLLM
+            from litellm import get_llm_provider
 
-                # A client of one's own may call its model anything.
-                with contextlib.suppress(Exception):
-                    provider = get_llm_provider(self.model_name)[1]
-        # The agent's environment is what `--ae KEY=value` gives.
-        settings = ChainMap(self.extra_env, os.environ)
+            class Client(LiteLLMMixin, LiteLLM):
+                """Harbor's client for API models."""
+
+            provider = self.model_name.partition("/")[0]
+            # A server of one's own may call its model anything.
+            with contextlib.suppress(Exception):
+                provider = get_llm_provider(self.model_name)[1]
+        else:
+            from harbor.llms.tinker import TinkerLLM
+
+            class Client(TinkerMixin, TinkerLLM):
+                """Harbor's client for Tinker."""
+
+            provider = "tinker"
+            self.logger.info("Sampling %s", options.model_path or f"base model {self.model_name}")
         prefix = provider.upper()
         arguments = {
-            "api_key": settings.get(f"{prefix}_API_KEY"),
+            "api_key": self._settings.get(f"{prefix}_API_KEY"),
             # An option of Harbor 0.25; before, it is in llm_kwargs.
             "reasoning_effort": getattr(options, "reasoning_effort", None),
             **(options.llm_kwargs or {}),
@@ -540,53 +520,42 @@ message. Each script starts in a fresh shell (files stay, variables and director
             "collect_rollout_details": options.collect_rollout_details,
             "api_base": options.api_base
             or getattr(options, "base_url", None)
-            or settings.get(f"{prefix}_BASE_URL")
-            or settings.get(f"{prefix}_API_BASE"),
+            or self._settings.get(f"{prefix}_BASE_URL")
+            or self._settings.get(f"{prefix}_API_BASE"),
         }
-        return {name: value for name, value in arguments.items() if value is not None}
+        return Client(**without_none(arguments))
 
-    def _build_llm(self) -> Any:
-        """A new client of this configuration, which any number of conversations call.
+    async def _shared_llm(self) -> Any:
+        """The client that all trials of this event loop and configuration share.
 
-        Return a client of your own here, any of Harbor's `BaseLLM` (with model_client=litellm, for
-        tinker wants a key). Runs in a thread, for it takes seconds.
+        One trial builds it (the next, if that fails).
         """
-        # Imported here, for importing litellm or torch takes seconds.
-        if self.options.model_client == "litellm":
-            from harbor.llms.lite_llm import LiteLLM
-
-            class Client(LiteLLMMixin, LiteLLM):
-                """Harbor's client for API models."""
-        else:
-            from harbor.llms.tinker import TinkerLLM
-
-            class Client(TinkerMixin, TinkerLLM):
-                """Harbor's client for Tinker."""
-
-            source = self.options.model_path or f"base model {self.model_name}"
-            self.logger.info("Sampling %s", source)
-        return Client(**self._llm_arguments())
-
-    @functools.cached_property
-    def _client_key(self) -> tuple:
         # All that makes two clients different: what a subclass adds may be the client's, too.
-        added = self.options.model_dump(exclude=set(BasicLoopOptions.model_fields))
-        arguments = {"client": self.options.model_client, **self._llm_arguments(), **added}
-        return (type(self), repr(arguments), _given_service)
+        own = self.options.model_dump(exclude=_OF_THE_LOOP)
+        server = {n: x for n, x in self._settings.items() if n.endswith(("_KEY", "_URL", "_BASE"))}
+        key = (type(self), self.model_name, repr(own), repr(server), _given_service)
+        empty = (WeakValueDictionary(), WeakValueDictionary(), deque(maxlen=8))
+        clients, locks, latest = _caches.setdefault(asyncio.get_running_loop(), empty)
+        async with locks.setdefault(key, asyncio.Lock()):
+            client = clients.get(key)
+            if client is None:
+                client = await in_thread(self._build_llm)
+                clients[key] = client
+        if client in latest:
+            latest.remove(client)
+        latest.append(client)
+        # So that it is not dropped between `setup` and `run`.
+        self._llm = client
+        return client
 
-    async def _shared_llm(self, gone: Any = None) -> Any:
-        # The client that all trials of this configuration share, but not `gone`. It is kept, so
-        # that it is not dropped between `setup` and `run`.
-        self._llm = await shared_client(self._client_key, self._build_llm, gone)
-        return self._llm
 
+# Harbor 0.20 to 0.22 looks for this.
+BasicLoopAgent.SUPPORTS_RESUME = True
 
 # The options' defaults stand in one place only; `help` shows them in the constructor.
-_shown = dict(inspect.signature(BasicLoopAgent.__init__).parameters)
-_kwargs = _shown.pop("kwargs")
-BasicLoopAgent.__init__.__signature__ = inspect.Signature(
-    [*_shown.values(), *inspect.signature(BasicLoopOptions).parameters.values(), _kwargs]
-)
+*_named, _kwargs = inspect.signature(BasicLoopAgent.__init__).parameters.values()
+_options = inspect.signature(BasicLoopOptions).parameters.values()
+BasicLoopAgent.__init__.__signature__ = inspect.Signature([*_named, *_options, _kwargs])
 
 
 # The commands: which text is a script, and how it is run.
@@ -598,25 +567,8 @@ _FENCE = re.compile(
 )
 
 
-def fenced_blocks(text: str) -> list[tuple[str, str]]:
-    """The ``` blocks of a Markdown text, as (language, content); an unclosed one does not count.
-
-    What looks like a block inside another one, or inside ~~~, is quoted and none either.
-    """
-    text = text.replace("\r\n", "\n")
-    blocks = []
-    for opening, closing in _fences(text):
-        if opening["mark"].startswith("`"):
-            # An indented block loses that much of each line's indent.
-            indent = re.compile(rf"^[ \t]{{0,{len(opening['indent'])}}}", re.MULTILINE)
-            content = indent.sub("", text[opening.end() : closing.start()])
-            language = opening["info"].strip().partition(" ")[0]
-            blocks.append((language, content))
-    return blocks
-
-
-def _fences(text: str) -> Iterator[tuple[re.Match, re.Match]]:
-    # The fences that open and close each block, by Markdown's rules.
+def fences(text: str) -> Iterator[tuple[re.Match, re.Match]]:
+    """The lines that open and close each fenced block of a Markdown text, by Markdown's rules."""
     opening = None
     for fence in _FENCE.finditer(text):
         if opening is None:
@@ -631,12 +583,26 @@ def _fences(text: str) -> Iterator[tuple[re.Match, re.Match]]:
             opening = None
 
 
+def fenced_blocks(text: str) -> list[tuple[str, str]]:
+    """The ``` blocks of a Markdown text, as (language, content); an unclosed one does not count.
+
+    What looks like a block inside another one, or inside ~~~, is quoted and none either.
+    """
+    text = text.replace("\r\n", "\n")
+    blocks = []
+    for opening, closing in fences(text):
+        if opening["mark"].startswith("`"):
+            # An indented block loses that much of each line's indent.
+            indent = rf"(?m)^[ \t]{{0,{len(opening['indent'])}}}"
+            content = re.sub(indent, "", text[opening.end() : closing.start()])
+            blocks.append((opening["info"].strip().partition(" ")[0], content))
+    return blocks
+
+
 # With the arguments MARK BYTES SCRIPT this text runs a script inside the environment. It prints the
 # output in base64, which any environment can decode, between two marks, and what is said of it
-# behind them: so `output_of` can tell it from what others print. Of a script that prints "hello"
-# (the mark is 3f2a), and of one that floods:
+# behind them, so that `output_of` can tell it from what others print. Of a script that floods:
 #
-#     :3f2a:aGVsbG8KZW5kLW9mLTNmMmEK:3f2a:
 #     :3f2a:eQp5CnkKeQp5CnkKeQpb(...):3f2a:[ended: it wrote more than 4000000 bytes]
 #
 # `tee` writes the output to a file, of which BYTES are returned, and `head` counts: past `most` the
@@ -723,27 +689,23 @@ async def end_processes(
     """End all that has the mark in this variable of its environment; gives up after 10 seconds."""
     # The environment may be gone, and the trial goes on, or ends, for its own reason.
     with contextlib.suppress(Exception):
-        async with asyncio.timeout(10):
-            await environment.exec(in_bash(variable, mark), timeout_sec=15)
+        await asyncio.wait_for(environment.exec(in_bash(variable, mark), timeout_sec=15), 10)
 
 
 def output_of(
     stdout: str | bytes | None,
     mark: str,
-) -> tuple[str, str]:
-    """A script's output, and what _RUN says of it. It is all of `stdout` where _RUN did not run."""
-    parts = valid_text(stdout).split(f":{mark}:")
-    if len(parts) == 1:
-        return parts[0], ""
-    lost = ("", "[the output was lost: what runs the script was killed or written into]")
-    if len(parts) == 2:
-        return lost
+) -> str:
+    """A script's output and what _RUN says of it; where _RUN did not run, all of `stdout`."""
+    before, *parts = valid_text(stdout).split(f":{mark}:")
+    if not parts:
+        return before
     try:
-        output = base64.b64decode(parts[1])
+        in_base64, note = parts
+        output = base64.b64decode(in_base64).partition(f"end-of-{mark}".encode())[0]
     except ValueError:
-        return lost
-    output = output.partition(f"end-of-{mark}".encode())[0]
-    return valid_text(output), parts[-1]
+        return "[the output was lost: what runs the script was killed or written into]"
+    return valid_text(output) + note
 
 
 def valid_text(text: str | bytes | None) -> str:
@@ -756,15 +718,8 @@ def valid_text(text: str | bytes | None) -> str:
 # The conversation: Harbor's Chat, with a record of its turns.
 
 
-class SessionEnded(Exception):
-    """A client cannot sample any more, and another one in its place may."""
-
-
 class Conversation(Chat):
-    """Harbor's Chat for one trial: it records each call as a `Turn`, and what the model is told.
-
-    Clients serve many trials at once, so what belongs to one conversation stands here.
-    """
+    """Harbor's Chat for one trial, and its record. (Clients serve many trials at once.)"""
 
     def __init__(
         self,
@@ -772,25 +727,25 @@ class Conversation(Chat):
     ) -> None:
         super().__init__(model=None)
         self.agent = agent
+        options = agent.options
         # Harbor 0.13 gives a trial no id.
-        self.session_id = agent.options.session_id or getattr(agent, "session_id", None)
-        system = agent.options.system_prompt
-        if system is None and agent.options.max_turns > 1:
-            system = agent.protocol.replace("{seconds}", str(agent.options.command_timeout_sec))
-        self.system = valid_text(system)
+        self.session_id = options.session_id or getattr(agent, "session_id", None)
+        self.system = valid_text(options.system_prompt)
+        if options.system_prompt is None and options.max_turns > 1:
+            self.system = agent.protocol.replace("{seconds}", str(options.command_timeout_sec))
         if self.system:
             self.messages.append({"role": "system", "content": self.system})
         # What the model was not yet told, and whether special tokens in it are to stay text.
         self._unsent: list[tuple[str, bool]] = []
         # The last turn's prompt and completion, and a copy of the messages after it.
         self._last_ids: list[int] = []
-        self._as_sent: list[Message] = []
+        self._as_sent: list[dict] = []
 
     def begin(
         self,
         instruction: str,
     ) -> None:
-        """Start a run: the model is told this next, after what it was not yet told."""
+        """Start a run: after what it was not yet told, the model is told this."""
         self.instruction = valid_text(instruction)
         self.turns: list[Turn] = []
         # What else is to be kept of the run.
@@ -803,63 +758,47 @@ class Conversation(Chat):
     ) -> None:
         """Have the model told this next; where prompts are exact, special tokens stay text."""
         text = valid_text(text)
+        self._unsent.append((text, True))
         if self.turns:
-            turn = self.turns[-1]
-            turn.told = f"{turn.told}\n\n{text}" if turn.told else text
+            self.turns[-1].told.append(text)
         else:
             self.instruction += f"\n\n{text}"
-        self._unsent.append((text, True))
 
     async def sample(self) -> Turn:
         """Send what was not yet sent, and record the reply.
 
         Raises what the client raises, and RuntimeError where ids were asked for and none came.
         """
+        # It may be any of Harbor's clients; Chat has no public name for it.
+        self._model = await self.agent._shared_llm()
+        is_own = isinstance(self._model, ExactPrompts)
+        texts = []
+        for text, is_literal in self._unsent:
+            texts.append(await self._model.defused(text) if is_own and is_literal else text)
+        prompt = "\n\n".join(texts)
         # An edited history is rendered anew.
         rerender = self.agent.options.rerender_history or self.messages != self._as_sent
         goes_on_from = [] if rerender else self._last_ids
-        # Harbor's Chat (0.13 to 0.25) has no public name for it.
-        self._model = await self.agent._shared_llm()
+        own = {"goes_on_from": goes_on_from, "session_id": self.session_id} if is_own else {}
         try:
-            reply = await self._call(goes_on_from)
-        except SessionEnded:
-            self._model = await self.agent._shared_llm(gone=self._model)
-            reply = await self._call(goes_on_from)
-        return self._record(reply)
-
-    async def _call(
-        self,
-        goes_on_from: list[int],
-    ) -> LLMResponse:
-        # One call of the client, which may be any of Harbor's.
-        is_own = isinstance(self._model, ExactPrompts)
-        texts = [
-            await self._model.defused(text) if is_own and is_literal else text
-            for text, is_literal in self._unsent
-        ]
-        prompt = "\n\n".join(texts)
-        kwargs = {"goes_on_from": goes_on_from, "session_id": self.session_id} if is_own else {}
-        try:
-            return await self.chat(prompt, **kwargs)
+            reply = await self.chat(prompt, **own)
         except OutputLengthExceededError as cut:
             # The text is all there is.
             self.messages.extend([user(prompt), {"role": "assistant", "content": ""}])
-            return Turn(content=cut.truncated_response or "", cut_off=True)
+            reply = Turn(content=cut.truncated_response or "", cut_off=True)
+        return self._record(reply)
 
     def _record(
         self,
         reply: LLMResponse,
     ) -> Turn:
         # Complete a reply's turn and append it: the only place that does.
-        options = self.agent.options
         turn = reply if isinstance(reply, Turn) else Turn(**vars(reply))
-        text = turn.content
-        if isinstance(text, list):
+        if isinstance(turn.content, list):
             # From Harbor's own TinkerLLM (to 0.24), if `_build_llm` returns that.
-            thinking = "".join(part.get("thinking", "") for part in text)
-            answer = "".join(part.get("text", "") for part in text)
-            text = f"<think>{thinking}</think>{answer}" if thinking else answer
-        turn.content = valid_text(text)
+            turn.reasoning_content = "".join(part.get("thinking", "") for part in turn.content)
+            turn.content = "".join(part.get("text", "") for part in turn.content)
+        turn.content = valid_text(turn.content)
         # A lone surrogate would fail the next call.
         self.messages[-1]["content"] = turn.content
         if not turn.reasoning_content:
@@ -872,10 +811,10 @@ class Conversation(Chat):
         if turn.prompt_token_ids:
             turn.breaks_prefix = turn.prompt_token_ids[: len(self._last_ids)] != self._last_ids
             self._last_ids = turn.prompt_token_ids + (turn.completion_token_ids or [])
-        if not options.collect_rollout_details:
+        if not self.agent.options.collect_rollout_details:
             turn.prompt_token_ids = turn.completion_token_ids = turn.logprobs = turn.extra = None
         elif (
-            options.model_client == "litellm"
+            self.agent.options.model_client == "litellm"
             and len(self.turns) == 1
             and None in (turn.prompt_token_ids, turn.completion_token_ids, turn.logprobs)
         ):
@@ -885,7 +824,12 @@ class Conversation(Chat):
         return turn
 
 
-def user(text: str) -> Message:
+def without_none(arguments: dict) -> dict:
+    """What is None is left out, so that the default of what is called holds."""
+    return {name: value for name, value in arguments.items() if value is not None}
+
+
+def user(text: str) -> dict:
     return {"role": "user", "content": text}
 
 
@@ -907,36 +851,32 @@ def split_thinking(text: str) -> tuple[str, str]:
         thinking = re.sub(r"\s*<think>|</think>", "", opened[0])
         return thinking, text[opened.end() :].lstrip()
     before = text.partition("<think>")[0]
-    fences = list(_fences(before))
-    ends = [end.start() for _, end in fences]
+    blocks = deque(fences(before))
     for tag in re.finditer(r"(?m)(?P<at_line_start>^[ \t]*)?</think>", before):
-        # The block that ends next, if any.
-        n = bisect(ends, tag.start())
-        is_quoted = any(start.end() <= tag.start() for start, _ in fences[n : n + 1])
+        while blocks and blocks[0][1].start() < tag.start():
+            blocks.popleft()
+        is_quoted = blocks and blocks[0][0].end() <= tag.start()
         if tag["at_line_start"] is not None or not is_quoted:
-            thinking = text[: tag.end()].removesuffix("</think>")
-            return thinking, text[tag.end() :].lstrip()
+            return text[: tag.end()].removesuffix("</think>"), text[tag.end() :].lstrip()
     return "", text
 
 
 def _split_messages(text: str) -> tuple[str, str]:
     """The same, where a reply is a sequence of messages with headers.
 
-    A message that was cut off in its header does not count.
+    One that was cut off in its header does not count, nor does a call of a tool ("to=").
 
     gpt-oss: <|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>hi
     Inkling: <|message_model|><|content_thinking|>hm<|end_message|><|message_model|>
     <|content_text|>hi<|end_message|>
     """
-    thinking = ""
-    answer = ""
+    thinking = answer = ""
     for message in re.split(r"<\|(?:end|call|return|end_message)\|>", text):
         *header, body = re.split(r"(<\|(?:message|content_\w+)\|>)", message, maxsplit=1)
         kind = "".join(header)
         if re.search("analysis|content_thinking", kind):
             thinking += body
-        # "to=": a call of a tool, of which there are none.
-        elif "to=" not in kind and re.search("final|commentary|content_text", kind):
+        elif re.search("^(?!.*to=).*(final|commentary|content_text)", kind):
             answer += body
     return thinking, answer
 
@@ -950,8 +890,8 @@ _IDS = ("prompt_token_ids", "completion_token_ids", "logprobs")
 def rollout_details(turns: list[Turn]) -> list[dict] | None:
     """One Harbor RolloutDetail, an entry per turn in each list; None without any ids.
 
-    Turns that cannot be trained on are left out (Chat.rollout_details drops pieces, which misaligns
-    all that follow), and where a turn's `extra` lacks a name that another's has, it has None.
+    Turns that cannot be trained on are left out whole: Chat.rollout_details drops pieces of them,
+    which misaligns all that follow. Where a turn's `extra` lacks a name, its entry is None.
     """
     kept = [turn for turn in turns if turn.is_trainable]
     if not kept:
@@ -964,24 +904,24 @@ def rollout_details(turns: list[Turn]) -> list[dict] | None:
     return [detail]
 
 
-def to_steps(conversation: Conversation) -> list[Message]:
+def to_steps(conversation: Conversation) -> list[dict]:
     """The run as steps of ATIF (harbor.models.trajectories), which `harbor view` shows."""
-    steps = []
+    steps = [{"source": "user", "message": conversation.instruction}]
     if conversation.system:
-        steps.append({"source": "system", "message": conversation.system})
-    steps.append({"source": "user", "message": conversation.instruction})
+        steps.insert(0, {"source": "system", "message": conversation.system})
+    is_single = len(conversation.turns) == 1
     for turn in conversation.turns:
-        usage = turn.usage.model_dump() if turn.usage else {}
+        usage = vars(turn.usage) if turn.usage else {}
         metrics = {
             "prompt_tokens": usage.get("prompt_tokens"),
             "completion_tokens": usage.get("completion_tokens"),
             "cached_tokens": usage.get("cache_tokens"),
             "cost_usd": usage.get("cost_usd") or None,
             # In a conversation the prompts would let the file grow with the square of the turns.
-            "prompt_token_ids": turn.prompt_token_ids if len(conversation.turns) == 1 else None,
+            "prompt_token_ids": turn.prompt_token_ids if is_single else None,
             "completion_token_ids": turn.completion_token_ids,
             # JSON has no NaN.
-            "logprobs": turn.logprobs if turn.has_finite_logprobs else None,
+            "logprobs": turn.logprobs if turn.is_trainable else None,
         }
         step = {
             "source": "agent",
@@ -991,10 +931,11 @@ def to_steps(conversation: Conversation) -> list[Message]:
             "metrics": metrics,
         }
         steps.append(step)
-        if turn.told and turn.script:
-            step["observation"] = {"results": [{"content": turn.told}]}
-        elif turn.told:
-            steps.append({"source": "user", "message": turn.told})
+        told = "\n\n".join(turn.told)
+        if told and turn.script:
+            step["observation"] = {"results": [{"content": told}]}
+        elif told:
+            steps.append({"source": "user", "message": told})
     return [{"step_id": number, **step} for number, step in enumerate(steps, start=1)]
 
 
@@ -1009,63 +950,56 @@ def write_file(
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_name(f"{path.name}.{uuid4().hex}")
-    try:
-        # "x" is O_EXCL, which follows no link.
-        with fresh.open("x", encoding="utf-8") as file:
-            file.write(text)
-        if path.is_dir() and not path.is_symlink():
-            path.rename(f"{fresh}.aside")
-        fresh.replace(path)
-    finally:
-        fresh.unlink(missing_ok=True)
+    # "x" is O_EXCL, which follows no link.
+    with fresh.open("x", encoding="utf-8") as file:
+        file.write(text)
+    if path.is_dir() and not path.is_symlink():
+        path.rename(f"{fresh}.aside")
+    fresh.replace(path)
 
 
 # The model clients: Harbor's own, for whole replies and exact prompts.
 
-# Two conversations that differ only in the reply: their ids differ last where its text ends.
+# Two conversations that differ in the reply alone, to see where its text ends.
 _PROBE = [user("a"), {"role": "assistant", "content": "b"}]
-_OTHER_PROBE = [user("a"), {"role": "assistant", "content": "c"}]
+_OTHER_PROBE = [user("a"), {"role": "assistant", "content": "c"}, user("d")]
 
 
 class ExactPrompts:
     """Prompts that begin with the tokens of the turn before, as they were sampled.
 
     A client adds `render` (messages to the ids of the template's view of them), `sample` (a
-    prompt's ids to a Turn) and `special_tokens` (the start of each text that becomes one token).
+    prompt's ids to a Turn) and `special_texts` (those in a text that become one token each).
     """
 
     # How many tokens the model holds, and whether its template ends a prompt with <think>.
     context_limit: float = math.inf
     opens_thinking: bool = False
-    # Whether the system message may decide how the template ends a prompt.
-    reads_system: bool = False
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        # By system message.
-        self._probe_starts: dict[str, list[int]] = {}
+        # Their ids, by system message.
+        self._other_probes: dict[str, list[int]] = {}
 
     async def call_exactly(
         self,
         prompt: str,
-        message_history: list[Message],
+        message_history: list[dict],
         goes_on_from: list[int],
         **request: Any,
     ) -> Turn:
         """Sample a reply to these messages; of the history `goes_on_from` has the ids, or nothing.
 
-        Raises ContextLengthExceededError when the context has no room for a reply, SessionEnded,
-        and what the client raises.
+        Raises ContextLengthExceededError when the context has no room for a reply, and what the
+        client raises.
         """
         prompt_ids = await self.next_prompt([*message_history, user(prompt)], goes_on_from)
-        # Of this prompt: another conversation's may end otherwise.
+        # Of this prompt, for another conversation's may end otherwise.
         opens_thinking = self.opens_thinking
         room = self.context_limit - len(prompt_ids)
         if room < 1:
             raise ContextLengthExceededError(f"the prompt fills the context: {len(prompt_ids)}")
-        max_tokens = min(self.get_model_output_limit(), room)
-        turn = await self.sample(prompt_ids, max_tokens, **request)
-        turn.prompt_token_ids = turn.prompt_token_ids or prompt_ids
+        turn = await self.sample(prompt_ids, min(self.get_model_output_limit(), room), **request)
         if opens_thinking:
             turn.content = f"<think>{turn.content}"
         return turn
@@ -1075,57 +1009,42 @@ class ExactPrompts:
         text: str,
     ) -> str:
         """Text without special tokens: a zero-width space breaks each of them up."""
-        special_tokens = await self.special_tokens(text)
-        return special_tokens.sub("\\g<0>\u200b", text)
+        for special in await self.special_texts(text):
+            text = text.replace(special, f"{special[0]}\u200b{special[1:]}")
+        return text
 
     async def next_prompt(
         self,
-        messages: list[Message],
+        messages: list[dict],
         goes_on_from: list[int],
     ) -> list[int]:
-        """The ids of the last turn as sampled, and what the template puts around the new message.
+        """The ids of the last turn as sampled, and what the template puts behind a reply.
 
             goes_on_from <|im_start|> user hi <|im_end|> <|im_start|> assistant hello <|im_end|>
-            rendered     ... <|im_start|> assistant b <|im_end|> <|im_start|> user NEW ...
-            start        ... <|im_start|> assistant b
+            probe        ... <|im_start|> assistant b <|im_end|> <|im_start|> user NEW ...
+            other        ... <|im_start|> assistant c <|im_end|> <|im_start|> user d ...
+            tail                                      <|im_end|> <|im_start|> user NEW ...
 
-        What is behind `start` begins with the stop token, which is not repeated. All is rendered
-        from the messages where that cannot be trusted: in the first turn, after an edit of the
-        history, and after a reply that has no stop token or another than the template's.
+        The tail is what follows the first token in which the probes differ. It begins with the stop
+        token, which is not repeated. All is rendered from the messages where that cannot be
+        trusted: in the first turn, after an edit of the history, and after a reply that has no stop
+        token or another than the template's.
         """
         if goes_on_from:
-            has_system = self.reads_system and messages[0]["role"] == "system"
-            system = messages[:1] if has_system else []
-            start = await self._probe_start(system)
-            rendered = await self.render([*system, *_PROBE, messages[-1]])
-            end = len(start)
+            # The system message may decide how a prompt ends.
+            system = [message for message in messages[:1] if message["role"] == "system"]
+            key = str(system)
+            if key not in self._other_probes:
+                self._other_probes[key] = await self.render([*system, *_OTHER_PROBE])
+            other = self._other_probes[key]
+            probe = await self.render([*system, *_PROBE, messages[-1]])
+            differing = (n for n, (a, b) in enumerate(zip(probe, other, strict=False)) if a != b)
+            tail = probe[next(differing, len(probe)) + 1 :]
             # Inkling's template closes the message before it stops.
             for n in (1, 2):
-                stops_alike = goes_on_from[-n:] == rendered[end : end + n]
-                if stops_alike and rendered[:end] == start:
-                    return goes_on_from + rendered[end + n :]
+                if goes_on_from[-n:] == tail[:n]:
+                    return goes_on_from + tail[n:]
         return await self.render(messages)
-
-    async def _probe_start(self, system: list[Message]) -> list[int]:
-        # The tokens of `_PROBE` behind this system message, up to the end of the reply's text.
-        key = str(system)
-        if key not in self._probe_starts:
-            one = await self.render([*system, *_PROBE, user("d")])
-            other = await self.render([*system, *_OTHER_PROBE, user("d")])
-            # Up to the last that differs: "b" and "c", where a template shows these.
-            end = 0
-            for position, pair in enumerate(zip(one, other, strict=False), start=1):
-                if pair[0] != pair[1]:
-                    end = position
-            self._probe_starts[key] = one[:end]
-        return self._probe_starts[key]
-
-
-def start_of_any(texts: Iterable[str]) -> re.Pattern:
-    """A pattern for the first character of each of these texts. (?!) finds nothing."""
-    escaped = [re.escape(text) for text in texts if len(text.strip()) > 1]
-    any_text = "|".join(escaped) or "(?!)"
-    return re.compile(f"(?s)(?=(?:{any_text})).")
 
 
 # A tokenizer is shared by all threads, and raises "Already borrowed" when two use it at once.
@@ -1133,11 +1052,10 @@ _tokenizing = threading.Lock()
 
 
 class TinkerMixin(ExactPrompts):
-    """What this file adds to Harbor's TinkerLLM.
+    """What this file adds to Harbor's TinkerLLM: one session, exact prompts, whole replies.
 
-    One session for the whole process, exact prompts, and whole replies: TinkerLLM's own `call`
-    passes a cut-off reply off as complete (Harbor 0.13 to 0.24) or drops its ids (0.25). Its
-    private attributes are the same in all these versions.
+    TinkerLLM's own `call` passes a cut-off reply off as complete (Harbor 0.13 to 0.24) or drops its
+    ids (0.25). Its private attributes are the same in all these versions.
     """
 
     def __init__(
@@ -1145,7 +1063,7 @@ class TinkerMixin(ExactPrompts):
         *,
         api_base: str | None = None,
         api_key: str | None = None,
-        record_stability_info: bool = False,
+        record_stability_info: bool | None = None,
         **kwargs: Any,
     ) -> None:
         from harbor.llms.tinker import get_tokenizer
@@ -1164,22 +1082,25 @@ class TinkerMixin(ExactPrompts):
             prompt = self._renderer.build_generation_prompt([user("a")]).to_ints()
             end = self._renderer.tokenizer.decode(prompt[-4:])
             # The tokenizer of the Inkling models has no list of its special texts, and needs none.
-            special_tokens = getattr(self._renderer.tokenizer, "get_added_vocab", dict)()
-        self._special_tokens = start_of_any(special_tokens)
+            special = getattr(self._renderer.tokenizer, "get_added_vocab", dict)()
+        self._special_texts = [text for text in special if len(text.strip()) > 1]
         self.opens_thinking = end.rstrip().endswith("<think>")
         self.context_limit = self.get_model_context_limit()
-        source = {"base_model": self._model_name}
-        if self._model_path:
-            source = {"model_path": self._model_path}
-        if record_stability_info:
-            source["record_stability_info"] = True
-        self._sampling_client = open_sampling_client(api_base, api_key, source)
+        source = {
+            "model_path": self._model_path,
+            "base_model": None if self._model_path else self._model_name,
+            "record_stability_info": record_stability_info or None,
+        }
+        server = without_none({"base_url": api_base, "api_key": api_key})
+        self._open = functools.partial(open_sampling_client, server, without_none(source))
+        self._sampling_client = self._open()
+        self._reopening = asyncio.Lock()
 
     call = ExactPrompts.call_exactly
 
     async def render(
         self,
-        messages: list[Message],
+        messages: list[dict],
     ) -> list[int]:
         in_parts = []
         for message in messages:
@@ -1189,7 +1110,7 @@ class TinkerMixin(ExactPrompts):
                     {"type": "thinking", "thinking": thinking},
                     {"type": "text", "text": answer},
                 ]
-                message = {**message, "content": parts if thinking else answer}
+                message = {"role": "assistant", "content": parts if thinking else answer}
             in_parts.append(message)
         build = self._renderer.build_generation_prompt
         with _tokenizing:
@@ -1199,11 +1120,11 @@ class TinkerMixin(ExactPrompts):
                 # llama3 and role_colon know of no thinking.
                 return build(messages).to_ints()
 
-    async def special_tokens(
+    async def special_texts(
         self,
         text: str,
-    ) -> re.Pattern:
-        return self._special_tokens
+    ) -> Iterable[str]:
+        return self._special_texts
 
     async def sample(
         self,
@@ -1223,33 +1144,42 @@ class TinkerMixin(ExactPrompts):
         )
         # Unchecked, for pydantic would look at each token of a long prompt in each turn.
         chunk = tinker.EncodedTextChunk.model_construct(tokens=prompt_ids)
-        try:
-            sampling = self._sampling_client.sample(
-                prompt=tinker.ModelInput(chunks=[chunk]),
-                num_samples=1,
-                sampling_params=params,
-            )
-            # A future before SDK 0.38, awaitable from then on.
-            if not inspect.isawaitable(sampling):
-                sampling = asyncio.wrap_future(sampling)
-            response = await sampling
-        except Exception as error:
-            if is_gone(error):
-                raise SessionEnded(str(error)) from error
-            if says_context_is_full(error):
-                raise ContextLengthExceededError(str(error)) from error
-            raise
+        prompt = tinker.ModelInput(chunks=[chunk])
+        for attempt in (1, 2):
+            client = self._sampling_client
+            try:
+                sampling = client.sample(
+                    prompt=prompt,
+                    num_samples=1,
+                    sampling_params=params,
+                )
+                # A future before SDK 0.38, awaitable from then on.
+                if not inspect.isawaitable(sampling):
+                    sampling = asyncio.wrap_future(sampling)
+                response = await sampling
+                break
+            except Exception as error:
+                if says_context_is_full(error):
+                    raise ContextLengthExceededError(str(error)) from error
+                if attempt == 2 or not is_gone(error):
+                    raise
+            # The session is over: once more, in a new one. The first trial to see it opens that.
+            async with self._reopening:
+                if self._sampling_client is client:
+                    self._sampling_client = await in_thread(self._open)
         sequence = response.sequences[0]
         ids = list(sequence.tokens)
+        usage = UsageInfo(
+            prompt_tokens=len(prompt_ids),
+            completion_tokens=len(ids),
+            # SDK 0.25 and later.
+            cache_tokens=getattr(response, "prompt_cache_hit_tokens", None) or 0,
+            cost_usd=0.0,
+        )
         return Turn(
             content=self._text_of(ids),
-            usage=UsageInfo(
-                prompt_tokens=len(prompt_ids),
-                completion_tokens=len(ids),
-                # SDK 0.25 and later.
-                cache_tokens=getattr(response, "prompt_cache_hit_tokens", None) or 0,
-                cost_usd=0.0,
-            ),
+            usage=usage,
+            prompt_token_ids=prompt_ids,
             completion_token_ids=ids,
             logprobs=None if sequence.logprobs is None else list(sequence.logprobs),
             cut_off=sequence.stop_reason == "length",
@@ -1277,8 +1207,9 @@ class TinkerMixin(ExactPrompts):
         return text
 
 
-def check_tinker_key(key: str | None) -> None:
+def check_tinker_key(settings: Mapping[str, str]) -> None:
     """Raise ValueError where the Tinker SDK would find no key."""
+    key = settings.get("TINKER_API_KEY")
     # From 0.38 on it may also be stored, or printed by a command.
     with contextlib.suppress(ImportError):
         from tinker.auth import tinker_has_credentials
@@ -1301,7 +1232,7 @@ def is_gone(error: Exception) -> bool:
 def says_context_is_full(error: Exception) -> bool:
     """Whether Tinker refused a prompt for its length; the phrases are those of Harbor's client.
 
-    A request or a day may be "too long", too: only an error in what was asked is a prompt's.
+    A day may be "too long", too: only an error in what was asked is a prompt's.
     """
     is_user_error = str(getattr(error, "category", "")) == "user"
     is_bad_request = getattr(error, "status_code", None) in (400, 413, 422)
@@ -1316,36 +1247,67 @@ _finish_reason = ContextVar("finish_reason", default="")
 class LiteLLMMixin(ExactPrompts):
     """What this file adds to Harbor's LiteLLM: whole replies, and the trial's session id.
 
-    Where ids are asked for and the server tokenizes, as vLLM does, prompts are exact, too. Private
-    attributes and methods are the same in Harbor 0.13 to 0.25.
+    Where ids are asked for and the server tokenizes, as vLLM does, prompts are exact, too. What is
+    private is the same in Harbor 0.13 to 0.25.
     """
 
-    reads_system = True
-    # Whether prompts are exact. None: not asked yet.
-    _is_exact: bool | None = None
-    _http: Any = None
+    def __init__(
+        self,
+        **kwargs: Any,
+    ) -> None:
+        import httpx
+        import openai
+
+        super().__init__(**kwargs)
+        self.is_exact = bool(
+            self._api_base and self._collect_rollout_details and not self._use_responses_api
+        )
+        if not self.is_exact:
+            return
+        http_client = openai.DefaultAsyncHttpxClient(
+            # A connection that it kept would keep its event loop, and so the cache.
+            limits=httpx.Limits(max_keepalive_connections=0),
+            verify=self._llm_kwargs.get("ssl_verify", True),
+        )
+        self._server = openai.AsyncOpenAI(
+            base_url=self._api_base.rstrip("/").removesuffix("/v1"),
+            api_key=self._llm_kwargs.get("api_key") or "none",
+            default_headers=self._llm_kwargs.get("extra_headers"),
+            http_client=http_client,
+        )
+        try:
+            # This is no thread of an event loop's.
+            asyncio.run(self.render([user("a")]))
+        except (openai.OpenAIError, LookupError, TypeError):
+            # A gateway may answer anything to what it does not know.
+            self.is_exact = False
+            self._logger.info("the server has no /tokenize: prompts are not exact")
 
     async def call(
         self,
         prompt: str,
-        message_history: list[Message],
+        message_history: list[dict],
         goes_on_from: list[int],
         session_id: str | None = None,
         **kwargs: Any,
     ) -> Turn:
         """One model call. Raises what Harbor's LiteLLM raises, after its three attempts."""
+        request = {}
         if session_id:
-            kwargs["extra_headers"] = {
-                **(self._llm_kwargs.get("extra_headers") or {}),
-                "X-Session-ID": session_id,
-            }
+            headers = self._llm_kwargs.get("extra_headers") or {}
+            request["extra_headers"] = {**headers, "X-Session-ID": session_id}
             # Closed APIs refuse fields that they do not know, and return no ids either.
             if self._collect_rollout_details:
-                kwargs["extra_body"] = {"session_id": session_id}
-        if await self.is_exact():
-            return await self.call_exactly(prompt, message_history, goes_on_from, **kwargs)
+                request["extra_body"] = {"session_id": session_id}
+        if self.is_exact:
+            return await self.call_exactly(prompt, message_history, goes_on_from, **request)
         _finish_reason.set("")
-        response = await super().call(prompt, message_history, **kwargs)
+        response = await super().call(
+            prompt,
+            message_history,
+            **kwargs,
+            **request,
+        )
         return Turn(**vars(response), cut_off=_finish_reason.get() == "length")
 
     def get_model_output_limit(self) -> int:
@@ -1363,62 +1325,21 @@ class LiteLLMMixin(ExactPrompts):
         choice["finish_reason"] = "stop"
         return super()._extract_usage_info(response)
 
-    @property
-    def _attempts(self) -> Callable:
-        # Harbor's three attempts at a call.
-        return super().call.retry.copy()
-
-    async def is_exact(self) -> bool:
-        """Whether ids are asked for and the server tokenizes for us. Found out once."""
-        if self._is_exact is None:
-            import httpx
-
-            can_be = (
-                self._collect_rollout_details and self._api_base and not self._use_responses_api
-            )
-            answer = {}
-            if can_be:
-                # A gateway may answer anything to what it does not know.
-                with contextlib.suppress(httpx.HTTPError, ValueError):
-                    answer = await self._attempts(self._tokenize, messages=[user("a")])
-            is_known = isinstance(answer, dict) and {"tokens", "token_strs"} <= answer.keys()
-            is_exact = is_known and isinstance(answer.get("max_model_len"), int)
-            if can_be and not is_exact:
-                self._logger.info("the server has no /tokenize: prompts are not exact")
-            self._is_exact = is_exact
-        return self._is_exact
-
     async def _tokenize(
         self,
         **body: Any,
     ) -> dict:
-        # vLLM's POST /tokenize: tokens, token_strs, max_model_len. Empty: there is none.
-        import httpx
-
-        headers = dict(self._llm_kwargs.get("extra_headers") or {})
-        if self._llm_kwargs.get("api_key"):
-            headers["Authorization"] = f"Bearer {self._llm_kwargs['api_key']}"
-        url = self._api_base.rstrip("/").removesuffix("/v1") + "/tokenize"
+        # vLLM's POST /tokenize: tokens, token_strs, max_model_len. Raises after three attempts.
         body |= {"model": self._canonical_model_name, "return_token_strs": True}
-        # Made once, for that takes a while: it reads the certificates. A connection that it kept
-        # would keep its event loop, and so the cache.
-        if self._http is None:
-            limits = httpx.Limits(max_keepalive_connections=0)
-            verify = self._llm_kwargs.get("ssl_verify", True)
-            self._http = httpx.AsyncClient(timeout=60, limits=limits, verify=verify)
-        response = await self._http.post(
-            url,
-            json=body,
-            headers=headers,
+        return await self._server.post(
+            "/tokenize",
+            cast_to=object,
+            body=body,
         )
-        # What passes is tried again, and what it could do once it can do.
-        if self._is_exact or response.status_code >= 500 or response.status_code in (408, 429):
-            response.raise_for_status()
-        return response.json() if response.is_success else {}
 
     async def render(
         self,
-        messages: list[Message],
+        messages: list[dict],
     ) -> list[int]:
         # As the chat endpoint hands them to the template.
         options = {
@@ -1433,11 +1354,10 @@ class LiteLLMMixin(ExactPrompts):
             else message
             for message in messages
         ]
-        answer = await self._attempts(
-            self._tokenize,
+        answer = await self._tokenize(
             messages=shown,
             add_generation_prompt=True,
-            chat_template_kwargs={name: x for name, x in options.items() if x is not None},
+            chat_template_kwargs=without_none(options),
         )
         self.context_limit = answer["max_model_len"]
         # "Ċ" is how byte-level tokenizers show a line's end.
@@ -1445,20 +1365,15 @@ class LiteLLMMixin(ExactPrompts):
         self.opens_thinking = end.endswith("<think>")
         return answer["tokens"]
 
-    async def special_tokens(
+    async def special_texts(
         self,
         text: str,
-    ) -> re.Pattern:
-        pieces = []
-        if await self.is_exact():
-            answer = await self._attempts(
-                self._tokenize,
-                prompt=text,
-                add_special_tokens=False,
-            )
-            pieces = answer["token_strs"]
+    ) -> Iterable[str]:
+        if not self.is_exact:
+            return ()
+        answer = await self._tokenize(prompt=text, add_special_tokens=False)
         # As it shows them: <|im_end|>, <think>, </s>, [INST].
-        return start_of_any({piece for piece in pieces if re.fullmatch(r"(?s)<.+>|\[.+\]", piece)})
+        return {piece for piece in answer["token_strs"] if re.fullmatch(r"(?s)<.+>|\[.+\]", piece)}
 
     async def sample(
         self,
@@ -1468,9 +1383,11 @@ class LiteLLMMixin(ExactPrompts):
     ) -> Turn:
         import litellm
 
+        # Else it prints a list of providers in each call, for it looks for the price of the model.
+        litellm.suppress_debug_info = True
         arguments = {
             # Without one hosted_vllm/ would get OPENAI_API_KEY.
-            "api_key": "none" if self._provider_prefix == "hosted_vllm" else None,
+            "api_key": "none",
             **self._build_base_kwargs(),
             **request,
             # Only this one of litellm's providers takes ids as a prompt.
@@ -1486,29 +1403,13 @@ class LiteLLMMixin(ExactPrompts):
                 "skip_special_tokens": False,
             },
         }
-        # Chat also passes `logging_path` and `previous_response_id`, both None.
-        arguments = {name: value for name, value in arguments.items() if value is not None}
-        # Else it prints a list of providers in each call, for it looks for the price of the model.
-        litellm.suppress_debug_info = True
-
-        async def complete() -> Any:
-            try:
-                return await litellm.atext_completion(**arguments)
-            except Exception as error:
-                self._handle_litellm_error(error)
-
-        response = await self._attempts(complete)
+        # Harbor's three attempts at a call.
+        response = await super().call.retry.copy()(litellm.atext_completion, **arguments)
         choice = response.choices[0]
         return Turn(
             content=choice.text,
             cut_off=choice.finish_reason == "length",
-            # What a server of one's own costs is not known.
-            usage=UsageInfo(
-                prompt_tokens=len(prompt_ids),
-                completion_tokens=response.usage.completion_tokens,
-                cache_tokens=getattr(response.usage.prompt_tokens_details, "cached_tokens", 0) or 0,
-                cost_usd=0.0,
-            ),
+            usage=super()._extract_usage_info(response),
             # As the server had it: an option may have cut it.
             prompt_token_ids=getattr(choice, "prompt_token_ids", None),
             completion_token_ids=getattr(choice, "token_ids", None),
@@ -1523,71 +1424,49 @@ class LiteLLMMixin(ExactPrompts):
 # checkpoint each step), and no longer than its loop.
 _caches = WeakKeyDictionary()
 
-
-async def shared_client(
-    key: tuple,
-    build: Callable,
-    gone: Any,
-) -> Any:
-    """The client for `key`, but not `gone`. One trial builds it (the next, if that fails)."""
-    empty = (WeakValueDictionary(), WeakValueDictionary(), deque(maxlen=8))
-    clients, locks, latest = _caches.setdefault(asyncio.get_running_loop(), empty)
-    async with locks.setdefault(key, asyncio.Lock()):
-        client = clients.get(key)
-        if client is None or client is gone:
-            client = await in_thread(build)
-            clients[key] = client
-    if client in latest:
-        latest.remove(client)
-    latest.append(client)
-    return client
-
-
 # The process's sessions with Tinker, by server and key; each holds about 11 file descriptors.
-_services: dict[tuple, Any] = {}
+_services: dict[str, Any] = {}
 _opening = threading.Lock()
+# Held while a checkpoint loads: only those wait for it whose session seems to be over, too.
+_replacing = threading.Lock()
 _given_service: Any = None
 
 
 def use_service(service: Any) -> None:
-    """Have the trials that follow sample in the session of this `tinker.ServiceClient`.
+    """Have the trials that follow sample in this `tinker.ServiceClient`; None: in one of our own.
 
     So sampling and training share a session, which losses need that look at what was recorded
-    when sampling. It is never closed or replaced. None: sessions of this file's own again.
+    when sampling. It is never closed or replaced.
     """
     global _given_service
     _given_service = service
 
 
 def open_sampling_client(
-    api_base: str | None,
-    api_key: str | None,
-    source: dict,
+    server: dict[str, str],
+    source: dict[str, Any],
 ) -> Any:
     """A sampling client in the process's session, or in a new one if that is over. Blocks.
 
-    Raises what the SDK raises, as for a checkpoint that does not exist.
+    Tinker answers alike for a session that is over and for a checkpoint that does not exist: where
+    a new session opens the checkpoint, it takes the old one's place, else it is closed. Raises what
+    the SDK raises.
     """
     import tinker
 
-    if _given_service is not None:
-        return _sampling_client(_given_service, source)
-    arguments = {"base_url": api_base, "api_key": api_key}
-    arguments = {name: value for name, value in arguments.items() if value}
-    key = (api_base, api_key)
+    key = str(server)
     with _opening:
-        if key not in _services:
-            _services[key] = tinker.ServiceClient(**arguments)
-        service = _services[key]
+        service = _given_service or _services.get(key)
+        if service is None:
+            service = _services[key] = tinker.ServiceClient(**server)
     try:
         return _sampling_client(service, source)
     except Exception as error:
-        if not is_gone(error):
+        if service is _given_service or not is_gone(error):
             raise
-    with _opening:
-        if _services[key] is service:
-            # The session is over, or there is no such checkpoint: a new session tells.
-            fresh = tinker.ServiceClient(**arguments)
+    with _replacing:
+        if _services.get(key) is service:
+            fresh = tinker.ServiceClient(**server)
             try:
                 client = _sampling_client(fresh, source)
             except Exception:
@@ -1597,12 +1476,12 @@ def open_sampling_client(
             _services[key] = fresh
             return client
     # Another trial was faster.
-    return open_sampling_client(api_base, api_key, source)
+    return open_sampling_client(server, source)
 
 
 def _sampling_client(
     service: Any,
-    source: dict,
+    source: dict[str, Any],
 ) -> Any:
     created = service.create_sampling_client(**source)
     # A future from SDK 0.38 on.
@@ -1666,7 +1545,7 @@ def trial_to_trajectory(trial: TrialResult) -> Trajectory | None:
     ValueError where ids and logprobs do not align, or a logprob or reward is not finite.
     """
     steps = trial.step_results or [trial]
-    contexts = [step.agent_result for step in steps if step.agent_result] or [AgentContext()]
+    contexts = [step.agent_result or AgentContext() for step in steps]
     segments = [segment for context in contexts for segment in context.rollout_details or []]
     turns = [turn for segment in segments for turn in turns_of(segment)]
     if not all(turn.is_trainable for turn in turns):
@@ -1688,12 +1567,10 @@ def trial_to_trajectory(trial: TrialResult) -> Trajectory | None:
         if exception.exception_type not in _SCORED_EXCEPTIONS
     ]
     rewards = {} if failures else rewards
-    reward = rewards.get("reward")
-    if len(rewards) == 1:
-        (reward,) = rewards.values()
+    only = next(iter(rewards.values())) if len(rewards) == 1 else None
     return Trajectory(
         turns=turns,
-        reward=reward,
+        reward=rewards.get("reward", only),
         rewards=rewards,
         stop_reason=(contexts[-1].metadata or {}).get("stop_reason"),
         failure=failures[0] if failures else None,
@@ -1707,12 +1584,11 @@ _trial_to_trajectory = trial_to_trajectory
 
 def turns_of(segment: dict) -> list[Turn]:
     """The turns of a RolloutDetail. Where one of its lists is shorter, a turn has None."""
-    columns = [segment.get(name) or [] for name in _IDS]
-    rows = itertools.zip_longest(*columns)
-    turns = [Turn(**dict(zip(_IDS, row, strict=True))) for row in rows]
+    rows = itertools.zip_longest(*[segment.get(name) or [] for name in _IDS])
+    turns = [Turn(**dict(zip(_IDS, row, strict=True)), extra={}) for row in rows]
     for name, values in (segment.get("extra") or {}).items():
         for turn, value in zip(turns, values, strict=False):
-            turn.extra = {**(turn.extra or {}), name: value}
+            turn.extra[name] = value
     return turns
 
 
@@ -1730,10 +1606,11 @@ def to_tinker(trajectory: Trajectory) -> "tinker_cookbook.rl.types.Trajectory": 
     for turn in trajectory.turns:
         is_last = turn is trajectory.turns[-1]
         cut_off = is_last and trajectory.stop_reason == StopReason.MAX_TOKENS
-        stop_reason = "length" if cut_off else "stop"
-        action = TokensWithLogprobs(turn.completion_token_ids, turn.logprobs, stop_reason)
-        if hasattr(action, "sequence_id"):
-            action.sequence_id = (turn.extra or {}).get("sequence_id")
+        action = TokensWithLogprobs(
+            turn.completion_token_ids, turn.logprobs, "length" if cut_off else "stop"
+        )
+        # A field of cookbook 0.6.
+        action.sequence_id = (turn.extra or {}).get("sequence_id")
         prompt = ModelInput.from_ints(turn.prompt_token_ids)
         transitions.append(
             types.Transition(

@@ -27,6 +27,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import textwrap
 import threading
 import time
 import types
@@ -78,6 +79,7 @@ from basic_loop_agent import (
 from examples.fakes import HostVerifier, ScriptedLLM
 
 ROOT = Path(__file__).parent
+README = (ROOT / "README.md").read_text()
 IDS = ("prompt_token_ids", "completion_token_ids", "logprobs")
 
 # Fakes of the container.
@@ -199,7 +201,7 @@ class FakeService:
             error = refused(404, "no such checkpoint")
         if error is None:
             self.tinker.samplers.append(source)
-        created = Done(error or self)
+        created = done(error or self)
         return created.result() if IS_OLD_SDK else created
 
     def close(self, status: str) -> Any:
@@ -235,15 +237,12 @@ class FakeService:
         return response
 
 
-class Done(concurrent.futures.Future):
+def done(result: Any) -> concurrent.futures.Future:
     """A future of the Tinker SDK that has its result, or raises it."""
-
-    def __init__(self, result: Any) -> None:
-        super().__init__()
-        if isinstance(result, Exception):
-            self.set_exception(result)
-        else:
-            self.set_result(result)
+    future = concurrent.futures.Future()
+    finish = future.set_exception if isinstance(result, Exception) else future.set_result
+    finish(result)
+    return future
 
 
 # Tokenizers and renderers. The suite's own tokenizer is a byte-level one with every special token
@@ -421,6 +420,8 @@ class Bench:
             monkeypatch.delenv(name, raising=False)
         # Harbor's LiteLLM waits between its three attempts.
         monkeypatch.setattr(LiteLLM.call.retry, "wait", lambda state: 0)
+        # As litellm's OpenAI client does, which tokenizes.
+        monkeypatch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0)
         self.service()
 
     def service(self, *script: Any) -> FakeTinker:
@@ -526,6 +527,9 @@ def bash(*commands: str, language: str = "bash") -> str:
     return "\n".join(blocks)
 
 
+TAGGED = f"x\n</think>\n{bash('ls')}"
+
+
 class PatientSelector(selectors.DefaultSelector):
     """Has an event loop's timers fire at once: time passes when there is nothing else to do."""
 
@@ -603,9 +607,6 @@ def test_a_reply_cut_off_anywhere_neither_shows_thinking_nor_loses_the_answer(be
     asyncio.run(main())
 
 
-THOUGHT_APART = {"content": f"x\n</think>\n{bash('ls')}", "reasoning_content": "hm"}
-
-
 @pytest.mark.parametrize(
     ("reply", "thinking", "answer", "runs"),
     [
@@ -624,7 +625,7 @@ THOUGHT_APART = {"content": f"x\n</think>\n{bash('ls')}", "reasoning_content": "
         ("cat <<E\n<think>\n</think>\nE", None, "cat <<E\n<think>\n</think>\nE", None),
         (f"<think>a</think>{bash('# x\n</think>')}", "a", bash("# x\n</think>"), "# x\n</think>\n"),
         # What the server calls reasoning is all of it.
-        (THOUGHT_APART, "hm", THOUGHT_APART["content"], "ls\n"),
+        ({"content": TAGGED, "reasoning_content": "hm"}, "hm", TAGGED, "ls\n"),
     ],
 )
 def test_the_answer_begins_where_the_thinking_ends(bench, reply, thinking, answer, runs):
@@ -650,7 +651,7 @@ def test_lone_surrogates_reach_neither_tokenizer_nor_file(bench):
 # API models.
 
 
-def test_an_api_model_gets_the_options_and_leaves_text_and_usage(bench):
+def test_an_api_model_gets_the_options_and_leaves_text_usage_and_price(bench, monkeypatch):
     kwargs = {"top_p": 0.9, "reasoning_effort": "low"}
     options = {"temperature": None, "api_base": "http://localhost:1/v1", "llm_kwargs": kwargs}
     did = bench.lite("hello", max_tokens=7, **options)
@@ -666,9 +667,7 @@ def test_an_api_model_gets_the_options_and_leaves_text_and_usage(bench):
     if "base_url" in basic_loop_agent.AgentOptions.model_fields:
         (request,) = bench.lite("hello", base_url="http://x", reasoning_effort="low").fake
         assert (request["api_base"], request["reasoning_effort"]) == ("http://x", "low")
-
-
-def test_a_run_has_a_price_where_each_turn_has_one(bench, monkeypatch):
+    # A run has a price where each of its turns has one.
     for prices, cost in (([0.5, 0.0], None), ([0.5, 0.25], 0.75)):
         costs = unittest.mock.Mock(side_effect=prices)
         monkeypatch.setattr("litellm.completion_cost", costs)
@@ -758,6 +757,12 @@ class FakeVllm(http.server.ThreadingHTTPServer):
         defaults |= {"collect_rollout_details": True, "max_turns": 4}
         return self.bench.agent(**defaults | options, api_base=url, llm_kwargs=kwargs)
 
+    def at_once(self, *options: dict[str, Any]) -> list[AgentContext]:
+        """What agents with these options leave that run at the same time."""
+        dids = [Run(self.agent(**one), ScriptedEnvironment(), AgentContext()) for one in options]
+        asyncio.run(together(*(did.go(f"errand {n}") for n, did in enumerate(dids))))
+        return [did.context for did in dids]
+
     def answer(self, path: str, body: dict[str, Any]) -> dict[str, Any] | int:
         if path == "/tokenize" and self.fails:
             return self.fails.pop()
@@ -842,43 +847,28 @@ def test_prompts_are_exact_and_unforgeable_on_vllm(vllm, provider):
 
 def test_two_conversations_on_vllm_do_not_mix_and_a_cut_off_reply_keeps_its_ids(vllm):
     vllm.script = [COMMAND, COMMAND, COMMAND, ("cut", "length")]
-    contexts = [AgentContext(), AgentContext()]
-
-    async def main() -> None:
-        trials = []
-        for name, context in zip("ab", contexts, strict=True):
-            one = vllm.agent(max_turns=2)
-            trials.append(one.run(f"errand {name}", ScriptedEnvironment(), context))
-        await asyncio.gather(*trials)
-
-    asyncio.run(main())
+    contexts = vllm.at_once({"max_turns": 2}, {"max_turns": 2})
     reasons = {context.metadata["stop_reason"] for context in contexts}
     assert reasons == {"max_turns", "max_tokens"}
     segments = [context.rollout_details[0] for context in contexts]
     turns = [turn for one in segments for turn in zip(*(one[name] for name in IDS), strict=True)]
     assert sorted(turns) == sorted(vllm.returned)
-    for name, one in zip("ab", segments, strict=True):
+    for number, one in enumerate(segments):
         prompt = vllm.model.tokenizer.decode(one["prompt_token_ids"][1])
-        assert re.findall("errand .", prompt) == [f"errand {name}"]
+        assert re.findall("errand .", prompt) == [f"errand {number}"]
 
 
 def test_the_system_message_may_decide_how_a_prompt_on_vllm_ends(vllm, monkeypatch):
-    rendered, contexts = vllm.model.rendered, [AgentContext(), AgentContext()]
+    rendered = vllm.model.rendered
 
     def ended(messages: list[dict]) -> list[int]:
         text = "" if messages[0]["content"] == "/no_think" else "<think>\n"
         return rendered(messages) + vllm.model.encode(text)
 
-    async def main() -> None:
-        trials = []
-        for system, context in zip(("/no_think", "x"), contexts, strict=True):
-            one = vllm.agent(system_prompt=system, max_turns=3)
-            trials.append(one.run("x", ScriptedEnvironment(), context))
-        await asyncio.gather(*trials)
-
     monkeypatch.setattr(vllm.model, "rendered", ended)
     vllm.script = [(bash("ls"), "stop")]
-    asyncio.run(main())
+    systems = [{"system_prompt": system, "max_turns": 3} for system in ("/no_think", "x")]
+    contexts = vllm.at_once(*systems)
     # What follows an opened <think> is thinking: no command, one turn.
     assert [context.metadata["n_episodes"] for context in contexts] == [3, 1]
     for prompt in contexts[0].rollout_details[0]["prompt_token_ids"]:
@@ -891,15 +881,9 @@ def test_without_tokenize_the_chat_endpoint_serves_and_the_log_says_so(
 ):
     requests = vllm.bench.api(bash("ls"), ids=True)
     monkeypatch.setattr(FakeVllm, "answer", lambda *request: answer)
-    contexts = [AgentContext(), AgentContext()]
-
-    async def main() -> None:
-        for context in contexts:
-            await vllm.agent().run("x", ScriptedEnvironment(), context)
-
     with caplog.at_level(logging.INFO):
-        asyncio.run(main())
-    assert caplog.text.count("/tokenize") == 1
+        contexts = vllm.at_once({}, {})
+    assert caplog.text.count("has no /tokenize") == 1
     n_asked = 3 if answer == 502 else 1
     assert [path for path, _, _ in vllm.requests] == ["/tokenize"] * n_asked
     assert [len(context.rollout_details[0]["logprobs"]) for context in contexts] == [4, 4]
@@ -1024,32 +1008,24 @@ NO_SCRIPT = """\
             if turn.script is None:
                 return StopReason.COMPLETED
 """
-REMINDER = """\
-            if "OVER" in turn.content:
-                return StopReason.OVER
-            if turn.script is None:
-                n_reminders = conversation.metadata.setdefault("n_reminders", 0)
-                if n_reminders == 2:
-                    return StopReason.COMPLETED
-                conversation.metadata["n_reminders"] += 1
-                conversation.tell("no command found, go on")
-                continue
-"""
+OVER = 'if "OVER" in turn.content:\n    return StopReason.OVER\n'
+RECIPE = re.search(r"(?s)A bounded reminder:\n\n```python\n(.*?)```", README)[1]
 
 
 @pytest.mark.parametrize(("last", "stop_reason"), [("last", "completed"), ("OVER", "over")])
 def test_a_copy_that_reminds_the_model_or_ends_its_own_way_records_it(bench, last, stop_reason):
     member = '    ERROR = "error"'
-    copied = changed_copy((NO_SCRIPT, REMINDER), (member, f'{member}\n    OVER = "over"'))
+    recipe = textwrap.indent(OVER + RECIPE, " " * 12)
+    copied = changed_copy((NO_SCRIPT, recipe), (member, f'{member}\n    OVER = "over"'))
     did = bench.tinker("hm", bash("ls"), "so?", last, max_turns=9, agent_class=copied)
-    told = ("user", "no command found, go on")
+    told = ("user", "No bash block: are you done?")
     said = [("agent", text) for text in ("hm", bash("ls"), "so?", last)]
     steps = [(step.source, step.message) for step in did.view.steps[2:]]
     assert steps == [said[0], told, said[1], said[2], told, said[3]]
     assert (did.stop_reason, did.completion) == (stop_reason, last)
     assert did.metadata["n_reminders"] == 2
     assert did.turns == did.fake.returned
-    assert "no command found" in did.fake.prompt_text(1)
+    assert told[1] in did.fake.prompt_text(1)
 
 
 def test_a_default_stands_in_one_place_and_the_constructor_shows_it(bench):
@@ -1098,7 +1074,7 @@ def own_seconds() -> str:
     return f"6{uuid4().int % 10**9}"
 
 
-def test_the_model_is_told_exit_code_and_output_as_it_was_written(bench):
+def test_the_model_is_told_exit_code_and_output_as_it_was_written(bench, tmp_path):
     script = "for i in 1 2 3; do echo $i; echo e$i >&2; done; exit 3"
     assert bench.shell(script) == "Exit code: 3\nOutput:\n1\ne1\n2\ne2\n3\ne3"
     assert bench.shell("-n\necho y").endswith("-n: command not found\ny")
@@ -1109,9 +1085,10 @@ def test_the_model_is_told_exit_code_and_output_as_it_was_written(bench):
     assert bench.shell("exit 143") == "Exit code: 143\nOutput:\n(none)"
     # A script has no other way to its own output.
     text = bench.shell("echo x >&3; echo y")
-    assert text.startswith("Exit code: 0\n")
-    assert "Bad file descriptor" in text
-    assert text.endswith("\ny")
+    assert re.fullmatch(r"(?s)Exit code: 0\n.*Bad file descriptor\ny", text)
+    # Output that reaches its file late is waited for.
+    environment = with_program(tmp_path, "tee", 'sleep 0.5; exec "$real" "$@"')
+    assert bench.shell("echo x", environment) == "Exit code: 0\nOutput:\nx"
 
 
 def test_output_of_any_bytes_comes_through_cut_to_its_head_and_tail(bench):
@@ -1172,11 +1149,6 @@ def test_half_a_script_is_not_run_and_the_model_is_told_why(bench, tmp_path):
     assert bench.shell("cat <<E | wc -c\n" + "x" * 55_000 + "\nE").endswith("Output:\n55001")
 
 
-def test_output_that_reaches_its_file_late_is_waited_for(bench, tmp_path):
-    environment = with_program(tmp_path, "tee", 'sleep 0.5; exec "$real" "$@"')
-    assert bench.shell("echo x", environment) == "Exit code: 0\nOutput:\nx"
-
-
 ROOM = [("full", ""), ("missing", ""), ("", "full"), ("", "missing"), ("missing", "missing")]
 
 
@@ -1223,16 +1195,14 @@ def test_a_process_in_the_background_neither_holds_up_the_turn_nor_dies(bench, t
         subprocess.run(["pkill", "-9", "-f", own], check=False)
 
 
-LOST = "[the output was lost: what runs the script was killed or written into]"
-
-
-@pytest.mark.parametrize(("script", "shown"), [("echo x", "x"), ("kill -9 $PPID", LOST)])
-def test_what_others_print_and_what_kills_the_wrapper_spoils_no_output(bench, script, shown):
+def test_what_others_print_and_what_kills_the_wrapper_spoils_no_output(bench):
     class Noisy(ShellEnvironment):
         async def exec(self, command: str, **kwargs: Any) -> ExecResult:
             return await super().exec(f"echo noise; {command}", **kwargs)
 
-    assert bench.shell(script, Noisy()).partition("Output:\n")[2] == shown
+    assert bench.shell("echo x", Noisy()) == "Exit code: 0\nOutput:\nx"
+    lost = "[the output was lost: what runs the script was killed or written into]"
+    assert bench.shell("kill -9 $PPID", Noisy()).endswith(f"Output:\n{lost}")
 
 
 def test_the_agents_limit_comes_before_the_environments_own(bench):
@@ -2179,50 +2149,50 @@ class FakeTraining(FakeTinker):
         setattr(service, FROM_STATE, self.create_from_state)
         return service
 
-    def future(self, method: str, result: Any, *args: Any, **kwargs: Any) -> Done:
+    def future(
+        self, method: str, result: Any, *args: Any, **kwargs: Any
+    ) -> concurrent.futures.Future:
         real = REAL[method]
         inspect.signature(real).bind(None, *args, **kwargs)
         is_last_resort = self.is_skyrl and method == "load_state_with_optimizer"
         assert is_last_resort or not hasattr(real, "__deprecated__"), real.__deprecated__
-        return Done(result)
+        return done(result)
 
-    def create_lora_training_client(self, base_model: str, rank: int) -> Done:
+    def create_lora_training_client(self, base_model: str, rank: int) -> concurrent.futures.Future:
         self.clients.append((base_model, rank))
         return self.future("create_lora_training_client", self, base_model, rank=rank)
 
-    def create_from_state(self, path: str) -> Done:
+    def create_from_state(self, path: str) -> concurrent.futures.Future:
         if self.is_skyrl:
-            return Done(refused(422, "no model_id", "UnprocessableEntityError"))
+            return done(refused(422, "no model_id", "UnprocessableEntityError"))
         self.clients.append(path)
         return self.future(FROM_STATE, self, path)
 
-    def load_state_with_optimizer(self, path: str) -> Done:
+    def load_state_with_optimizer(self, path: str) -> concurrent.futures.Future:
         self.loaded.append(path)
         return self.future("load_state_with_optimizer", None, path)
 
-    def save(self, method: str, kind: str, name: str, **kwargs: Any) -> Done:
+    def save(self, method: str, kind: str, name: str, **kwargs: Any) -> concurrent.futures.Future:
         path = f"tinker://run-{len(self.clients)}/{kind}/{name}"
         assert path not in self.saved, "the service refuses a second checkpoint of the same name"
         self.saved.append((path, kwargs.get("ttl_seconds")))
         return self.future(method, SimpleNamespace(path=path), name, **kwargs)
 
-    def save_weights_for_sampler(self, name: str, **kwargs: Any) -> Done:
-        return self.save("save_weights_for_sampler", "sampler_weights", name, **kwargs)
+    save_state = functools.partialmethod(save, "save_state", "weights")
+    for_sampler = ("save_weights_for_sampler", "sampler_weights")
+    save_weights_for_sampler = functools.partialmethod(save, *for_sampler)
 
-    def save_state(self, name: str, **kwargs: Any) -> Done:
-        return self.save("save_state", "weights", name, **kwargs)
-
-    def forward_backward(self, data: list[Any], loss_fn: str) -> Done:
+    def forward_backward(self, data: list[Any], loss_fn: str) -> concurrent.futures.Future:
         assert loss_fn == "importance_sampling"
         if len(self.trained) == self.crash_in_update:
-            return Done(ConnectionError("the service is gone"))
+            return done(ConnectionError("the service is gone"))
         self.trained.append(data)
         logprobs = [datum.loss_fn_inputs["logprobs"].to_torch() - 0.25 for datum in data]
         outputs = [{"logprobs": tinker.TensorData.from_torch(of_datum)} for of_datum in logprobs]
         result = SimpleNamespace(loss_fn_outputs=outputs)
         return self.future("forward_backward", result, data, loss_fn=loss_fn)
 
-    def optim_step(self, params: Any) -> Done:
+    def optim_step(self, params: Any) -> concurrent.futures.Future:
         assert params.learning_rate == 0.5
         return self.future("optim_step", None, params)
 
