@@ -15,6 +15,7 @@ import functools
 import importlib.util
 import inspect
 import itertools
+import json
 import math
 import os
 import re
@@ -47,7 +48,6 @@ from pydantic import (
     PositiveInt,
     model_validator,
 )
-from pydantic_core import to_jsonable_python
 
 try:
     # Harbor 0.23 and later: BaseAgent parses the options, and does so before any trial starts.
@@ -57,7 +57,7 @@ except ImportError:
 
 __version__ = "0.5.0"
 
-# The options that make no two clients different.
+# Options that no client sees: trials that differ only in these share one.
 _OF_THE_LOOP = {
     "command_timeout_sec",
     "max_output_chars",
@@ -139,7 +139,9 @@ class BasicLoopOptions(
         # Refuses what the client cannot do, and fills in the one default that depends on it.
         is_tinker = self.model_client == "tinker"
         given = set(self.llm_kwargs or {})
-        taken = given & {*BasicLoopOptions.__annotations__, "model_name"}
+        # What Harbor 0.25 adds, such as reasoning_effort, older ones take in llm_kwargs.
+        own = type(self).model_fields.keys() - AgentOptions.model_fields
+        taken = given & {*own, "model_name"}
         unknown = given.difference(_TINKER_KWARGS)
         has_tinker = all(map(importlib.util.find_spec, ("tinker", "tinker_cookbook")))
         wrong = {
@@ -234,7 +236,7 @@ class BasicLoopAgent(BaseAgent):
 
     options_model: ClassVar[type[BasicLoopOptions]] = BasicLoopOptions
     with contextlib.suppress(ImportError):
-        # Harbor 0.23 and later; the last two of these are new in 0.25.
+        # Harbor 0.23 and later; base_url and reasoning_effort are new in 0.25.
         from harbor.agents.capabilities import AgentCapabilities
 
         capabilities = AgentCapabilities(
@@ -248,6 +250,9 @@ class BasicLoopAgent(BaseAgent):
         from harbor.agents.agent_auth_resolution import ModelConnectionSpec
 
         MODEL_CONNECTION = ModelConnectionSpec()
+
+    # The client, from `setup` or the first `sample` on.
+    _llm: Any = None
 
     # What the model is told of the loop; {seconds} becomes the time limit of a script.
     protocol: ClassVar[str] = """\
@@ -267,8 +272,8 @@ message. Each script starts in a fresh shell (files stay, variables and director
         self._settings = ChainMap(kwargs.get("extra_env") or {}, os.environ)
         if AgentOptions is BaseModel:
             # Harbor 0.13 to 0.22 swallows unknown arguments: here each trial parses the options.
-            harbors = inspect.signature(BaseAgent.__init__).parameters.keys()
-            own = kwargs.keys() - harbors - {"extra_env", "override_setup_timeout_sec"}
+            of_harbor = inspect.signature(BaseAgent.__init__).parameters.keys()
+            own = kwargs.keys() - of_harbor - {"extra_env", "override_setup_timeout_sec"}
             self.options = self.options_model(**{name: kwargs[name] for name in own})
 
     @classmethod
@@ -331,10 +336,11 @@ message. Each script starts in a fresh shell (files stay, variables and director
             async with asyncio.timeout(self.options.max_seconds) as limit:
                 stop_reason = await self._converse(conversation, environment)
         except BaseException as error:
-            # A client may have made another error of the TimeoutError; a cancellation is none.
+            # A client may raise another error for the TimeoutError; CancelledError is no Exception.
             is_error = isinstance(error, Exception)
-            stop_reason = StopReason.ROLLOUT_TIMEOUT
-            if not (is_error and limit.expired()):
+            if is_error and limit.expired():
+                stop_reason = StopReason.ROLLOUT_TIMEOUT
+            else:
                 stop_reason = StopReason.ERROR if is_error else StopReason.CANCELLED
                 with contextlib.suppress(Exception):
                     self._record(conversation, stop_reason, context)
@@ -416,7 +422,7 @@ message. Each script starts in a fresh shell (files stay, variables and director
                 raise
             return f"Exit code: 124\nOutput:\n[no answer; the time limit is {limit} seconds]"
         note = f"[ended: the time limit of {limit} seconds was reached]" if late else ""
-        # A script can print past what _RUN cuts.
+        # A script can write into its parent's output, which _RUN does not cut.
         texts = [output_of(result.stdout, mark), valid_text(result.stderr), note]
         shown = "\n".join(text[: most + 200].removesuffix("\n") for text in texts if text)
         return f"Exit code: {124 if late else result.return_code}\nOutput:\n{shown or '(none)'}"
@@ -437,8 +443,14 @@ message. Each script starts in a fresh shell (files stay, variables and director
             # The price of some turns is not the run's.
             costs = [usage.cost_usd for usage in usages if usage.cost_usd]
             context.cost_usd = sum(costs) if len(costs) == len(turns) else None
+        # Whatever was put there: what JSON cannot hold would cost the whole job its results.
+        kept = json.dumps(
+            conversation.metadata,
+            default=str,
+            ensure_ascii=False,
+        )
         context.metadata = {
-            **to_jsonable_python(conversation.metadata, fallback=str),
+            **json.loads(valid_text(kept)),
             "stop_reason": str(stop_reason),
             "n_episodes": len(turns),
         }
@@ -451,12 +463,12 @@ message. Each script starts in a fresh shell (files stay, variables and director
             }
             if n_breaks:
                 self.logger.info("%d prompts do not begin with the turn before", n_breaks)
-        limit = getattr(self._llm, "context_limit", math.inf)
-        if any(usage.prompt_tokens + self.options.max_tokens > limit for usage in usages):
+        room = getattr(self._llm, "context_limit", math.inf)
+        if any(usage.prompt_tokens + self.options.max_tokens > room for usage in usages):
             self.logger.warning(
                 "max_tokens=%d was cut to the room in the context, which holds %d tokens",
                 self.options.max_tokens,
-                limit,
+                room,
             )
         # Without a reply it is empty: an earlier step's, in the same folder, must not be scored.
         write_file(self.logs_dir / "completion.txt", turns[-1].content if turns else "")
@@ -494,10 +506,11 @@ message. Each script starts in a fresh shell (files stay, variables and director
             class Client(LiteLLMMixin, LiteLLM):
                 """Harbor's client for API models."""
 
-            provider = self.model_name.partition("/")[0]
-            # A server of one's own may call its model anything.
-            with contextlib.suppress(Exception):
-                provider = get_llm_provider(self.model_name)[1]
+            provider, has_provider, _ = self.model_name.partition("/")
+            if not has_provider:
+                # The client's own arguments may say what this cannot find.
+                with contextlib.suppress(Exception):
+                    provider = get_llm_provider(self.model_name)[1]
         else:
             from harbor.llms.tinker import TinkerLLM
 
@@ -525,15 +538,19 @@ message. Each script starts in a fresh shell (files stay, variables and director
         }
         return Client(**without_none(arguments))
 
+    @functools.cached_property
+    def _client_key(self) -> tuple:
+        # All that makes two clients different: what a subclass adds may be the client's, too.
+        options = self.options.model_dump(exclude=_OF_THE_LOOP)
+        server = {n: x for n, x in self._settings.items() if n.endswith(("_KEY", "_URL", "_BASE"))}
+        return (type(self), self.model_name, repr(options), repr(server), _given_service)
+
     async def _shared_llm(self) -> Any:
         """The client that all trials of this event loop and configuration share.
 
         One trial builds it (the next, if that fails).
         """
-        # All that makes two clients different: what a subclass adds may be the client's, too.
-        own = self.options.model_dump(exclude=_OF_THE_LOOP)
-        server = {n: x for n, x in self._settings.items() if n.endswith(("_KEY", "_URL", "_BASE"))}
-        key = (type(self), self.model_name, repr(own), repr(server), _given_service)
+        key = self._client_key
         empty = (WeakValueDictionary(), WeakValueDictionary(), deque(maxlen=8))
         clients, locks, latest = _caches.setdefault(asyncio.get_running_loop(), empty)
         async with locks.setdefault(key, asyncio.Lock()):
@@ -544,12 +561,12 @@ message. Each script starts in a fresh shell (files stay, variables and director
         if client in latest:
             latest.remove(client)
         latest.append(client)
-        # So that it is not dropped between `setup` and `run`.
+        # The cache is weak: this keeps it between `setup` and `run`.
         self._llm = client
         return client
 
 
-# Harbor 0.20 to 0.22 looks for this.
+# Harbor 0.20 to 0.22 looks for this; inside the class later ones would warn.
 BasicLoopAgent.SUPPORTS_RESUME = True
 
 # The options' defaults stand in one place only; `help` shows them in the constructor.
@@ -705,7 +722,8 @@ def output_of(
         output = base64.b64decode(in_base64).partition(f"end-of-{mark}".encode())[0]
     except ValueError:
         return "[the output was lost: what runs the script was killed or written into]"
-    return valid_text(output) + note
+    texts = (valid_text(output).removesuffix("\n"), note)
+    return "\n".join(text for text in texts if text)
 
 
 def valid_text(text: str | bytes | None) -> str:
@@ -739,7 +757,7 @@ class Conversation(Chat):
         self._unsent: list[tuple[str, bool]] = []
         # The last turn's prompt and completion, and a copy of the messages after it.
         self._last_ids: list[int] = []
-        self._as_sent: list[dict] = []
+        self._as_recorded: list[dict] = []
 
     def begin(
         self,
@@ -777,7 +795,7 @@ class Conversation(Chat):
             texts.append(await self._model.defused(text) if is_own and is_literal else text)
         prompt = "\n\n".join(texts)
         # An edited history is rendered anew.
-        rerender = self.agent.options.rerender_history or self.messages != self._as_sent
+        rerender = self.agent.options.rerender_history or self.messages != self._as_recorded
         goes_on_from = [] if rerender else self._last_ids
         own = {"goes_on_from": goes_on_from, "session_id": self.session_id} if is_own else {}
         try:
@@ -786,9 +804,9 @@ class Conversation(Chat):
             # The text is all there is.
             self.messages.extend([user(prompt), {"role": "assistant", "content": ""}])
             reply = Turn(content=cut.truncated_response or "", cut_off=True)
-        return self._record(reply)
+        return self._append(reply)
 
-    def _record(
+    def _append(
         self,
         reply: LLMResponse,
     ) -> Turn:
@@ -796,8 +814,9 @@ class Conversation(Chat):
         turn = reply if isinstance(reply, Turn) else Turn(**vars(reply))
         if isinstance(turn.content, list):
             # From Harbor's own TinkerLLM (to 0.24), if `_build_llm` returns that.
-            turn.reasoning_content = "".join(part.get("thinking", "") for part in turn.content)
-            turn.content = "".join(part.get("text", "") for part in turn.content)
+            thinking = "".join(part.get("thinking", "") for part in turn.content)
+            answer = "".join(part.get("text", "") for part in turn.content)
+            turn.content = f"<think>{thinking}</think>{answer}"
         turn.content = valid_text(turn.content)
         # A lone surrogate would fail the next call.
         self.messages[-1]["content"] = turn.content
@@ -807,7 +826,7 @@ class Conversation(Chat):
         self.turns.append(turn)
         self._unsent.clear()
         # What has no stop token cannot be gone on from: then it counts as edited.
-        self._as_sent = [] if turn.cut_off else [dict(message) for message in self.messages]
+        self._as_recorded = [] if turn.cut_off else [dict(message) for message in self.messages]
         if turn.prompt_token_ids:
             turn.breaks_prefix = turn.prompt_token_ids[: len(self._last_ids)] != self._last_ids
             self._last_ids = turn.prompt_token_ids + (turn.completion_token_ids or [])
@@ -876,7 +895,7 @@ def _split_messages(text: str) -> tuple[str, str]:
         kind = "".join(header)
         if re.search("analysis|content_thinking", kind):
             thinking += body
-        elif re.search("^(?!.*to=).*(final|commentary|content_text)", kind):
+        elif "to=" not in kind and re.search("final|commentary|content_text", kind):
             answer += body
     return thinking, answer
 
@@ -950,19 +969,22 @@ def write_file(
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_name(f"{path.name}.{uuid4().hex}")
-    # "x" is O_EXCL, which follows no link.
-    with fresh.open("x", encoding="utf-8") as file:
-        file.write(text)
-    if path.is_dir() and not path.is_symlink():
-        path.rename(f"{fresh}.aside")
-    fresh.replace(path)
+    try:
+        # "x" is O_EXCL, which follows no link.
+        with fresh.open("x", encoding="utf-8") as file:
+            file.write(text)
+        if path.is_dir() and not path.is_symlink():
+            path.rename(f"{fresh}.aside")
+        fresh.replace(path)
+    finally:
+        fresh.unlink(missing_ok=True)
 
 
 # The model clients: Harbor's own, for whole replies and exact prompts.
 
-# Two conversations that differ in the reply alone, to see where its text ends.
+# Two conversations that differ in the reply alone: their ids differ last where its text ends.
 _PROBE = [user("a"), {"role": "assistant", "content": "b"}]
-_OTHER_PROBE = [user("a"), {"role": "assistant", "content": "c"}, user("d")]
+_OTHER_PROBE = [user("a"), {"role": "assistant", "content": "c"}]
 
 
 class ExactPrompts:
@@ -975,11 +997,16 @@ class ExactPrompts:
     # How many tokens the model holds, and whether its template ends a prompt with <think>.
     context_limit: float = math.inf
     opens_thinking: bool = False
+    # Whether the system message may decide how the template ends a prompt.
+    reads_system: bool = False
 
-    def __init__(self, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(**kwargs)
-        # Their ids, by system message.
-        self._other_probes: dict[str, list[int]] = {}
+        # The tokens of `_PROBE` up to the end of the reply's text, by system message.
+        self._starts: dict[str, list[int]] = {}
 
     async def call_exactly(
         self,
@@ -994,7 +1021,7 @@ class ExactPrompts:
         client raises.
         """
         prompt_ids = await self.next_prompt([*message_history, user(prompt)], goes_on_from)
-        # Of this prompt, for another conversation's may end otherwise.
+        # Kept now: another conversation may change it while this one samples.
         opens_thinking = self.opens_thinking
         room = self.context_limit - len(prompt_ids)
         if room < 1:
@@ -1010,7 +1037,9 @@ class ExactPrompts:
     ) -> str:
         """Text without special tokens: a zero-width space breaks each of them up."""
         for special in await self.special_texts(text):
-            text = text.replace(special, f"{special[0]}\u200b{special[1:]}")
+            # Also where two of them overlap.
+            if special in text:
+                text = re.sub(f"(?s)(?={re.escape(special)}).", "\\g<0>\u200b", text)
         return text
 
     async def next_prompt(
@@ -1022,27 +1051,29 @@ class ExactPrompts:
 
             goes_on_from <|im_start|> user hi <|im_end|> <|im_start|> assistant hello <|im_end|>
             probe        ... <|im_start|> assistant b <|im_end|> <|im_start|> user NEW ...
-            other        ... <|im_start|> assistant c <|im_end|> <|im_start|> user d ...
-            tail                                      <|im_end|> <|im_start|> user NEW ...
+            start        ... <|im_start|> assistant b
 
-        The tail is what follows the first token in which the probes differ. It begins with the stop
-        token, which is not repeated. All is rendered from the messages where that cannot be
-        trusted: in the first turn, after an edit of the history, and after a reply that has no stop
-        token or another than the template's.
+        What is behind `start` begins with the stop token, which is not repeated. All is rendered
+        from the messages where that cannot be trusted: in the first turn, after an edit of the
+        history, after a reply that has no stop token or another than the template's, and where the
+        template changed its mind.
         """
         if goes_on_from:
-            # The system message may decide how a prompt ends.
-            system = [message for message in messages[:1] if message["role"] == "system"]
+            has_system = self.reads_system and messages[0]["role"] == "system"
+            system = messages[:1] if has_system else []
             key = str(system)
-            if key not in self._other_probes:
-                self._other_probes[key] = await self.render([*system, *_OTHER_PROBE])
-            other = self._other_probes[key]
+            if key not in self._starts:
+                one = await self.render([*system, *_PROBE, user("d")])
+                other = await self.render([*system, *_OTHER_PROBE, user("d")])
+                pairs = enumerate(zip(one, other, strict=False), start=1)
+                ends = [end for end, pair in pairs if pair[0] != pair[1]]
+                self._starts[key] = one[: ends[-1]] if ends else []
+            start = self._starts[key]
             probe = await self.render([*system, *_PROBE, messages[-1]])
-            differing = (n for n, (a, b) in enumerate(zip(probe, other, strict=False)) if a != b)
-            tail = probe[next(differing, len(probe)) + 1 :]
+            tail = probe[len(start) :]
             # Inkling's template closes the message before it stops.
             for n in (1, 2):
-                if goes_on_from[-n:] == tail[:n]:
+                if goes_on_from[-n:] == tail[:n] and probe[: len(start)] == start:
                     return goes_on_from + tail[n:]
         return await self.render(messages)
 
@@ -1094,7 +1125,8 @@ class TinkerMixin(ExactPrompts):
         server = without_none({"base_url": api_base, "api_key": api_key})
         self._open = functools.partial(open_sampling_client, server, without_none(source))
         self._sampling_client = self._open()
-        self._reopening = asyncio.Lock()
+        # No lock of asyncio's: it would keep its event loop, and so the cache.
+        self._reopening = threading.Lock()
 
     call = ExactPrompts.call_exactly
 
@@ -1163,10 +1195,8 @@ class TinkerMixin(ExactPrompts):
                     raise ContextLengthExceededError(str(error)) from error
                 if attempt == 2 or not is_gone(error):
                     raise
-            # The session is over: once more, in a new one. The first trial to see it opens that.
-            async with self._reopening:
-                if self._sampling_client is client:
-                    self._sampling_client = await in_thread(self._open)
+            # The session is over: once more, in a new one.
+            await in_thread(functools.partial(self._reopen, client))
         sequence = response.sequences[0]
         ids = list(sequence.tokens)
         usage = UsageInfo(
@@ -1186,6 +1216,15 @@ class TinkerMixin(ExactPrompts):
             # SDK 0.26 and later.
             extra={"sequence_id": getattr(sequence, "sequence_id", None)},
         )
+
+    def _reopen(
+        self,
+        gone: Any,
+    ) -> None:
+        # The first trial that sees the end of a session opens another one for all.
+        with self._reopening:
+            if self._sampling_client is gone:
+                self._sampling_client = self._open()
 
     def _text_of(
         self,
@@ -1251,6 +1290,8 @@ class LiteLLMMixin(ExactPrompts):
     private is the same in Harbor 0.13 to 0.25.
     """
 
+    reads_system = True
+
     def __init__(
         self,
         **kwargs: Any,
@@ -1268,17 +1309,20 @@ class LiteLLMMixin(ExactPrompts):
             # A connection that it kept would keep its event loop, and so the cache.
             limits=httpx.Limits(max_keepalive_connections=0),
             verify=self._llm_kwargs.get("ssl_verify", True),
+            timeout=60,
         )
         self._server = openai.AsyncOpenAI(
             base_url=self._api_base.rstrip("/").removesuffix("/v1"),
             api_key=self._llm_kwargs.get("api_key") or "none",
             default_headers=self._llm_kwargs.get("extra_headers"),
             http_client=http_client,
+            # An outage of some seconds, twice a turn, ends no trial.
+            max_retries=5,
         )
         try:
             # This is no thread of an event loop's.
-            asyncio.run(self.render([user("a")]))
-        except (openai.OpenAIError, LookupError, TypeError):
+            self.is_exact = len(asyncio.run(self.render([user("a")]))) > 0
+        except (openai.OpenAIError, LookupError, TypeError, ValueError):
             # A gateway may answer anything to what it does not know.
             self.is_exact = False
             self._logger.info("the server has no /tokenize: prompts are not exact")
@@ -1359,7 +1403,7 @@ class LiteLLMMixin(ExactPrompts):
             add_generation_prompt=True,
             chat_template_kwargs=without_none(options),
         )
-        self.context_limit = answer["max_model_len"]
+        self.context_limit = int(answer["max_model_len"])
         # "Ċ" is how byte-level tokenizers show a line's end.
         end = "".join(answer["token_strs"][-8:]).rstrip("Ċ\n")
         self.opens_thinking = end.endswith("<think>")
@@ -1403,15 +1447,18 @@ class LiteLLMMixin(ExactPrompts):
                 "skip_special_tokens": False,
             },
         }
-        # Harbor's three attempts at a call.
-        response = await super().call.retry.copy()(litellm.atext_completion, **arguments)
+        # The three attempts (tenacity's) that Harbor's own call makes.
+        try:
+            response = await super().call.retry.copy()(litellm.atext_completion, **arguments)
+        except Exception as error:
+            self._handle_litellm_error(error)
         choice = response.choices[0]
         return Turn(
             content=choice.text,
             cut_off=choice.finish_reason == "length",
             usage=super()._extract_usage_info(response),
             # As the server had it: an option may have cut it.
-            prompt_token_ids=getattr(choice, "prompt_token_ids", None),
+            prompt_token_ids=getattr(choice, "prompt_token_ids", None) or prompt_ids,
             completion_token_ids=getattr(choice, "token_ids", None),
             logprobs=dict(choice.logprobs or {}).get("token_logprobs"),
         )

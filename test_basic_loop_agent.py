@@ -81,6 +81,7 @@ from examples.fakes import HostVerifier, ScriptedLLM
 ROOT = Path(__file__).parent
 README = (ROOT / "README.md").read_text()
 IDS = ("prompt_token_ids", "completion_token_ids", "logprobs")
+AT_LEAST_ONE = ("max_tokens", "max_turns", "max_seconds", "command_timeout_sec", "max_output_chars")
 
 # Fakes of the container.
 
@@ -527,6 +528,7 @@ def bash(*commands: str, language: str = "bash") -> str:
     return "\n".join(blocks)
 
 
+HM = "<|channel|>analysis<|message|>hm"
 TAGGED = f"x\n</think>\n{bash('ls')}"
 
 
@@ -624,6 +626,9 @@ def test_a_reply_cut_off_anywhere_neither_shows_thinking_nor_loses_the_answer(be
         (f"a{bash('# </think>')}b</think>c", f"a{bash('# </think>')}b", "c", None),
         ("cat <<E\n<think>\n</think>\nE", None, "cat <<E\n<think>\n</think>\nE", None),
         (f"<think>a</think>{bash('# x\n</think>')}", "a", bash("# x\n</think>"), "# x\n</think>\n"),
+        # Headers may stand on lines of their own; a call of a tool is no answer.
+        (f"\n{HM}<|end|>\n<|start|>assistant<|channel|>final<|message|>hi", "hm", "hi", None),
+        (f"{HM}<|call|><|channel|>commentary\nto=x<|message|>{bash('rm')}", "hm", "", None),
         # What the server calls reasoning is all of it.
         ({"content": TAGGED, "reasoning_content": "hm"}, "hm", TAGGED, "ls\n"),
     ],
@@ -799,7 +804,9 @@ class FakeVllmHandler(http.server.BaseHTTPRequestHandler):
         self.send_response(answer if isinstance(answer, int) else 200)
         self.send_header("Content-Type", "application/json")
         self.end_headers()
-        self.wfile.write(json.dumps(answer).encode())
+        if isinstance(answer, int):
+            answer = {"error": {"message": "maximum context length"}}
+        self.wfile.write(json.dumps(answer).encode() if answer != "" else b"")
 
 
 @pytest.fixture
@@ -858,6 +865,22 @@ def test_two_conversations_on_vllm_do_not_mix_and_a_cut_off_reply_keeps_its_ids(
         assert re.findall("errand .", prompt) == [f"errand {number}"]
 
 
+def test_a_prompt_on_vllm_is_no_probe_and_a_full_context_ends_the_loop(vllm, monkeypatch):
+    # The template's text before a reply changes, as with a date, right before a stop token.
+    rendered, days = vllm.model.rendered, itertools.count()
+
+    def dated(messages: list[dict]) -> list[int]:
+        return rendered([{"role": "system", "content": f"It is {next(days)}"}, *messages])
+
+    monkeypatch.setattr(vllm.model, "rendered", dated)
+    vllm.script = [COMMAND, COMMAND, 400]
+    (context,) = vllm.at_once({})
+    assert context.metadata["stop_reason"] == "context_overflow"
+    assert context.metadata["n_prefix_breaks"] == 1
+    for prompt, _, _ in vllm.returned:
+        assert "assistant\nb<|im_end|>" not in vllm.model.tokenizer.decode(prompt)
+
+
 def test_the_system_message_may_decide_how_a_prompt_on_vllm_ends(vllm, monkeypatch):
     rendered = vllm.model.rendered
 
@@ -875,7 +898,10 @@ def test_the_system_message_may_decide_how_a_prompt_on_vllm_ends(vllm, monkeypat
         assert not vllm.model.tokenizer.decode(prompt).endswith("<think>\n")
 
 
-@pytest.mark.parametrize("answer", [404, 502, [], {"max_model_len": 9}])
+ODD = {"tokens": [1], "token_strs": ["a"], "max_model_len": None}
+
+
+@pytest.mark.parametrize("answer", [404, 502, [], "", {"max_model_len": 9}, ODD])
 def test_without_tokenize_the_chat_endpoint_serves_and_the_log_says_so(
     vllm, caplog, monkeypatch, answer
 ):
@@ -884,7 +910,7 @@ def test_without_tokenize_the_chat_endpoint_serves_and_the_log_says_so(
     with caplog.at_level(logging.INFO):
         contexts = vllm.at_once({}, {})
     assert caplog.text.count("has no /tokenize") == 1
-    n_asked = 3 if answer == 502 else 1
+    n_asked = 6 if answer == 502 else 1
     assert [path for path, _, _ in vllm.requests] == ["/tokenize"] * n_asked
     assert [len(context.rollout_details[0]["logprobs"]) for context in contexts] == [4, 4]
     # Where ids are not asked for, neither is /tokenize.
@@ -943,11 +969,6 @@ def test_only_whole_fenced_bash_blocks_are_run(bench, reply, runs):
     assert bench.tinker(reply, "done", max_turns=2).scripts == ([runs] if runs else [])
 
 
-WORST = ["\n", " \n", "`", "- ", "1. ", "~", "<", "``` ` ", "```bash\n", "   ```bash\n   x\n"]
-WORST += ["~~~\n```\n", "<think>", "</think>", "<think></think>", " </think>x\n", "<|channel|>"]
-WORST += ["x <think>", "```\n</think>", "<|message|>", "<|end|><|start|>"]
-
-
 @pytest.mark.parametrize("read", [fenced_blocks, split_thinking])
 @pytest.mark.parametrize("start", ["", "<|channel|>"])
 def test_a_reply_is_read_in_time_that_grows_as_its_length(read, start):
@@ -961,7 +982,10 @@ def test_a_reply_is_read_in_time_that_grows_as_its_length(read, start):
             best = min(best, time.thread_time() - begun)
         return best
 
-    for worst in WORST:
+    tags = "<think>;</think>;<think></think>; </think>x\n;x <think>;```\n</think>"
+    headers = "<|channel|>;<|message|>;<|end|><|start|>"
+    fences = "\n; \n;`;- ;1. ;~;<;``` ` ;```bash\n;   ```bash\n   x\n;~~~\n```\n"
+    for worst in f"{tags};{headers};{fences}".split(";"):
         assert seconds(worst, 128_000) < 10 * seconds(worst, 32_000) + 0.005, worst
 
 
@@ -976,7 +1000,7 @@ class PythonToo(BasicLoopAgent):
 
     async def _execute(self, script: str, environment: Any) -> str:
         # Also what JSON cannot hold: it would cost the whole job its results.
-        self._conversation.metadata |= {"judge": 0.5, "by": Path("me")}
+        self._conversation.metadata |= {"judge": 0.5, "by": Path("me"), "cut": "\ud83d"}
         return (await super()._execute(script, environment)).splitlines()[-1]
 
 
@@ -989,7 +1013,7 @@ def test_a_subclass_runs_another_language_cuts_output_and_keeps_a_verdict(bench,
     assert did.view.steps[0].message == PythonToo.protocol.replace("{seconds}", "120")
     assert did.told == ["last"]
     assert "first" not in did.fake.prompt_text(1)
-    assert (did.metadata["judge"], did.metadata["by"]) == (0.5, "me")
+    assert [did.metadata[name] for name in ("judge", "by", "cut")] == [0.5, "me", "\ufffd"]
     assert did.stop_reason == ("error" if raises else "completed")
 
 
@@ -1004,19 +1028,14 @@ def changed_copy(*changes: tuple[str, str]) -> type[BasicLoopAgent]:
     return module.BasicLoopAgent
 
 
-NO_SCRIPT = """\
-            if turn.script is None:
-                return StopReason.COMPLETED
-"""
-OVER = 'if "OVER" in turn.content:\n    return StopReason.OVER\n'
-RECIPE = re.search(r"(?s)A bounded reminder:\n\n```python\n(.*?)```", README)[1]
-
-
 @pytest.mark.parametrize(("last", "stop_reason"), [("last", "completed"), ("OVER", "over")])
 def test_a_copy_that_reminds_the_model_or_ends_its_own_way_records_it(bench, last, stop_reason):
     member = '    ERROR = "error"'
-    recipe = textwrap.indent(OVER + RECIPE, " " * 12)
-    copied = changed_copy((NO_SCRIPT, recipe), (member, f'{member}\n    OVER = "over"'))
+    no_script = "if turn.script is None:\n                return StopReason.COMPLETED\n"
+    over = 'if "OVER" in turn.content:\n    return StopReason.OVER\n'
+    recipe = re.search(r"(?s)A bounded reminder:\n\n```python\n(.*?)```", README)[1]
+    recipe = textwrap.indent(over + recipe, " " * 12).lstrip()
+    copied = changed_copy((no_script, recipe), (member, f'{member}\n    OVER = "over"'))
     did = bench.tinker("hm", bash("ls"), "so?", last, max_turns=9, agent_class=copied)
     told = ("user", "No bash block: are you done?")
     said = [("agent", text) for text in ("hm", bash("ls"), "so?", last)]
@@ -1066,9 +1085,6 @@ def with_program(folder: Path, name: str, text: str) -> ShellEnvironment:
     return ShellEnvironment(PATH=f"{program.parent}:{os.environ['PATH']}")
 
 
-OWN_OUTPUT = "{/dev/shm,/tmp}/basic-loop-$BASIC_LOOP_SCRIPT"
-
-
 def own_seconds() -> str:
     """A time that no other process on the machine sleeps."""
     return f"6{uuid4().int % 10**9}"
@@ -1112,14 +1128,19 @@ def test_output_of_any_bytes_comes_through_cut_to_its_head_and_tail(bench):
 
 
 @pytest.mark.parametrize(
-    "flood", ["yes", "yes >&2", "trap '' PIPE; while :; do echo xxxxxxxxxxxxxxxxxxxxxxxxx; done"]
+    "flood",
+    [
+        "yes",
+        "yes | tr '\\n' y >&2",
+        "trap '' PIPE; while :; do echo xxxxxxxxxxxxxxxxxxxxxxxxx; done",
+    ],
 )
 def test_a_flood_is_ended_and_the_model_told(bench, flood):
     environment = ShellEnvironment()
     text = bench.shell(f"echo first; {flood}", environment, max_output_chars=1000)
     assert environment.left == []
     assert text.startswith("Exit code: 137\nOutput:\nfirst\n")
-    assert text.endswith("[ended: it wrote more than 4000000 bytes]")
+    assert text.endswith("\n[ended: it wrote more than 4000000 bytes]")
     assert "bytes left out" in text
     assert len(environment.outputs[-1]) < 2000
 
@@ -1231,7 +1252,8 @@ def test_the_agents_limit_comes_before_the_environments_own(bench):
 @pytest.mark.parametrize("ending", ["cancelled", "rollout_timeout"])
 def test_a_script_that_traps_what_runs_it_goes_with_its_trial(bench, ending):
     own, passed = own_seconds(), []
-    trap = f"sleep 0.1; for f in {OWN_OUTPUT}; do rm $f && ln -s /dev/zero $f; done"
+    files = "{/dev/shm,/tmp}/basic-loop-$BASIC_LOOP_SCRIPT"
+    trap = f"sleep 0.1; for f in {files}; do rm $f && ln -s /dev/zero $f; done"
     reply = bash(f"setsid sleep {own} & {trap}; sleep {own}")
     options = {"max_turns": 2, "max_seconds": 3000, "command_timeout_sec": 7000}
     did = bench.prepare(reply, environment=ShellEnvironment(), **options)
@@ -1368,7 +1390,15 @@ def test_a_reply_that_no_tokenizer_reads_is_no_answer(bench, tokenizer_dir):
     assert did.scripts == []
 
 
-def test_an_error_is_raised_unchanged_and_hidden_by_no_other(bench, monkeypatch):
+def test_an_error_is_raised_unchanged_and_hidden_by_no_other(bench, tmp_path, monkeypatch):
+    # An earlier step's answer is not left where no client came about.
+    (bench.logs_dir / "completion.txt").write_text("earlier")
+    did = bench.tinker(model_path="tinker://missing", raises=tinker.APIStatusError)
+    assert (did.stop_reason, did.completion) == ("error", "")
+    # A log folder that cannot be written leaves the context whole.
+    (tmp_path / "file").write_text("")
+    did = bench.tinker("hello", logs_dir=tmp_path / "file" / "logs", raises=NotADirectoryError)
+    assert did.turns == did.fake.returned
     gone = RuntimeError("container is gone")
     did = bench.prepare(bash("x"), max_turns=2, environment=ScriptedEnvironment(gone))
     with pytest.raises(RuntimeError) as raised:
@@ -1425,12 +1455,6 @@ def test_what_a_command_puts_at_a_files_name_is_no_trap(bench, tmp_path, name, t
     assert did.completion == did.view.steps[-1].message == "hello"
     assert (place.is_file(), place.is_symlink()) == (True, False)
     assert victim.read_text() == "precious"
-
-
-def test_a_log_folder_that_cannot_be_written_leaves_the_context_whole(bench, tmp_path):
-    (tmp_path / "file").write_text("")
-    did = bench.tinker("hello", logs_dir=tmp_path / "file" / "logs", raises=NotADirectoryError)
-    assert did.turns == did.fake.returned
 
 
 @pytest.mark.parametrize("logprob", [math.nan, math.inf, -math.inf, None])
@@ -1492,8 +1516,6 @@ async def stopped_after(n_steps: int, did: Run) -> None:
 
 # Exact conversations.
 
-ODD_SPACE = "\n\n \t hm \n"
-
 
 def datums(turns: list[tuple[list[int], list[int], list[float]]]) -> list[Any]:
     record = [basic_loop_agent.Turn(**dict(zip(IDS, turn, strict=True))) for turn in turns]
@@ -1502,10 +1524,10 @@ def datums(turns: list[tuple[list[int], list[int], list[float]]]) -> list[Any]:
 
 
 def test_a_prompt_is_the_last_prompt_its_reply_and_the_templates_tail(bench, model):
-    rng = random.Random(model.name)
-    texts = [rng.choice([ODD_SPACE, "", "\n"]) + bash(f"echo {rng.random()}") for _ in range(6)]
+    rng, odd_space = random.Random(model.name), "\n\n \t hm \n"
+    texts = [rng.choice([odd_space, "", "\n"]) + bash(f"echo {rng.random()}") for _ in range(6)]
     replies = [model.encode_oddly(model.reply(text)) + model.stop for text in texts]
-    options = {"max_turns": 6, "max_tokens": 4096, "environment": printing(f"{ODD_SPACE}out\n")}
+    options = {"max_turns": 6, "max_tokens": 4096, "environment": printing(f"{odd_space}out\n")}
     did = bench.tinker(*(Sampled(tokens=tokens) for tokens in replies), **options, **model.options)
     returned = did.fake.returned
     assert did.turns == returned
@@ -1654,9 +1676,8 @@ def test_any_client_of_harbors_kind_works_in_the_loop(bench):
 def test_the_module_loads_no_model_library():
     code = "import basic_loop_agent, sys; "
     code += "print({'torch', 'transformers', 'tinker', 'litellm'} & set(sys.modules))"
-    command = [sys.executable, "-c", code]
-    loaded = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    assert loaded.stdout.strip() == "set()"
+    loaded = subprocess.check_output([sys.executable, "-c", code], cwd=ROOT, text=True)
+    assert loaded.strip() == "set()"
 
 
 def test_a_configuration_has_one_client_per_event_loop_and_all_one_session(bench, tmp_path):
@@ -1749,7 +1770,9 @@ def test_trials_go_on_in_a_new_session_when_theirs_is_over(bench, tmp_path, stat
         first = ends_the_session if number == 3 else ExecResult(return_code=0)
         environment = ScriptedEnvironment(first, ExecResult(return_code=0))
         dids.append(Run(one, environment, AgentContext()))
-    asyncio.run(together(*(did.go(f"task {number}") for number, did in enumerate(dids))))
+    with asyncio.Runner() as runner:
+        runner.run(together(*(did.go(f"task {number}") for number, did in enumerate(dids))))
+        loop = weakref.ref(runner.get_loop())
     # Nor do they mix, two of which share a client.
     for number, did in enumerate(dids):
         assert (did.stop_reason, did.metadata["n_prefix_breaks"]) == ("max_turns", 0)
@@ -1759,6 +1782,8 @@ def test_trials_go_on_in_a_new_session_when_theirs_is_over(bench, tmp_path, stat
     assert [service.closed for service in fake.services] == [True, False]
     # A new checkpoint meets an ended session, too.
     fake.end_sessions(status)
+    gc.collect()
+    assert loop() is None
     run(bench.agent(model_path="tinker://run/sampler_weights/2"))
     # One that does not exist fails its trial, and leaves the session to the others.
     for _ in range(3):
@@ -1834,8 +1859,6 @@ def test_event_loops_in_threads_share_tokenizer_and_session(bench, tmp_path, mon
 
 
 # The options and the keys.
-
-AT_LEAST_ONE = ("max_tokens", "max_turns", "max_seconds", "command_timeout_sec", "max_output_chars")
 
 
 @pytest.mark.parametrize(
