@@ -627,6 +627,7 @@ def test_a_reply_cut_off_anywhere_neither_shows_thinking_nor_loses_the_answer(be
         ("cat <<E\n<think>\n</think>\nE", None, "cat <<E\n<think>\n</think>\nE", None),
         (f"<think>a</think>{bash('# x\n</think>')}", "a", bash("# x\n</think>"), "# x\n</think>\n"),
         # Headers may stand on lines of their own; a call of a tool is no answer.
+        ("<|channel|>final<|message|>a<|message|>b", None, "a<|message|>b", None),
         (f"\n{HM}<|end|>\n<|start|>assistant<|channel|>final<|message|>hi", "hm", "hi", None),
         (f"{HM}<|call|><|channel|>commentary\nto=x<|message|>{bash('rm')}", "hm", "", None),
         # What the server calls reasoning is all of it.
@@ -1359,7 +1360,7 @@ def test_only_an_error_in_the_request_itself_is_a_full_context(bench):
 
     full = ["Context length 9", "context_length_exceeded", "maximum context", "token limit"]
     for message in [*full, "prompt is too long"]:
-        for error in (refused(400, message), failed(message, "user")):
+        for error in (refused(400, message), refused(422, message), failed(message, "user")):
             assert bench.tinker(error).stop_reason == "context_overflow"
     others = [failed("too long", "server"), failed("token limit", "unknown")]
     others += [refused(503, "too long"), refused(400, "no such model"), RuntimeError("too long")]
