@@ -1055,8 +1055,7 @@ class ExactPrompts:
 
         What is behind `start` begins with the stop token, which is not repeated. All is rendered
         from the messages where that cannot be trusted: in the first turn, after an edit of the
-        history, after a reply that has no stop token or another than the template's, and where the
-        template changed its mind.
+        history, and after a reply that has no stop token or another than the template's.
         """
         if goes_on_from:
             has_system = self.reads_system and messages[0]["role"] == "system"
@@ -1071,9 +1070,13 @@ class ExactPrompts:
             start = self._starts[key]
             probe = await self.render([*system, *_PROBE, messages[-1]])
             tail = probe[len(start) :]
+            if probe[: len(start)] != start:
+                # The template has changed its mind, as one does at midnight that shows the date.
+                self._starts.pop(key, None)
+                tail = []
             # Inkling's template closes the message before it stops.
             for n in (1, 2):
-                if goes_on_from[-n:] == tail[:n] and probe[: len(start)] == start:
+                if goes_on_from[-n:] == tail[:n]:
                     return goes_on_from + tail[n:]
         return await self.render(messages)
 

@@ -867,17 +867,17 @@ def test_two_conversations_on_vllm_do_not_mix_and_a_cut_off_reply_keeps_its_ids(
 
 
 def test_a_prompt_on_vllm_is_no_probe_and_a_full_context_ends_the_loop(vllm, monkeypatch):
-    # The template's text before a reply changes, as with a date, right before a stop token.
-    rendered, days = vllm.model.rendered, itertools.count()
+    # The template shows the date, right before a stop token: midnight is in the third turn.
+    rendered, days = vllm.model.rendered, iter([20] * 5 + [21] * 99)
 
     def dated(messages: list[dict]) -> list[int]:
         return rendered([{"role": "system", "content": f"It is {next(days)}"}, *messages])
 
     monkeypatch.setattr(vllm.model, "rendered", dated)
-    vllm.script = [COMMAND, COMMAND, 400]
-    (context,) = vllm.at_once({})
-    assert context.metadata["stop_reason"] == "context_overflow"
-    assert context.metadata["n_prefix_breaks"] == 1
+    vllm.script = [COMMAND, COMMAND, COMMAND, COMMAND, 400]
+    (context,) = vllm.at_once({"max_turns": 9})
+    counts = [context.metadata[name] for name in ("stop_reason", "n_episodes", "n_prefix_breaks")]
+    assert counts == ["context_overflow", 4, 1]
     for prompt, _, _ in vllm.returned:
         assert "assistant\nb<|im_end|>" not in vllm.model.tokenizer.decode(prompt)
 
