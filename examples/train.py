@@ -37,7 +37,13 @@ from tinker_cookbook.rl.metrics import compute_kl_sample_train
 from tinker_cookbook.rl.types import TrajectoryGroup
 from tinker_cookbook.utils.ml_log import setup_logging
 
-from basic_loop_agent import Trajectory, to_tinker, trial_to_trajectory, use_service
+from basic_loop_agent import (
+    Trajectory,
+    to_tinker,
+    trial_to_trajectory,
+    use_service,
+    write_file,
+)
 
 # How long Tinker keeps what a step saves; the final checkpoint stays for good.
 WEEK_SEC = 7 * 24 * 3600
@@ -260,13 +266,6 @@ def client_of(created: Any) -> tinker.TrainingClient:
     return created.result() if hasattr(created, "result") else created
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write a file such that a kill leaves the old one or the new one. Raises OSError."""
-    new = path.with_name(f"{path.name}.new")
-    new.write_text(text)
-    os.replace(new, path)
-
-
 def main(argv: list[str] | None = None) -> None:
     """Train, or go on training. Raises SystemExit, and what the SDK and Harbor raise."""
     args = parse_arguments(argv)
@@ -281,7 +280,7 @@ def main(argv: list[str] | None = None) -> None:
     if metrics_file.exists():
         # But for the line of a step whose progress was not written: that step is done again.
         lines = metrics_file.read_text().splitlines(keepends=True)
-        write_whole(metrics_file, "".join(lines[: progress["step"]]))
+        write_file(metrics_file, "".join(lines[: progress["step"]]))
     logger = setup_logging(
         args.log_dir,
         wandb_project=os.environ.get("WANDB_PROJECT"),
@@ -299,7 +298,8 @@ def main(argv: list[str] | None = None) -> None:
             metrics = run_step(step, training, args, runner)
             state = training.save_state(f"{step:04}", ttl_seconds=WEEK_SEC).result()
             logger.log_metrics(metrics, step=step)
-            write_whole(progress_file, json.dumps({"step": step + 1, "state": state.path}))
+            # By rename: a kill leaves the old file or the new one.
+            write_file(progress_file, json.dumps({"step": step + 1, "state": state.path}))
             if args.plot:
                 from plot import draw
 
