@@ -1251,13 +1251,14 @@ class TinkerMixin(ExactPrompts):
 
 def check_tinker_key(settings: Mapping[str, str]) -> None:
     """Raise ValueError where the Tinker SDK would find no key."""
-    key = settings.get("TINKER_API_KEY")
-    # From 0.38 on it may also be stored, or printed by a command.
-    with contextlib.suppress(ImportError):
-        from tinker.auth import tinker_has_credentials
+    has_key = settings.get("TINKER_API_KEY") or _given_service is not None
+    if not has_key:
+        # From 0.38 on it may also be stored, or printed by a command.
+        with contextlib.suppress(ImportError):
+            from tinker.auth import tinker_has_credentials
 
-        key = key or tinker_has_credentials()
-    if not key and _given_service is None:
+            has_key = tinker_has_credentials()
+    if not has_key:
         raise ValueError("no API key for Tinker: set TINKER_API_KEY")
 
 
