@@ -816,7 +816,7 @@ class Conversation(Chat):
             # From Harbor's own TinkerLLM (to 0.24), if `_build_llm` returns that.
             thinking = "".join(part.get("thinking", "") for part in turn.content)
             answer = "".join(part.get("text", "") for part in turn.content)
-            turn.content = f"<think>{thinking}</think>{answer}"
+            turn.content = f"<think>{thinking}</think>{answer}" if thinking else answer
         turn.content = valid_text(turn.content)
         # A lone surrogate would fail the next call.
         self.messages[-1]["content"] = turn.content
@@ -1377,7 +1377,7 @@ class LiteLLMMixin(ExactPrompts):
         self,
         **body: Any,
     ) -> dict:
-        # vLLM's POST /tokenize: tokens, token_strs, max_model_len. Raises after three attempts.
+        # vLLM's POST /tokenize: tokens, token_strs, max_model_len. Raises after six attempts.
         body |= {"model": self._canonical_model_name, "return_token_strs": True}
         return await self._server.post(
             "/tokenize",

@@ -1668,14 +1668,25 @@ def test_any_client_of_harbors_kind_works_in_the_loop(bench):
     assert (did.context.n_input_tokens, did.context.cost_usd) == (2, None)
     assert did.view.steps[2].reasoning_content == "a"
     assert client.call.await_args.kwargs["prompt"] == "Exit code: 0\nOutput:\nout"
+    # Harbor's TinkerLLM (to 0.24) gives parts; what has no thinking gets no tags of it.
+    parts = [{"type": "text", "text": bash("ls")}]
+    thought = [{"type": "thinking", "thinking": "a"}, *parts]
+    replies = [LLMResponse(content=content, usage=usage) for content in (thought, parts)]
+    client.call = unittest.mock.AsyncMock(side_effect=[*replies, cut])
+    did = run(bench.agent(Own, max_turns=3))
+    assert [step.reasoning_content for step in did.view.steps[2:4]] == ["a", None]
+    said = [message["content"] for message in did.agent._conversation.messages[2:5:2]]
+    assert said == [f"<think>a</think>{bash('ls')}", bash("ls")]
     # Harbor's, as Harbor makes it.
     requests, client = bench.api(bash("ls"), "done"), LiteLLM(model_name="openai/mock")
     did = run(bench.agent(Own, max_turns=3, model_client="litellm"))
     assert (did.stop_reason, did.completion, len(requests)) == ("completed", "done", 2)
 
 
-def test_the_module_loads_no_model_library():
+def test_neither_the_module_nor_the_check_of_a_given_key_loads_a_model_library():
+    # In a trial's event loop that would take seconds.
     code = "import basic_loop_agent, sys; "
+    code += "basic_loop_agent.check_tinker_key({'TINKER_API_KEY': 'k'}); "
     code += "print({'torch', 'transformers', 'tinker', 'litellm'} & set(sys.modules))"
     loaded = subprocess.check_output([sys.executable, "-c", code], cwd=ROOT, text=True)
     assert loaded.strip() == "set()"
