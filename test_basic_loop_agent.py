@@ -1053,6 +1053,11 @@ def test_a_default_stands_in_one_place_and_the_constructor_shows_it(bench):
     assert bench.agent(copied, max_tokens=5).options.max_tokens == 5
     assert bench.agent(copied).options.max_tokens == 77
     assert inspect.signature(copied.__init__).parameters["max_tokens"].default == 77
+    # An option of a subclass's own is one, too.
+    options = type("Options", (BasicLoopOptions,), {"__annotations__": {"judge": str}, "judge": ""})
+    own = type("Own", (BasicLoopAgent,), {"options_model": options})
+    with pytest.raises(ValueError, match="llm_kwargs holds judge"):
+        bench.agent(own, model_client="litellm", llm_kwargs={"judge": "x"})
     parameters = inspect.signature(BasicLoopAgent.__init__).parameters
     assert {"self", "model_name", *BasicLoopOptions.__annotations__} <= parameters.keys()
 
@@ -1407,6 +1412,11 @@ def test_an_error_is_raised_unchanged_and_hidden_by_no_other(bench, tmp_path, mo
     assert raised.value is gone
     assert did.turns == did.fake.returned
     assert (did.stop_reason, did.completion) == ("error", bash("x"))
+    # What cannot be put in its place is not left beside it.
+    full = unittest.mock.Mock(side_effect=OSError("no space left"))
+    with unittest.mock.patch.object(Path, "replace", full), pytest.raises(RuntimeError):
+        asyncio.run(did.go())
+    assert not list(did.agent.logs_dir.glob("completion.txt.*"))
     # Nor while the record is written.
     monkeypatch.setattr(AgentContext, "__setattr__", lambda *args: {}["KeyError"])
     with pytest.raises(RuntimeError, match="container is gone"):
@@ -1792,6 +1802,8 @@ def test_trials_go_on_in_a_new_session_when_theirs_is_over(bench, tmp_path, stat
         assert re.findall(r"task \d", prompt) == [f"task {number}"]
     assert sum(len(did.turns) for did in dids) == len(fake.returned) == 12
     assert [service.closed for service in fake.services] == [True, False]
+    # Two clients, each opened once in either session.
+    assert len(fake.samplers) == 4
     # A new checkpoint meets an ended session, too.
     fake.end_sessions(status)
     gc.collect()
@@ -1949,6 +1961,8 @@ def test_keys_and_urls_are_the_agents_or_the_processs_and_stay_unseen(bench, mon
         ({"extra_env": {"OPENAI_API_BASE": "http://rllm"}}, "key-process", "http://rllm"),
         ({"extra_env": own, "api_base": "http://x"}, "key-own", "http://x"),
         ({"extra_env": own, "llm_kwargs": {"api_key": "key-kwargs"}}, "key-kwargs", "http://own"),
+        # A name without its provider.
+        ({"extra_env": own, "model_name": "gpt-4o"}, "key-own", "http://own"),
     ):
         did = bench.lite("hello", **options)
         assert (did.fake[-1]["api_key"], did.fake[-1]["api_base"]) == (key, url)
