@@ -3,13 +3,15 @@
     harbor run ... --agent basic_loop_agent:BasicLoopAgent -m Qwen/Qwen3-8B \
       --ak model_path=tinker://...
 
-From top to bottom: the options, the record of a turn, the agent (`_converse` is its loop), the
-commands, the conversation, what a trial leaves, the model clients, their cache, training data.
+One model, one conversation, one script a turn. There is no compaction of long conversations, no
+native tool calls, no commands side by side: for these write your own loop in `_converse`.
+
+From top to bottom: the options, the record of a turn, the agent with its loop, the commands, the
+conversation, what a reply says, the three model clients, their cache, training data.
 """
 
 import asyncio
 import base64
-import concurrent.futures
 import contextlib
 import functools
 import importlib.util
@@ -21,16 +23,16 @@ import os
 import re
 import shlex
 import threading
-from collections import ChainMap, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import time
+from collections import ChainMap
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 from uuid import uuid4
-from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from harbor.agents.base import BaseAgent
 from harbor.environments.base import BaseEnvironment
@@ -40,126 +42,89 @@ from harbor.models import trajectories as atif
 from harbor.models.agent.context import AgentContext
 from harbor.models.metric import UsageInfo
 from harbor.models.trial.result import TrialResult
-from pydantic import (
-    BaseModel,
-    Field,
-    NonNegativeFloat,
-    PositiveFloat,
-    PositiveInt,
-    model_validator,
-)
+from markdown_it import MarkdownIt
+from pydantic import BaseModel, Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
 try:
     # Harbor 0.23 and later: BaseAgent parses the options, and does so before any trial starts.
+    from harbor.agents.capabilities import AgentCapabilities
     from harbor.agents.options import AgentOptions
 except ImportError:
-    AgentOptions = BaseModel
 
-__version__ = "0.5.0"
+    class AgentOptions(BaseModel):
+        """Nothing of Harbor's own."""
 
-# Options that no client sees: trials that differ only in these share one.
-_OF_THE_LOOP = {
-    "command_timeout_sec",
-    "max_output_chars",
-    "max_seconds",
-    "max_turns",
-    "rerender_history",
-    "session_id",
-    "system_prompt",
-}
+    AgentCapabilities = AgentOptions
 
-# What Tinker takes in `llm_kwargs`: TinkerLLM's other arguments, and one of the sampling client's.
-_TINKER_KWARGS = ("context_limit", "record_stability_info", "seed", "top_k", "top_p")
+__version__ = "0.6.0"
 
 
 class BasicLoopOptions(
     AgentOptions,
     extra="forbid",
+    allow_inf_nan=False,
     coerce_numbers_to_str=True,
     hide_input_in_errors=True,
-    allow_inf_nan=False,
+    use_attribute_docstrings=True,
 ):
     """What `--ak key=value` accepts: the one place where an option and its default stand.
 
     Neither an error nor `repr` shows `llm_kwargs`, for it may hold an API key.
     """
 
-    model_path: str | None = Field(
-        None,
-        pattern="^tinker://",
-        description="Tinker checkpoint to sample, tinker://...; default: the base model.",
-    )
-    renderer_name: str | None = Field(
-        None, description="tinker-cookbook renderer; default: the one recommended for the model."
-    )
-    max_tokens: PositiveInt = Field(
-        512, description="Most tokens that one model call may sample, thinking included."
-    )
-    temperature: NonNegativeFloat | None = Field(
-        1.0, description="Sampling temperature; null leaves it to the client."
-    )
-    max_turns: PositiveInt = Field(
-        1, description="Most model calls; above 1, the bash blocks of a reply are run."
-    )
-    max_seconds: PositiveFloat | None = Field(
-        None, description="Seconds after which the loop ends, and the trial is scored."
-    )
-    system_prompt: str | None = Field(
-        None, description="System message, verbatim; default: the protocol if max_turns > 1."
-    )
-    model_client: Literal["tinker", "litellm"] = Field(
-        "tinker", description="Harbor's TinkerLLM, or its LiteLLM for API models and servers."
-    )
-    api_base: str | None = Field(
-        None, description="Base URL of the model's server; default: the client's own."
-    )
-    llm_kwargs: dict[str, Any] | None = Field(
-        None,
-        repr=False,
-        description="More arguments of the client: top_p, seed, ...",
-    )
-    collect_rollout_details: bool | None = Field(
-        None, description="Record token ids; default: with the Tinker client only."
-    )
-    rerender_history: bool = Field(
-        False, description="Render the history anew each turn, as the template would."
-    )
-    session_id: str | None = Field(
-        None, description="LiteLLM: sent as X-Session-ID, for routers; default: the trial's."
-    )
-    command_timeout_sec: PositiveInt = Field(
-        120, description="Seconds after which a reply's commands are ended."
-    )
-    max_output_chars: PositiveInt = Field(
-        10_000, description="Most command output that the model sees, in bytes."
-    )
+    model_path: str | None = Field(None, pattern="^tinker://")
+    """Tinker checkpoint to sample, tinker://...; default: the base model."""
+    renderer_name: str | None = None
+    """tinker-cookbook renderer; default: the one recommended for the model."""
+    max_tokens: PositiveInt = 512
+    """Most tokens that one model call may sample, thinking included."""
+    temperature: NonNegativeFloat | None = 1.0
+    """Sampling temperature; null leaves it to the client."""
+    max_turns: PositiveInt = 1
+    """Most model calls; above 1, the bash blocks of a reply are run."""
+    max_seconds: PositiveFloat | None = None
+    """Seconds after which the loop ends, and the trial is scored."""
+    system_prompt: str | None = None
+    """System message, verbatim; default: the protocol if max_turns > 1."""
+    model_client: Literal["tinker", "litellm"] = "tinker"
+    """Tinker, or litellm for API models and servers."""
+    api_base: str | None = None
+    """Base URL of the model's server; default: the client's own."""
+    llm_kwargs: dict | None = Field(None, repr=False)
+    """More arguments of the client: top_p, seed, ..."""
+    collect_rollout_details: bool | None = None
+    """Record token ids; default: with the Tinker client only."""
+    context_limit: PositiveInt | None = None
+    """Most tokens of a conversation; default: the server's, Tinker 32,000."""
+    rerender_history: bool = False
+    """Render the history anew each turn, as the template would."""
+    interleaved_thinking: bool = False
+    """Send a chat reply's reasoning back with the history, as reasoning_content."""
+    session_id: str | None = None
+    """Sent with each request, for routers; default: the trial's."""
+    session_id_headers: list[str] = ["X-Session-ID"]
+    """The headers that carry the session id."""
+    command_timeout_sec: PositiveInt = 120
+    """Seconds after which a reply's commands are ended."""
+    max_output_chars: PositiveInt = 10_000
+    """Most command output that the model sees, in bytes."""
 
     @model_validator(mode="after")
     def _fits_the_client(self) -> Self:
-        # Refuses what the client cannot do, and fills in the one default that depends on it.
+        # Refuses what would be ignored in silence, and fills in the default that depends on it.
         is_tinker = self.model_client == "tinker"
-        given = set(self.llm_kwargs or {})
-        # What Harbor 0.25 adds, such as reasoning_effort, older ones take in llm_kwargs.
-        own = type(self).model_fields.keys() - AgentOptions.model_fields
-        taken = given & {*own, "model_name"}
-        unknown = given.difference(_TINKER_KWARGS)
-        has_tinker = all(map(importlib.util.find_spec, ("tinker", "tinker_cookbook")))
-        wrong = {
-            f"llm_kwargs holds {', '.join(taken)}: use the option of that name instead": taken,
-            "model_path and renderer_name are for tinker: drop them, or set model_client=tinker": (
-                not is_tinker and (self.model_path or self.renderer_name)
-            ),
-            "the Tinker packages are missing: run `pip install 'harbor[tinker]'`, or set "
-            "model_client=litellm": is_tinker and not has_tinker,
-            f"llm_kwargs: Tinker takes no {', '.join(unknown)}; it takes "
-            f"{', '.join(_TINKER_KWARGS)}": is_tinker and unknown,
-            "reasoning_effort is for litellm; for tinker name a renderer": (
-                is_tinker and getattr(self, "reasoning_effort", None)
-            ),
-        }
-        for what_to_do, is_wrong in wrong.items():
-            if is_wrong:
-                raise ValueError(what_to_do)
+        taken = {*type(self).model_fields, "model_name"}.intersection(self.llm_kwargs or {})
+        if taken:
+            raise ValueError(f"llm_kwargs holds {', '.join(taken)}: use the option of that name")
+        if not is_tinker and (self.model_path or self.renderer_name):
+            raise ValueError(
+                "model_path and renderer_name are for tinker: drop them, or set model_client=tinker"
+            )
+        if is_tinker and not all(map(importlib.util.find_spec, ("tinker", "tinker_cookbook"))):
+            raise ValueError(
+                "the Tinker packages are missing: run `pip install 'harbor[tinker]'`, or set "
+                "model_client=litellm"
+            )
         if self.collect_rollout_details is None:
             self.collect_rollout_details = is_tinker
         return self
@@ -169,14 +134,14 @@ class StopReason(StrEnum):
     """Why a run ended, under the names of `tinker_cookbook.rl.types.StopReason` where it has them.
 
     A single-step trial is scored after all but ERROR and Ctrl-C. In a multi-step task Harbor scores
-    a step that ended in ERROR, too: no reward of such a trial is one (see `trial_to_trajectory`).
+    a step that ended in ERROR, too: such a trial is no training data (see `trial_to_trajectory`).
     """
 
     # The reply holds no command, or was the one completion asked for.
     COMPLETED = "completed"
     # `max_turns` model calls were made; the commands of the last reply were still run.
     MAX_TURNS = "max_turns"
-    # The reply was cut off, at `max_tokens` or the end of the context; nothing in it was run.
+    # The reply was cut off: at `max_tokens`, the end of the context, or by the server.
     MAX_TOKENS = "max_tokens"
     # The conversation left no room in the context window for a reply.
     CONTEXT_OVERFLOW = "context_overflow"
@@ -190,38 +155,49 @@ class StopReason(StrEnum):
 
 @dataclass
 class Turn(LLMResponse):
-    """One model call, exactly as sampled, and what came of it: a trial's record is made of these.
+    """One model call, exactly as sampled: a trial's record is made of these.
 
     `content` is the answer, `reasoning_content` the thinking before it. `prompt_token_ids` has
-    shape [n_prompt], earlier turns included; `completion_token_ids` and `logprobs` (natural, under
-    the policy that sampled) have shape [n_completion], the stop token included; None if not asked
-    for, or not given. `extra` is what else the client has of a turn, by name (Tinker: sequence_id).
-    A cost of 0.0 dollars means unknown.
+    shape [n_prompt], earlier turns included; `completion_token_ids` and `logprobs` (natural) have
+    shape [n_completion], the stop token included; None if not given. Tinker's
+    logprobs are those of the policy that sampled; vLLM's are the raw model's, before temperature
+    and top_p, unless it runs with --logprobs-mode processed_logprobs. `extra` is what else the
+    client has of a turn, by name (Tinker: sequence_id; vLLM: routed_experts). A cost of 0.0 dollars
+    means unknown.
 
     A turn that was read back from a trial's result has ids, logprobs and `extra` only.
     """
 
     content: str = ""
-    # Whether the reply ended for its length.
+    # Whether the reply is not whole; nothing in it is run.
     cut_off: bool = False
     # Whether the prompt does not begin with the last turn's prompt and completion.
     breaks_prefix: bool = False
-    # What the reply asked to run, and what the model was told after it.
-    script: str | None = None
-    told: list[str] = field(default_factory=list)
-    timestamp: str | None = None
 
     @property
     def is_trainable(self) -> bool:
-        """Whether ids and logprobs are there, of one length, and finite (a policy may diverge)."""
+        """Whether ids and logprobs are there, of one length, and finite (a policy may diverge).
+
+        vLLM writes -9999.0 for a logprob that it does not have.
+        """
         logprobs = self.logprobs or []
         return (
             bool(self.prompt_token_ids)
             and self.completion_token_ids is not None
             and len(self.completion_token_ids) == len(logprobs)
-            and None not in logprobs
+            and not {None, -9999.0}.intersection(logprobs)
             and all(map(math.isfinite, logprobs))
         )
+
+
+# Prints each skill's place, and its frontmatter: its name and what it is for.
+_LIST_SKILLS = """\
+cd -- {} || exit
+for file in */SKILL.md; do
+  [ -f "$file" ] && printf '\\n%s\\n' "$PWD/$file" || continue
+  sed -n '1!{{/^---/q;p;}}' "$file" | head -c 2000
+done
+"""
 
 
 class BasicLoopAgent(BaseAgent):
@@ -234,25 +210,11 @@ class BasicLoopAgent(BaseAgent):
     Takes the options of `BasicLoopOptions` by keyword, and raises ValueError for a bad one.
     """
 
-    options_model: ClassVar[type[BasicLoopOptions]] = BasicLoopOptions
-    with contextlib.suppress(ImportError):
-        # Harbor 0.23 and later; base_url and reasoning_effort are new in 0.25.
-        from harbor.agents.capabilities import AgentCapabilities
-
-        capabilities = AgentCapabilities(
-            **dict.fromkeys(
-                {"atif", "resume", "base_url", "reasoning_effort"}
-                & AgentCapabilities.model_fields.keys(),
-                True,
-            )
-        )
-        # Harbor 0.25: takes --base-url.
-        from harbor.agents.agent_auth_resolution import ModelConnectionSpec
-
-        MODEL_CONNECTION = ModelConnectionSpec()
-
-    # The client, from `setup` or the first `sample` on.
-    _llm: Any = None
+    options_model = BasicLoopOptions
+    # Unchecked, for Harbor 0.23 does not know the last two.
+    capabilities = AgentCapabilities.model_construct(
+        atif=True, resume=True, load_atif_trajectory=True, skills=True, mcp_servers=True
+    )
 
     # What the model is told of the loop; {seconds} becomes the time limit of a script.
     protocol: ClassVar[str] = """\
@@ -261,27 +223,23 @@ Solve the task by running commands in its environment. Put them in fenced blocks
 message. Each script starts in a fresh shell (files stay, variables and directory do not) and has \
 {seconds} seconds. When the task is done, reply without such a block."""
 
-    def __init__(
-        self,
-        *,
-        model_name: str | None,
-        **kwargs: Any,
-    ) -> None:
+    def __init__(self, *, model_name: str | None, **kwargs: Any) -> None:
         super().__init__(model_name=model_name, **kwargs)
-        # What `--ae KEY=value` gives comes before the process's environment.
-        self._settings = ChainMap(kwargs.get("extra_env") or {}, os.environ)
-        if AgentOptions is BaseModel:
+        # `--ae KEY=value` comes before the process's environment. `jobs resume` gives what Harbor
+        # has saved, where a key is starred: sk-r****456.
+        self._given = kwargs.get("extra_env") or {}
+        usable = {name: value for name, value in self._given.items() if "****" not in value}
+        self._settings = ChainMap(usable, os.environ)
+        if not hasattr(BaseAgent, "parse_options"):
             # Harbor 0.13 to 0.22 swallows unknown arguments: here each trial parses the options.
-            of_harbor = inspect.signature(BaseAgent.__init__).parameters.keys()
-            own = kwargs.keys() - of_harbor - {"extra_env", "override_setup_timeout_sec"}
-            self.options = self.options_model(**{name: kwargs[name] for name in own})
+            of_harbor = {"extra_env", "override_setup_timeout_sec"}
+            of_harbor.update(inspect.signature(BaseAgent.__init__).parameters)
+            self.options = self.options_model(
+                **{name: value for name, value in kwargs.items() if name not in of_harbor}
+            )
 
     @classmethod
-    def preflight(
-        cls,
-        kwargs: dict | None = None,
-        env: Any = None,
-    ) -> None:
+    def preflight(cls, kwargs: dict | None = None, env: Any = None) -> None:
         """Called by Harbor 0.23 and later, before any trial, when no model is known yet."""
         if cls.parse_options(kwargs, env).model_client == "tinker":
             check_tinker_key(ChainMap(env or {}, os.environ))
@@ -293,16 +251,16 @@ message. Each script starts in a fresh shell (files stay, variables and director
     def version(self) -> str | None:
         return __version__
 
-    async def setup(
-        self,
-        environment: BaseEnvironment,
-    ) -> None:
+    async def setup(self, environment: BaseEnvironment) -> None:
         """Build the model client, outside the agent's own time: importing torch takes seconds.
 
         Raises ValueError for a model that cannot be called, and what the client raises.
         """
         if not self.model_name:
             raise ValueError("no model: name one with -m, such as -m Qwen/Qwen3-8B")
+        lost = self._given.keys() - self._settings.keys()
+        if lost:
+            raise ValueError(f"Harbor saved {', '.join(lost)} with stars: export it, then resume")
         if self.options.model_client == "tinker":
             apis = r"(anthropic|gemini|hosted_vllm|openai|openrouter)/(?!.*gpt-oss)"
             if re.match(apis, self.model_name):
@@ -311,20 +269,25 @@ message. Each script starts in a fresh shell (files stay, variables and director
         await self._shared_llm()
 
     async def run(
-        self,
-        instruction: str,
-        environment: BaseEnvironment,
-        context: AgentContext,
+        self, instruction: str, environment: BaseEnvironment, context: AgentContext
     ) -> None:
         """Solve a task in a new conversation."""
         self._conversation = Conversation(self)
-        await self.resume(instruction, environment, context)
+        await self.resume(instruction + await self._introduce(environment), environment, context)
+
+    async def load(
+        self, instruction: str, environment: BaseEnvironment, context: AgentContext
+    ) -> None:
+        """Solve a task in a conversation that goes on from the ATIF file `self.load_trajectory`.
+
+        Raises ValueError for a file of another kind. Only the new turns are recorded.
+        """
+        self._conversation = Conversation(self)
+        await self._conversation.load(self.load_trajectory)
+        await self.resume(instruction + await self._introduce(environment), environment, context)
 
     async def resume(
-        self,
-        instruction: str,
-        environment: BaseEnvironment,
-        context: AgentContext,
+        self, instruction: str, environment: BaseEnvironment, context: AgentContext
     ) -> None:
         """Go on with the conversation that `run` began. Only this call's turns are recorded.
 
@@ -332,25 +295,26 @@ message. Each script starts in a fresh shell (files stay, variables and director
         """
         conversation = self._conversation
         conversation.begin(instruction)
+        stop_reason = StopReason.CANCELLED
         try:
             async with asyncio.timeout(self.options.max_seconds) as limit:
                 stop_reason = await self._converse(conversation, environment)
-        except BaseException as error:
-            # A client may raise another error for the TimeoutError; CancelledError is no Exception.
-            is_error = isinstance(error, Exception)
-            if is_error and limit.expired():
-                stop_reason = StopReason.ROLLOUT_TIMEOUT
-            else:
-                stop_reason = StopReason.ERROR if is_error else StopReason.CANCELLED
-                with contextlib.suppress(Exception):
-                    self._record(conversation, stop_reason, context)
+        except Exception:
+            stop_reason = StopReason.ERROR
+            # A client may raise another error for the TimeoutError.
+            if not limit.expired():
                 raise
-        self._record(conversation, stop_reason, context)
+            stop_reason = StopReason.ROLLOUT_TIMEOUT
+        finally:
+            try:
+                self._record(conversation, stop_reason, context)
+            except Exception:
+                # An error of the record's, such as a full disk, hides no other.
+                if stop_reason not in (StopReason.ERROR, StopReason.CANCELLED):
+                    raise
 
     async def _converse(
-        self,
-        conversation: "Conversation",
-        environment: BaseEnvironment,
+        self, conversation: "Conversation", environment: BaseEnvironment
     ) -> StopReason:
         """The loop. The conversation records what the model says, and what `tell` tells it.
 
@@ -370,70 +334,70 @@ message. Each script starts in a fresh shell (files stay, variables and director
                 return StopReason.MAX_TOKENS
             if self.options.max_turns == 1:
                 return StopReason.COMPLETED
-            turn.script = self.script_in(turn.content)
-            if turn.script is None:
+            script = self.script_in(turn.content)
+            if script is None:
                 return StopReason.COMPLETED
 
             # Act, and observe.
-            conversation.tell(await self._execute(turn.script, environment))
+            conversation.tell(await self._execute(script, environment))
         return StopReason.MAX_TURNS
 
-    def script_in(
-        self,
-        reply: str,
-    ) -> str | None:
-        """The bash script that a reply asks to run; None if it asks for nothing."""
-        scripts = [block for language, block in fenced_blocks(reply) if language in ("bash", "sh")]
-        return "\n".join(scripts) if scripts else None
+    async def _introduce(self, environment: BaseEnvironment) -> str:
+        # The skills and MCP servers that the task brings, to be put behind the instruction.
+        told = ""
+        for server in self.mcp_servers:
+            told += f"\n\nMCP server: {server.model_dump_json(exclude_none=True)}"
+        if self.skills_dir:
+            listing = _LIST_SKILLS.format(shlex.quote(self.skills_dir))
+            listed = await self._execute(listing, environment)
+            told += f"\n\nSkills, to be read before they are used. {listed}"
+        return told and await defused(told, await self._shared_llm())
 
-    async def _execute(
-        self,
-        script: str,
-        environment: BaseEnvironment,
-    ) -> str:
+    def script_in(self, reply: str) -> str | None:
+        """The bash script that a reply asks to run; None if it asks for nothing.
+
+        A NUL, which no script can hold, stands between blocks: each has to be whole by itself.
+        """
+        blocks = [text for language, text in fenced_blocks(reply) if language in _SHELLS]
+        return "\0".join(blocks) if blocks else None
+
+    async def _execute(self, script: str, environment: BaseEnvironment) -> str:
         """Run a script in the environment, never on the host. Returns what the model is told."""
         limit = self.options.command_timeout_sec
         most = self.options.max_output_chars
         mark = uuid4().hex
-        # No argument can hold a NUL.
-        script = valid_text(script).replace("\0", "")
-        command = f"BASIC_LOOP_RUN={mark} " + in_bash(mark, str(most), script)
+        runs = in_bash(f"run {mark} {most} {limit}", valid_text(script))
+        command = f"BASIC_LOOP_RUN={mark} {runs}"
         # Modal takes 65,536 bytes of arguments, and some environments quote the command once more.
-        if len(shlex.quote(command).encode()) > 65_000:
+        if len(shlex.quote(command)) > 65_000:
             return "Not run: the script is too long. Split it into smaller ones."
-        # Past its own limit Docker's exec raises RuntimeError: ours comes first.
-        running = asyncio.ensure_future(environment.exec(command, timeout_sec=limit + 60))
+        texts = None
         try:
-            _, late = await asyncio.wait([running], timeout=limit)
-            if late:
-                # What runs the script goes on, and hands over the output so far.
-                await end_processes(environment, "BASIC_LOOP_SCRIPT", mark)
-                await asyncio.wait([running], timeout=10)
-        finally:
-            # Cancelled, or it hangs: it would run on, into the next turn or the tests.
-            if not running.done():
-                running.cancel()
-                await asyncio.shield(end_processes(environment, "BASIC_LOOP_RUN", mark))
-        try:
-            result = running.result()
-        except (Exception, asyncio.CancelledError) as error:
-            # Some environments fail when what they wait for is ended, or by themselves.
-            if not late and not isinstance(error, TimeoutError | asyncio.CancelledError):
+            # _RUN keeps the limit; an exec may take longer. Past its own limit Docker's raises
+            # RuntimeError: ours comes first.
+            async with asyncio.timeout(limit + 30) as timer:
+                result = await environment.exec(command, timeout_sec=limit + 90)
+            texts = output_of(result.stdout, mark)
+        except Exception as error:
+            # Some environments raise another error when they are cancelled.
+            if not timer.expired() and not isinstance(error, TimeoutError):
                 raise
             return f"Exit code: 124\nOutput:\n[no answer; the time limit is {limit} seconds]"
-        note = f"[ended: the time limit of {limit} seconds was reached]" if late else ""
-        # A script can write into its parent's output, which _RUN does not cut.
-        texts = [output_of(result.stdout, mark), valid_text(result.stderr), note]
-        shown = "\n".join(text[: most + 200].removesuffix("\n") for text in texts if text)
-        return f"Exit code: {124 if late else result.return_code}\nOutput:\n{shown or '(none)'}"
+        finally:
+            # Cancelled, or it hangs, or what kept the limit was killed: the script would run on,
+            # into the next turn or the tests.
+            if texts is None:
+                await asyncio.shield(end_processes(environment, mark))
+        lost = ["[the output was lost: what runs the script was killed or written into]"]
+        # What others print has not been cut.
+        texts = [text[: most + 200] for text in (texts or lost) + [valid_text(result.stderr)]]
+        shown = "\n".join(text.removesuffix("\n") for text in texts if text) or "(none)"
+        return f"Exit code: {result.return_code}\nOutput:\n{shown}"
 
     def _record(
-        self,
-        conversation: "Conversation",
-        stop_reason: StopReason,
-        context: AgentContext,
+        self, conversation: "Conversation", stop_reason: StopReason, context: AgentContext
     ) -> None:
-        """Put the run onto the context, then into the files. Raises OSError of these."""
+        # Puts the run onto the context, then into the files. Raises OSError of these.
         turns = conversation.turns
         usages = [turn.usage for turn in turns if turn.usage]
         if usages:
@@ -443,43 +407,20 @@ message. Each script starts in a fresh shell (files stay, variables and director
             # The price of some turns is not the run's.
             costs = [usage.cost_usd for usage in usages if usage.cost_usd]
             context.cost_usd = sum(costs) if len(costs) == len(turns) else None
-        # Whatever was put there: what JSON cannot hold would cost the whole job its results.
-        kept = json.dumps(
-            conversation.metadata,
-            default=str,
-            ensure_ascii=False,
-        )
-        context.metadata = {
-            **json.loads(valid_text(kept)),
-            "stop_reason": str(stop_reason),
-            "n_episodes": len(turns),
-        }
+        kept = {**conversation.metadata, "stop_reason": stop_reason, "n_episodes": len(turns)}
         if self.options.collect_rollout_details:
             context.rollout_details = rollout_details(turns)
-            n_breaks = sum(turn.breaks_prefix for turn in turns)
-            context.metadata |= {
-                "n_turns_without_ids": sum(not turn.is_trainable for turn in turns),
-                "n_prefix_breaks": n_breaks,
-            }
-            if n_breaks:
-                self.logger.info("%d prompts do not begin with the turn before", n_breaks)
-        room = getattr(self._llm, "context_limit", math.inf)
-        if any(usage.prompt_tokens + self.options.max_tokens > room for usage in usages):
-            self.logger.warning(
-                "max_tokens=%d was cut to the room in the context, which holds %d tokens",
-                self.options.max_tokens,
-                room,
-            )
+            kept["n_turns_without_ids"] = sum(not turn.is_trainable for turn in turns)
+            kept["n_prefix_breaks"] = sum(turn.breaks_prefix for turn in turns)
+        # Whatever was put there: what JSON cannot hold would cost the whole job its results.
+        text = json.dumps(kept, default=str, ensure_ascii=False)
+        context.metadata = json.loads(valid_text(text))
         # Without a reply it is empty: an earlier step's, in the same folder, must not be scored.
         write_file(self.logs_dir / "completion.txt", turns[-1].content if turns else "")
         trajectory = atif.Trajectory(
-            session_id=conversation.session_id or uuid4().hex,
-            agent={
-                "name": self.name(),
-                "version": __version__,
-                "model_name": self.model_name,
-            },
-            steps=to_steps(conversation),
+            session_id=conversation.session_id,
+            agent={"name": self.name(), "version": __version__, "model_name": self.model_name},
+            steps=[{**step, "step_id": n} for n, step in enumerate(conversation.steps, start=1)],
             final_metrics={
                 "total_prompt_tokens": context.n_input_tokens,
                 "total_completion_tokens": context.n_output_tokens,
@@ -488,86 +429,78 @@ message. Each script starts in a fresh shell (files stay, variables and director
             },
             extra=context.metadata,
         )
-        view = trajectory.model_dump_json(exclude_none=True)
-        write_file(self.logs_dir / "trajectory.json", view)
+        write_file(self.logs_dir / "trajectory.json", trajectory.model_dump_json(exclude_none=True))
 
     def _build_llm(self) -> Any:
         """A new client of this configuration, which any number of conversations call.
 
         Return any of Harbor's `BaseLLM` here (with model_client=litellm, for tinker wants a key).
-        Runs in a thread: importing litellm or torch takes seconds.
+        Runs in a thread: importing litellm or torch takes seconds. Raises what the client raises.
         """
         # A copy, for Harbor's LiteLLM writes into what it is given.
         options = self.options.model_copy(deep=True)
+        model = self.model_name
+        provider = "tinker"
         if options.model_client == "litellm":
-            from harbor.llms.lite_llm import LiteLLM
-            from litellm import get_llm_provider
+            import litellm
 
-            class Client(LiteLLMMixin, LiteLLM):
-                """Harbor's client for API models."""
-
-            provider, has_provider, _ = self.model_name.partition("/")
-            if not has_provider:
-                # The client's own arguments may say what this cannot find.
-                with contextlib.suppress(Exception):
-                    provider = get_llm_provider(self.model_name)[1]
-        else:
-            from harbor.llms.tinker import TinkerLLM
-
-            class Client(TinkerMixin, TinkerLLM):
-                """Harbor's client for Tinker."""
-
-            provider = "tinker"
-            self.logger.info("Sampling %s", options.model_path or f"base model {self.model_name}")
-        prefix = provider.upper()
+            # Else it prints a list of providers for each name that it does not know.
+            litellm.suppress_debug_info = True
+            provider = ""
+            # The client's own arguments may say what this cannot find.
+            with contextlib.suppress(litellm.BadRequestError):
+                model, provider, *_ = litellm.get_llm_provider(model)
+        settings = {
+            name: self._settings.get(f"{provider.upper()}_{name}")
+            for name in ("API_KEY", "BASE_URL", "API_BASE")
+        }
         arguments = {
-            "api_key": self._settings.get(f"{prefix}_API_KEY"),
-            # An option of Harbor 0.25; before, it is in llm_kwargs.
-            "reasoning_effort": getattr(options, "reasoning_effort", None),
+            "api_key": settings["API_KEY"],
             **(options.llm_kwargs or {}),
             "model_name": self.model_name,
-            "model_path": options.model_path,
-            "renderer_name": options.renderer_name,
             "max_tokens": options.max_tokens,
             "temperature": options.temperature,
-            "collect_rollout_details": options.collect_rollout_details,
-            "api_base": options.api_base
-            or getattr(options, "base_url", None)
-            or self._settings.get(f"{prefix}_BASE_URL")
-            or self._settings.get(f"{prefix}_API_BASE"),
+            "api_base": options.api_base or settings["BASE_URL"] or settings["API_BASE"],
         }
-        return Client(**without_none(arguments))
+        arguments = {name: value for name, value in arguments.items() if value is not None}
+        limit = options.context_limit
+        if provider == "tinker":
+            return TinkerClient(options.model_path, options.renderer_name, limit, **arguments)
+        # gpt-oss' template refuses a history of its own headers.
+        if options.collect_rollout_details and "api_base" in arguments and "gpt-oss" not in model:
+            client = VllmClient(model, limit, **arguments)
+            # This is no thread of an event loop's.
+            if asyncio.run(client.connect()):
+                return client
+            self.logger.warning("the server has no /tokenize: prompts are not exact")
+        return chat_client(**arguments, collect_rollout_details=options.collect_rollout_details)
 
     @functools.cached_property
-    def _client_key(self) -> tuple:
+    def _cache_key(self) -> tuple:
         # All that makes two clients different: what a subclass adds may be the client's, too.
-        options = self.options.model_dump(exclude=_OF_THE_LOOP)
-        server = {n: x for n, x in self._settings.items() if n.endswith(("_KEY", "_URL", "_BASE"))}
-        return (type(self), self.model_name, repr(options), repr(server), _given_service)
+        options = self.options.model_dump(exclude=_NOT_THE_CLIENTS)
+        return (type(self), self.model_name, repr(options), repr(self._given), _given_service)
 
     async def _shared_llm(self) -> Any:
-        """The client that all trials of this event loop and configuration share.
-
-        One trial builds it (the next, if that fails).
-        """
-        key = self._client_key
-        empty = (WeakValueDictionary(), WeakValueDictionary(), deque(maxlen=8))
-        clients, locks, latest = _caches.setdefault(asyncio.get_running_loop(), empty)
-        async with locks.setdefault(key, asyncio.Lock()):
-            client = clients.get(key)
-            if client is None:
-                client = await in_thread(self._build_llm)
-                clients[key] = client
-        if client in latest:
-            latest.remove(client)
-        latest.append(client)
-        # The cache is weak: this keeps it between `setup` and `run`.
-        self._llm = client
-        return client
+        return await shared_client(self._cache_key, self._build_llm)
 
 
-# Harbor 0.20 to 0.22 looks for this; inside the class later ones would warn.
+# Options that trials which share a client may have as they like.
+_NOT_THE_CLIENTS = {
+    "command_timeout_sec",
+    "interleaved_thinking",
+    "max_output_chars",
+    "max_seconds",
+    "max_turns",
+    "rerender_history",
+    "session_id",
+    "session_id_headers",
+    "system_prompt",
+}
+
+# Harbor 0.20 to 0.22 looks for these; inside the class later ones would warn.
 BasicLoopAgent.SUPPORTS_RESUME = True
+BasicLoopAgent.SUPPORTS_LOAD_ATIF_TRAJECTORY = True
 
 # The options' defaults stand in one place only; `help` shows them in the constructor.
 *_named, _kwargs = inspect.signature(BasicLoopAgent.__init__).parameters.values()
@@ -577,153 +510,184 @@ BasicLoopAgent.__init__.__signature__ = inspect.Signature([*_named, *_options, _
 
 # The commands: which text is a script, and how it is run.
 
-# A line that opens or closes a block: "```bash", "   ```", "- ```sh", "10) ~~~".
-_FENCE = re.compile(
-    r"^(?P<indent>[ \t]*(?:(?:[-*+]|\d{1,9}[.)])[ \t]+)*)(?P<mark>`{3,}|~{3,})(?P<info>[^`\n]*)\n?",
-    re.MULTILINE,
-)
+_SHELLS = ("bash", "sh", "shell")
 
-
-def fences(text: str) -> Iterator[tuple[re.Match, re.Match]]:
-    """The lines that open and close each fenced block of a Markdown text, by Markdown's rules."""
-    opening = None
-    for fence in _FENCE.finditer(text):
-        if opening is None:
-            opening = fence
-        # One that is indented further, in a docstring say, is content.
-        elif (
-            fence["mark"].startswith(opening["mark"])
-            and not (fence["indent"] + fence["info"]).strip()
-            and len(fence["indent"]) <= max(3, len(opening["indent"]))
-        ):
-            yield opening, fence
-            opening = None
+# CommonMark's fenced blocks and lists. The rule "code" is there for a fence that is indented like
+# code, which closes no block; without "inline" it takes two thirds of the time.
+_MARKDOWN = MarkdownIt("zero").enable(["fence", "list", "code"]).disable("inline")
 
 
 def fenced_blocks(text: str) -> list[tuple[str, str]]:
-    """The ``` blocks of a Markdown text, as (language, content); an unclosed one does not count.
+    """The ``` blocks of a Markdown text, as (language in lower case, content without NULs).
 
-    What looks like a block inside another one, or inside ~~~, is quoted and none either.
+    An unclosed one does not count. What looks like a block inside another one, or inside ~~~, is
+    quoted and none either.
     """
-    text = text.replace("\r\n", "\n")
     blocks = []
-    for opening, closing in fences(text):
-        if opening["mark"].startswith("`"):
-            # An indented block loses that much of each line's indent.
-            indent = rf"(?m)^[ \t]{{0,{len(opening['indent'])}}}"
-            content = re.sub(indent, "", text[opening.end() : closing.start()])
-            blocks.append((opening["info"].strip().partition(" ")[0], content))
+    # 80,000 characters of list items alone take a third of a second. Without a newline a last line
+    # of content would count as the block's end.
+    tokens = _MARKDOWN.parse(text.replace("\0", "") + "\n") if "```" in text else []
+    for token in tokens:
+        if token.type == "fence" and token.markup.startswith("`"):
+            first, end = token.map
+            if end - first == token.content.count("\n") + 2:
+                language = token.info.split()[:1]
+                blocks.append(("".join(language).lower(), token.content))
     return blocks
 
 
-# With the arguments MARK BYTES SCRIPT this text runs a script inside the environment. It prints the
-# output in base64, which any environment can decode, between two marks, and what is said of it
-# behind them, so that `output_of` can tell it from what others print. Of a script that floods:
+# `run MARK BYTES SECONDS` runs a script inside the environment. Its blocks, each in base64, come by
+# $BASIC_LOOP_BLOCKS, and this text by $BASIC_LOOP_TEXT: no argument holds them, so no `pgrep -f`
+# finds them. The output goes back in base64, which any environment can decode, between two marks,
+# so that `output_of` can tell it from what others print; only BYTES of it cross `exec`. Behind the
+# last mark is what ended the script, and the exit code is the script's. No file is written:
 #
 #     :3f2a:eQp5CnkKeQp5CnkKeQpb(...):3f2a:[ended: it wrote more than 4000000 bytes]
 #
-# `tee` writes the output to a file, of which BYTES are returned, and `head` counts: past `most` the
-# script is ended. A process left in the background keeps their pipe, and `cat` reads on for it; so
-# a line behind the script's last one, end-of-MARK, shows that all before it is in the file.
+# The line end-of-3f2a follows a script's last one. There `sed` stops, though a process in the
+# background may keep the pipe open: for that one `drain` reads on.
 #
-# With the arguments VARIABLE MARK it ends a script. What the script started has the mark in its
-# environment, as BASIC_LOOP_SCRIPT, also what left its process group; what runs it too has
-# BASIC_LOOP_RUN.
-_RUN = r"""
+# What a script starts has the mark in its environment, as BASIC_LOOP_SCRIPT, also what left its
+# process group; what runs it has BASIC_LOOP_RUN.
+_RUN = r"""syntax() { LC_ALL=C; eval "set -n; $1" 2>&1; }
+# In the first line, for bash counts the lines of what is evaluated from there.
+
 exec 2>/dev/null
+export -n BASIC_LOOP_RUN BASIC_LOOP_TEXT BASIC_LOOP_BLOCKS
+
 end_processes() {
   for _ in 1 2 3; do
-    pids=$(grep -ls "$1=$2" /proc/[0-9]*/environ | cut -d/ -f3)
+    pids=$(grep -ls "BASIC_LOOP_$1=$2" /proc/[0-9]*/environ | cut -d/ -f3)
     [ -n "$pids" ] || break
     # All stand first: else a shell would go on to its next command when the last one is killed.
     kill -STOP $pids
     kill -9 $pids
   done
 }
-if [ $# = 2 ]; then
-  end_processes $1 $2
-  [ $1 = BASIC_LOOP_SCRIPT ] || rm -f /dev/shm/basic-loop-$2* /tmp/basic-loop-$2*
-  exit
-fi
-mark=$1 shown=$2 script=$3 most=4000000 end=end-of-$mark why=
-printf ':%s:' $mark
-case $(LC_ALL=C bash -n -c -- "$script" 2>&1) in
-  *"warning: here-document at line "*" delimited by end-of-file"*)
-    printf ':%s:%s' $mark "[not run: a here-document is not closed]"
-    exit 2
-esac
-# The first folder with room: Docker gives /dev/shm 64 MB, and programs fill it.
-for file in /tmp/basic-loop-$mark /dev/shm/basic-loop-$mark; do
-  head -c $most /dev/zero >$file && break
-  rm -f $file
-done
-: >$file
-exec 3> >(
+
+drain() {
+  head -c $most
+  # Past the limit, or the script has ended and a process in the background writes on.
   exec >/dev/null
-  tee $file | head -c $most
-  # Not when the script had ended before, and a process in the background wrote the rest.
-  if [ $(wc -c <$file) -ge $most ] && ! grep -qs $end $file; then
-    : >$file.full
-    end_processes BASIC_LOOP_SCRIPT $mark
+  read -rN 1 && exec cat
+}
+
+decoded() {
+  printf %s "$text" | base64 -d
+}
+
+report() {
+  # Bytes, not characters; and to load a locale is a tenth of what a short script costs.
+  export LC_ALL=C
+  exec 5< <(drain)
+  drain=$!
+  # The bracket: so a script that lists all processes does not print the line.
+  text=$(sed "/[e]nd-of-$mark/q" <&5 | base64)
+  flood=0
+  if [ ${#text} -ge $((most / 57 * 77)) ]; then
+    flood=1
+    end_processes SCRIPT $mark
   fi
-  exec cat
-)
-BASIC_LOOP_SCRIPT=$mark bash -c -- "$script" </dev/null >&3 2>&1 3>&-
-code=$?
-printf '%s\n' $end >&3
-exec 3>&-
-why="[some of the output was lost: there was no room for it, or its file was removed]"
-for _ in {1..200}; do
-  if [ -e $file.full ]; then why="[ended: it wrote more than $most bytes]"; break; fi
-  grep -qs $end $file
-  # 0: it is there; 1: not yet; 2: the file was taken away.
-  case $? in 0) why=; break;; 2) break; esac
-  sleep 0.02
-done
-size=$(wc -c <$file || echo 0)
-# The head, and the tail with the line that shows the end.
-half=$((shown / 2)) rest=$((shown - shown / 2 + ${#end} + 1))
-if [ $size -le $((half + rest)) ]; then cat $file; else
-  head -c $half $file
-  printf '\n[... %d bytes left out ...]\n' $((size - half - rest))
-  tail -c $rest $file
-fi | base64
-rm -f $file $file.full
-printf ':%s:%s' $mark "$why"
-exit $code
+  # The head, and the tail with the line that shows the end.
+  half=$((shown / 2)) rest=$((shown - shown / 2 + ${#end} + 1))
+  left_out=0
+  if [ ${#text} -gt $shown ]; then left_out=$(($(decoded | wc -c) - half - rest)); fi
+  if [ $left_out -gt 0 ]; then
+    text=$({
+      decoded | head -c $half
+      printf "\n[... $left_out bytes left out ...]\n"
+      decoded | tail -c $rest
+    } | base64)
+  fi
+  printf %s "$text"
+  # Where nothing is left in the background: else each script would leave a zombie.
+  read -t 0.1 -N 1 <&5
+  [ $? != 1 ] || wait $drain
+  exit $flood
+}
+
+watch() {
+  read -t $limit
+  case $? in
+    # The script has ended.
+    0) ;;
+    # What runs it was killed.
+    1) end_processes SCRIPT $mark ;;
+    *)
+      end_processes SCRIPT $mark
+      # A script can stop what runs it.
+      kill -CONT $$
+      read
+      exit 1
+  esac
+}
+
+run() {
+  mark=$1 shown=$2 limit=$3 most=4000000 end=end-of-$1 script= refused= why=
+  printf ":$mark:"
+  exec 3> >(report)
+  reporter=$!
+  for block in $BASIC_LOOP_BLOCKS; do
+    block=$(printf %s $block | LC_ALL=C base64 -d)
+    script+=$block$'\n\n'
+    # Only what is not whole is refused: what else is no syntax here may be some when it is run, as
+    # with extglob. In front of a backtick is what bash says, behind it what the script does.
+    said=$(syntax "$block")
+    case ${said%%\`*} in
+      *"unexpected EOF"* | *"unexpected end of file"* | *"delimited by end-of-file"*)
+        refused="[nothing was run: a block is not whole: line ${said#*line }]"
+    esac
+  done
+  if [ -n "$refused" ]; then
+    printf "%s\n" "$refused" >&3
+    code=2
+  else
+    exec 4> >(watch)
+    BASIC_LOOP_SCRIPT=$mark BASIC_LOOP_TEXT=$script \
+      bash -c 'export -n BASIC_LOOP_TEXT; eval -- "$BASIC_LOOP_TEXT"' </dev/null >&3 2>&1 3>&- 4>&-
+    code=$?
+    echo >&4
+    wait $! || code=124 why="[ended: the time limit of $limit seconds was reached]"
+  fi
+  echo "$end" >&3
+  exec 3>&-
+  wait $reporter || why="[ended: it wrote more than $most bytes]"
+  printf ":$mark:$why"
+  exit $code
+}
 """
 
 
-def in_bash(*arguments: str) -> str:
-    return shlex.join(["bash", "-c", _RUN, "basic-loop", *arguments])
+def in_bash(call: str, script: str = "") -> str:
+    """The command that calls a function of _RUN."""
+    blocks = [base64.b64encode(block.encode()).decode() for block in script.split("\0")]
+    return (
+        f"BASIC_LOOP_BLOCKS='{' '.join(blocks)}' BASIC_LOOP_TEXT={shlex.quote(_RUN + call)} "
+        "exec bash -c 'eval \"$BASIC_LOOP_TEXT\"'"
+    )
 
 
-async def end_processes(
-    environment: BaseEnvironment,
-    variable: str,
-    mark: str,
-) -> None:
-    """End all that has the mark in this variable of its environment; gives up after 10 seconds."""
+async def end_processes(environment: BaseEnvironment, mark: str) -> None:
+    """End a script with all that it started and what runs it; gives up after 10 seconds."""
+    command = in_bash(f'end_processes "[A-Z]*" {mark}')
     # The environment may be gone, and the trial goes on, or ends, for its own reason.
     with contextlib.suppress(Exception):
-        await asyncio.wait_for(environment.exec(in_bash(variable, mark), timeout_sec=15), 10)
+        await asyncio.wait_for(environment.exec(command, timeout_sec=15), 10)
 
 
-def output_of(
-    stdout: str | bytes | None,
-    mark: str,
-) -> str:
-    """A script's output and what _RUN says of it; where _RUN did not run, all of `stdout`."""
+def output_of(stdout: str | bytes | None, mark: str) -> list[str] | None:
+    """A script's output and what _RUN says of it; None where they are lost.
+
+    Where _RUN did not run, it is all of `stdout`.
+    """
     before, *parts = valid_text(stdout).split(f":{mark}:")
     if not parts:
-        return before
-    try:
+        return [before]
+    with contextlib.suppress(ValueError):
         in_base64, note = parts
         output = base64.b64decode(in_base64).partition(f"end-of-{mark}".encode())[0]
-    except ValueError:
-        return "[the output was lost: what runs the script was killed or written into]"
-    texts = (valid_text(output).removesuffix("\n"), note)
-    return "\n".join(text for text in texts if text)
+        return [valid_text(output), note]
+    return None
 
 
 def valid_text(text: str | bytes | None) -> str:
@@ -739,168 +703,271 @@ def valid_text(text: str | bytes | None) -> str:
 class Conversation(Chat):
     """Harbor's Chat for one trial, and its record. (Clients serve many trials at once.)"""
 
-    def __init__(
-        self,
-        agent: BasicLoopAgent,
-    ) -> None:
-        super().__init__(model=None)
-        self.agent = agent
+    def __init__(self, agent: BasicLoopAgent) -> None:
         options = agent.options
+        super().__init__(model=None, interleaved_thinking=options.interleaved_thinking)
+        self.agent = agent
         # Harbor 0.13 gives a trial no id.
-        self.session_id = options.session_id or getattr(agent, "session_id", None)
+        self.session_id = options.session_id or getattr(agent, "session_id", None) or uuid4().hex
         self.system = valid_text(options.system_prompt)
         if options.system_prompt is None and options.max_turns > 1:
             self.system = agent.protocol.replace("{seconds}", str(options.command_timeout_sec))
         if self.system:
-            self.messages.append({"role": "system", "content": self.system})
-        # What the model was not yet told, and whether special tokens in it are to stay text.
-        self._unsent: list[tuple[str, bool]] = []
-        # The last turn's prompt and completion, and a copy of the messages after it.
-        self._last_ids: list[int] = []
-        self._as_recorded: list[dict] = []
-
-    def begin(
-        self,
-        instruction: str,
-    ) -> None:
-        """Start a run: after what it was not yet told, the model is told this."""
-        self.instruction = valid_text(instruction)
+            self.messages.append(message("system", self.system))
+        # Of a run: its turns, its steps in ATIF, and what else is to be kept of it.
         self.turns: list[Turn] = []
-        # What else is to be kept of the run.
+        self.steps = []
         self.metadata = {}
-        self._unsent.append((self.instruction, False))
+        # What the model was not yet told: the parts of steps that hold it.
+        self._unsent = []
+        # After the last turn: the messages, and the ids and number of their tokens.
+        self._as_recorded = []
+        self._last_ids = []
+        self._n_tokens = 0
+        # When the call, or the command, that now takes its time began.
+        self._since = 0.0
 
-    def tell(
-        self,
-        text: str,
-    ) -> None:
-        """Have the model told this next; where prompts are exact, special tokens stay text."""
-        text = valid_text(text)
-        self._unsent.append((text, True))
+    def begin(self, instruction: str) -> None:
+        """Start a run: after what it was not yet told, the model is told this."""
+        # Another event loop has other clients.
+        self._model = None
         if self.turns:
-            self.turns[-1].told.append(text)
-        else:
-            self.instruction += f"\n\n{text}"
+            self.steps = []
+        self.turns = []
+        self.metadata = {}
+        if self.system:
+            self.steps.append({"source": "system", "message": self.system})
+        self.steps.append({"source": "user", "message": valid_text(instruction)})
+        self._unsent.append(self.steps[-1])
+
+    def tell(self, text: str) -> None:
+        """Have the model told this next; where prompts are exact, special tokens stay text."""
+        told = {"content": valid_text(text)}
+        self.steps[-1].setdefault("observation", {"results": []})["results"].append(told)
+        self._unsent.append(told)
+        self._take_time("command_exec_times_msec")
 
     async def sample(self) -> Turn:
         """Send what was not yet sent, and record the reply.
 
-        Raises what the client raises, and RuntimeError where ids were asked for and none came.
+        Raises ContextLengthExceededError where the context is full, RuntimeError where there is
+        nothing to send, or ids were asked for and none came, and what the client raises.
         """
+        if not self._unsent:
+            raise RuntimeError("there is nothing to send: `tell` the model something first")
         # It may be any of Harbor's clients; Chat has no public name for it.
-        self._model = await self.agent._shared_llm()
-        is_own = isinstance(self._model, ExactPrompts)
-        texts = []
-        for text, is_literal in self._unsent:
-            texts.append(await self._model.defused(text) if is_own and is_literal else text)
-        prompt = "\n\n".join(texts)
-        # An edited history is rendered anew.
-        rerender = self.agent.options.rerender_history or self.messages != self._as_recorded
-        goes_on_from = [] if rerender else self._last_ids
-        own = {"goes_on_from": goes_on_from, "session_id": self.session_id} if is_own else {}
+        self._model = self._model or await self.agent._shared_llm()
+        options = self.agent.options
+        is_edited = self.messages != self._as_recorded
+        if not is_edited and self._n_tokens >= (options.context_limit or math.inf):
+            raise ContextLengthExceededError(f"the conversation has {self._n_tokens} tokens")
+        for told in self._unsent:
+            # An instruction may have special tokens of its own.
+            if "content" in told:
+                told["content"] = await defused(told["content"], self._model)
+        prompt = "\n\n".join(told.get("content", told.get("message")) for told in self._unsent)
+        own = {}
+        if isinstance(self._model, Client):
+            own = {
+                "goes_on_from": [] if options.rerender_history or is_edited else self._last_ids,
+                "session_id": self.session_id,
+                "headers": dict.fromkeys(options.session_id_headers, self.session_id),
+            }
+        self._since = time.monotonic()
         try:
             reply = await self.chat(prompt, **own)
         except OutputLengthExceededError as cut:
             # The text is all there is.
-            self.messages.extend([user(prompt), {"role": "assistant", "content": ""}])
             reply = Turn(content=cut.truncated_response or "", cut_off=True)
-        return self._append(reply)
+            self.messages.extend([message("user", prompt), message("assistant", reply.content)])
+        return self._append(Turn(**vars(reply)))
 
-    def _append(
-        self,
-        reply: LLMResponse,
-    ) -> Turn:
-        # Complete a reply's turn and append it: the only place that does.
-        turn = reply if isinstance(reply, Turn) else Turn(**vars(reply))
-        if isinstance(turn.content, list):
-            # From Harbor's own TinkerLLM (to 0.24), if `_build_llm` returns that.
-            thinking = "".join(part.get("thinking", "") for part in turn.content)
-            answer = "".join(part.get("text", "") for part in turn.content)
-            turn.content = f"<think>{thinking}</think>{answer}" if thinking else answer
-        turn.content = valid_text(turn.content)
+    def _append(self, turn: Turn) -> Turn:
+        # Completes a reply's turn and records it: the only place that does.
+        self._take_time("api_request_times_msec")
         # A lone surrogate would fail the next call.
-        self.messages[-1]["content"] = turn.content
-        if not turn.reasoning_content:
-            turn.reasoning_content, turn.content = split_thinking(turn.content)
-        turn.timestamp = datetime.now(UTC).isoformat()
+        self.messages[-1] = {name: valid_text(text) for name, text in self.messages[-1].items()}
+        # What the server calls reasoning is all of it, but for tags that the content begins with.
+        content = "<think></think>" * bool(turn.reasoning_content) + valid_text(turn.content)
+        thinking, turn.content = split_thinking(content, isinstance(self._model, ExactClient))
+        turn.reasoning_content = valid_text(turn.reasoning_content) + thinking
         self.turns.append(turn)
         self._unsent.clear()
-        # What has no stop token cannot be gone on from: then it counts as edited.
-        self._as_recorded = [] if turn.cut_off else [dict(message) for message in self.messages]
-        if turn.prompt_token_ids:
-            turn.breaks_prefix = turn.prompt_token_ids[: len(self._last_ids)] != self._last_ids
-            self._last_ids = turn.prompt_token_ids + (turn.completion_token_ids or [])
-        if not self.agent.options.collect_rollout_details:
-            turn.prompt_token_ids = turn.completion_token_ids = turn.logprobs = turn.extra = None
-        elif (
-            self.agent.options.model_client == "litellm"
-            and len(self.turns) == 1
-            and None in (turn.prompt_token_ids, turn.completion_token_ids, turn.logprobs)
-        ):
-            raise RuntimeError(
-                "collect_rollout_details=true, but the server returned no token ids with logprobs"
-            )
+        self._as_recorded = [dict(one) for one in self.messages]
+        prompt_ids = turn.prompt_token_ids
+        ids = turn.completion_token_ids
+        if prompt_ids:
+            turn.usage = turn.usage or usage_of(prompt_ids, ids or [])
+            turn.breaks_prefix = prompt_ids[: len(self._last_ids)] != self._last_ids
+            self._last_ids = prompt_ids + (ids or [])
+        usage = dict(turn.usage or {})
+        self._n_tokens = usage.get("prompt_tokens", 0) + usage.get("completion_tokens", 0)
+        metrics = {
+            "prompt_tokens": usage.get("prompt_tokens"),
+            "completion_tokens": usage.get("completion_tokens"),
+            "cached_tokens": usage.get("cache_tokens"),
+            # 0.0 is an unknown price.
+            "cost_usd": usage.get("cost_usd") or None,
+        }
+        step = {
+            "source": "agent",
+            "message": turn.content,
+            "reasoning_content": turn.reasoning_content or None,
+            "timestamp": datetime.now(UTC).isoformat(),
+            "metrics": metrics,
+        }
+        self.steps.append(step)
+        options = self.agent.options
+        if options.collect_rollout_details:
+            is_first = len(self.turns) == 1
+            metrics["completion_token_ids"] = ids
+            # Those of all turns would let the file grow with the square of the turns.
+            metrics["prompt_token_ids"] = prompt_ids if is_first else None
+            # JSON has no NaN.
+            metrics["logprobs"] = turn.logprobs if turn.is_trainable else None
+            # Later turns without ids are only counted.
+            is_refused = options.model_client == "litellm" and None in (ids, turn.logprobs)
+            if is_first and is_refused:
+                raise RuntimeError(
+                    "collect_rollout_details=true, but the server returned no token ids with "
+                    "logprobs"
+                )
         return turn
 
+    def _take_time(self, name: str) -> None:
+        now = time.monotonic()
+        self.metadata.setdefault(name, []).append(round(1000 * (now - self._since), 1))
+        self._since = now
 
-def without_none(arguments: dict) -> dict:
-    """What is None is left out, so that the default of what is called holds."""
-    return {name: value for name, value in arguments.items() if value is not None}
+    async def load(self, path: Path) -> None:
+        """Put an earlier conversation, a file in ATIF, before what is told from now on.
+
+        Calls of tools become text of their step. Raises ValueError for any other file.
+        """
+        try:
+            text = await asyncio.to_thread(path.read_bytes)
+            steps = atif.Trajectory.model_validate_json(text).steps
+        except ValueError as error:
+            raise ValueError(f"{path} is no trajectory in ATIF: {error}") from error
+        said = []
+        for step in steps:
+            calls = [one.model_dump_json(exclude_none=True) for one in step.tool_calls or []]
+            said.append((step.source, "\n".join([text_of(step.message), *calls])))
+            if step.observation:
+                said += [("user", text_of(result.content)) for result in step.observation.results]
+            self.steps.append(step.model_dump() | {"metrics": None, "is_copied_context": True})
+        # One system message, ours behind theirs, and roles that alternate: many templates want it.
+        said += [("system", one["content"]) for one in self.messages]
+        said.sort(key=lambda one: one[0] != "system")
+        self.messages.clear()
+        for source, texts in itertools.groupby(said, key=lambda one: one[0]):
+            text = "\n\n".join(text for _, text in texts)
+            if source != "agent":
+                text = await defused(text, await self.agent._shared_llm())
+            self.messages.append(message(source.replace("agent", "assistant"), text))
+        if self.messages[-1]["role"] == "user":
+            self._unsent.append(self.messages.pop())
 
 
-def user(text: str) -> dict:
-    return {"role": "user", "content": text}
+def message(role: str, content: str) -> dict:
+    return {"role": role, "content": content}
 
 
-# What the replies of gpt-oss and of Inkling begin with.
-_HEADERS = ("<|channel|>", "<|start|>", "<|message_model|>")
+def text_of(content: str | list[atif.ContentPart] | None) -> str:
+    """The text of a message in ATIF; what is no text is named."""
+    if isinstance(content, list):
+        return "\n".join(part.text or f"[{part.type} left out]" for part in content)
+    return content or ""
 
 
-def split_thinking(text: str) -> tuple[str, str]:
-    """The thinking and the answer of a reply as it was sampled, without its stop token.
+async def defused(text: str, client: Any) -> str:
+    """Text without special tokens, where the client sends ids: elsewhere that is the server's."""
+    return await client.defused(text) if isinstance(client, ExactClient) else text
 
-    What a <think> at its start opens is thinking, to the reply's end where it is never closed.
-    Without one the prompt may have opened it: then the first </think> at a line's start, or outside
-    fenced blocks, closes it. Any other tag is text.
+
+def usage_of(
+    prompt_ids: list[int], ids: list[int], cache_tokens: int = 0, cost_usd: float = 0.0
+) -> UsageInfo:
+    return UsageInfo(
+        prompt_tokens=len(prompt_ids),
+        completion_tokens=len(ids),
+        cache_tokens=cache_tokens,
+        cost_usd=cost_usd,
+    )
+
+
+# What a reply says.
+
+# What opens and closes thinking: most models, Mistral's, Seed-OSS, Cohere's.
+THINKING_TAGS = {
+    "<think>": "</think>",
+    "[THINK]": "[/THINK]",
+    "<seed:think>": "</seed:think>",
+    "<|START_THINKING|>": "<|END_THINKING|>",
+}
+_THOUGHT = "|".join(
+    rf"{re.escape(opening)}(.*?)(?:{re.escape(closing)}|\Z)"
+    for opening, closing in THINKING_TAGS.items()
+)
+_OPENING = "|".join(map(re.escape, THINKING_TAGS))
+_CLOSING = f"(?:{'|'.join(map(re.escape, THINKING_TAGS.values()))})"
+# Fenced blocks, to the text's end where they are not closed, and inline code.
+_CODE = r"(?ms)^[-*+.)\d \t]*(```|~~~).*?(?:^[ \t]*\1|\Z)|(?<!`)(`++)[^`\n]+\2(?!`)"
+
+
+def split_thinking(text: str, prompt_is_known: bool = False) -> tuple[str, str]:
+    """The thinking and the answer of a reply.
+
+    What tags at its start open is thinking, to the reply's end where it is never closed. Without
+    them the prompt may have opened it, or the model have left that out: then the first closing tag
+    outside of code closes it. Any other tag is text.
+
+    Where it is not known that the prompt opened nothing, a closing tag at a line's start counts in
+    a fenced block, too: thinking may stop inside one.
     """
-    if text.lstrip().startswith(_HEADERS):
-        return _split_messages(text)
-    opened = re.match(r"(?s)(\s*<think>.*?(</think>|\Z))+", text)
+    opened = re.match(rf"(?s)\s*(?:(?:{_THOUGHT})\s*)+", text)
     if opened:
-        thinking = re.sub(r"\s*<think>|</think>", "", opened[0])
-        return thinking, text[opened.end() :].lstrip()
-    before = text.partition("<think>")[0]
-    blocks = deque(fences(before))
-    for tag in re.finditer(r"(?m)(?P<at_line_start>^[ \t]*)?</think>", before):
-        while blocks and blocks[0][1].start() < tag.start():
-            blocks.popleft()
-        is_quoted = blocks and blocks[0][0].end() <= tag.start()
-        if tag["at_line_start"] is not None or not is_quoted:
-            return text[: tag.end()].removesuffix("</think>"), text[tag.end() :].lstrip()
-    return "", text
+        thoughts = re.findall(f"(?s){_THOUGHT}", opened[0])
+        return "".join(map("".join, thoughts)), text[opened.end() :]
+    prose = re.sub(_CODE, lambda code: "x" * len(code[0]), text)
+    tags = [re.search(_CLOSING, prose)]
+    if not prompt_is_known:
+        tags.append(re.search(rf"(?m)^[ \t]*{_CLOSING}", text))
+    tag = min(filter(None, tags), key=re.Match.start, default=None)
+    if tag is None or re.search(_OPENING, prose[: tag.start()]):
+        return "", text
+    return text[: tag.start()], text[tag.end() :].lstrip()
 
 
-def _split_messages(text: str) -> tuple[str, str]:
-    """The same, where a reply is a sequence of messages with headers.
+# Where a message of gpt-oss or of Inkling ends; elsewhere such a mark is quoted.
+_HEADER_BEGINS = r"\s*(?:to=\S+\s*)?<\|(?:channel|start|message_model)\|>"
+_MESSAGE_ENDS = rf"<\|(?:end|call|return|end_message)\|>(?={_HEADER_BEGINS}|\s*\Z)"
 
-    One that was cut off in its header does not count, nor does a call of a tool ("to=").
+
+def tagged(text: str) -> str:
+    """A reply that is a sequence of messages with headers, its thinking in tags; others unchanged.
+
+    All but the answer's messages is thinking; a call of a tool ("to=") is no answer.
 
     gpt-oss: <|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>hi
     Inkling: <|message_model|><|content_thinking|>hm<|end_message|><|message_model|>
     <|content_text|>hi<|end_message|>
+    Both become <think>hm</think>hi.
     """
+    if not re.match(_HEADER_BEGINS, text):
+        return text
     thinking = answer = ""
-    for message in re.split(r"<\|(?:end|call|return|end_message)\|>", text):
-        *header, body = re.split(r"(<\|(?:message|content_\w+)\|>)", message, maxsplit=1)
-        kind = "".join(header)
-        if re.search("analysis|content_thinking", kind):
-            thinking += body
-        elif "to=" not in kind and re.search("final|commentary|content_text", kind):
+    for message in re.split(_MESSAGE_ENDS, text):
+        header, body = re.match(r"(?s)(.*?<\|(?:message|content_\w+)\|>|.*)(.*)", message).groups()
+        if "to=" not in header and re.search("final|commentary|content_text", header):
             answer += body
-    return thinking, answer
+        else:
+            thinking += body
+    # A tag that the thinking quotes would end it.
+    return f"<think>{thinking.replace('</think>', '</ think>')}</think>{answer}"
 
 
-# What a trial leaves, derived from its turns.
+# What a trial leaves.
 
 # The lists of a RolloutDetail, each with an entry a turn, are named as a turn's own.
 _IDS = ("prompt_token_ids", "completion_token_ids", "logprobs")
@@ -917,51 +984,13 @@ def rollout_details(turns: list[Turn]) -> list[dict] | None:
         return None
     detail = {name: [getattr(turn, name) or [] for turn in kept] for name in _IDS}
     extras = [turn.extra or {} for turn in kept]
-    names = {name for extra in extras for name in extra}
+    names = set().union(*extras)
     if names:
         detail["extra"] = {name: [extra.get(name) for extra in extras] for name in names}
     return [detail]
 
 
-def to_steps(conversation: Conversation) -> list[dict]:
-    """The run as steps of ATIF (harbor.models.trajectories), which `harbor view` shows."""
-    steps = [{"source": "user", "message": conversation.instruction}]
-    if conversation.system:
-        steps.insert(0, {"source": "system", "message": conversation.system})
-    is_single = len(conversation.turns) == 1
-    for turn in conversation.turns:
-        usage = vars(turn.usage) if turn.usage else {}
-        metrics = {
-            "prompt_tokens": usage.get("prompt_tokens"),
-            "completion_tokens": usage.get("completion_tokens"),
-            "cached_tokens": usage.get("cache_tokens"),
-            "cost_usd": usage.get("cost_usd") or None,
-            # In a conversation the prompts would let the file grow with the square of the turns.
-            "prompt_token_ids": turn.prompt_token_ids if is_single else None,
-            "completion_token_ids": turn.completion_token_ids,
-            # JSON has no NaN.
-            "logprobs": turn.logprobs if turn.is_trainable else None,
-        }
-        step = {
-            "source": "agent",
-            "message": turn.content,
-            "reasoning_content": turn.reasoning_content or None,
-            "timestamp": turn.timestamp,
-            "metrics": metrics,
-        }
-        steps.append(step)
-        told = "\n\n".join(turn.told)
-        if told and turn.script:
-            step["observation"] = {"results": [{"content": told}]}
-        elif told:
-            steps.append({"source": "user", "message": told})
-    return [{"step_id": number, **step} for number, step in enumerate(steps, start=1)]
-
-
-def write_file(
-    path: Path,
-    text: str,
-) -> None:
+def write_file(path: Path, text: str) -> None:
     """Put a file at `path`, whatever lies there. Raises OSError if that cannot be done.
 
     With Docker the folder is the container's /logs/agent, where a command may have put a link, a
@@ -970,9 +999,8 @@ def write_file(
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_name(f"{path.name}.{uuid4().hex}")
     try:
-        # "x" is O_EXCL, which follows no link.
-        with fresh.open("x", encoding="utf-8") as file:
-            file.write(text)
+        # Nobody can have put a link at this name.
+        fresh.write_text(text, encoding="utf-8")
         if path.is_dir() and not path.is_symlink():
             path.rename(f"{fresh}.aside")
         fresh.replace(path)
@@ -980,61 +1008,52 @@ def write_file(
         fresh.unlink(missing_ok=True)
 
 
-# The model clients: Harbor's own, for whole replies and exact prompts.
+# The three model clients: two send token ids, so that a prompt is exact; all else is Harbor's.
 
-# Two conversations that differ in the reply alone: their ids differ last where its text ends.
-_PROBE = [user("a"), {"role": "assistant", "content": "b"}]
-_OTHER_PROBE = [user("a"), {"role": "assistant", "content": "c"}]
+Ids = list[int]
 
 
-class ExactPrompts:
+class Client:
+    """A client of this file: its `call` takes what a conversation knows of itself."""
+
+
+class ExactClient(Client):
     """Prompts that begin with the tokens of the turn before, as they were sampled.
 
-    A client adds `render` (messages to the ids of the template's view of them), `sample` (a
-    prompt's ids to a Turn) and `special_texts` (those in a text that become one token each).
+    A client adds `render` (messages to the ids of the template's view of them, and the text of
+    their end), `generate` (a prompt's ids to a Turn) and `special_texts` (those in a text that
+    become one token each).
     """
 
-    # How many tokens the model holds, and whether its template ends a prompt with <think>.
-    context_limit: float = math.inf
-    opens_thinking: bool = False
-    # Whether the system message may decide how the template ends a prompt.
-    reads_system: bool = False
+    # Most tokens of a conversation, and of a reply.
+    context_limit: float
+    max_tokens: int
 
-    def __init__(
-        self,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(**kwargs)
-        # The tokens of `_PROBE` up to the end of the reply's text, by system message.
-        self._starts: dict[str, list[int]] = {}
-
-    async def call_exactly(
-        self,
-        prompt: str,
-        message_history: list[dict],
-        goes_on_from: list[int],
-        **request: Any,
+    async def call(
+        self, prompt: str, message_history: list = (), goes_on_from: Ids = (), **request: Any
     ) -> Turn:
         """Sample a reply to these messages; of the history `goes_on_from` has the ids, or nothing.
 
         Raises ContextLengthExceededError when the context has no room for a reply, and what the
         client raises.
         """
-        prompt_ids = await self.next_prompt([*message_history, user(prompt)], goes_on_from)
-        # Kept now: another conversation may change it while this one samples.
-        opens_thinking = self.opens_thinking
+        messages = [*message_history, message("user", prompt)]
+        prompt_ids, end = await self.next_prompt(messages, goes_on_from)
         room = self.context_limit - len(prompt_ids)
         if room < 1:
             raise ContextLengthExceededError(f"the prompt fills the context: {len(prompt_ids)}")
-        turn = await self.sample(prompt_ids, min(self.get_model_output_limit(), room), **request)
-        if opens_thinking:
-            turn.content = f"<think>{turn.content}"
+        try:
+            turn = await self.generate(prompt_ids, min(self.max_tokens, room), **request)
+        except Exception as error:
+            if says_context_is_full(error):
+                raise ContextLengthExceededError(str(error)) from error
+            raise
+        # Where the template has opened thinking, the reply begins in it.
+        opened = [tag for tag in THINKING_TAGS if end.rstrip().endswith(tag)]
+        turn.content = "".join(opened) + tagged(turn.content)
         return turn
 
-    async def defused(
-        self,
-        text: str,
-    ) -> str:
+    async def defused(self, text: str) -> str:
         """Text without special tokens: a zero-width space breaks each of them up."""
         for special in await self.special_texts(text):
             # Also where two of them overlap.
@@ -1042,211 +1061,183 @@ class ExactPrompts:
                 text = re.sub(f"(?s)(?={re.escape(special)}).", "\\g<0>\u200b", text)
         return text
 
-    async def next_prompt(
-        self,
-        messages: list[dict],
-        goes_on_from: list[int],
-    ) -> list[int]:
+    async def next_prompt(self, messages: list[dict], goes_on_from: Ids) -> tuple[Ids, str]:
         """The ids of the last turn as sampled, and what the template puts behind a reply.
 
             goes_on_from <|im_start|> user hi <|im_end|> <|im_start|> assistant hello <|im_end|>
-            probe        ... <|im_start|> assistant b <|im_end|> <|im_start|> user NEW ...
-            start        ... <|im_start|> assistant b
+            one probe    ... <|im_start|> assistant b <|im_end|> <|im_start|> user NEW ...
+            another      ... <|im_start|> assistant c <|im_end|> <|im_start|> user NEW ...
 
-        What is behind `start` begins with the stop token, which is not repeated. All is rendered
-        from the messages where that cannot be trusted: in the first turn, after an edit of the
-        history, and after a reply that has no stop token or another than the template's.
+        What the probes share at their end begins with the stop token, which is not repeated. All is
+        rendered from the messages where that cannot be trusted: in the first turn, after an edit of
+        the history, and after a reply that has no stop token or another than the template's.
         """
         if goes_on_from:
-            has_system = self.reads_system and messages[0]["role"] == "system"
-            system = messages[:1] if has_system else []
-            key = str(system)
-            if key not in self._starts:
-                one = await self.render([*system, *_PROBE, user("d")])
-                other = await self.render([*system, *_OTHER_PROBE, user("d")])
-                pairs = enumerate(zip(one, other, strict=False), start=1)
-                ends = [end for end, pair in pairs if pair[0] != pair[1]]
-                self._starts[key] = one[: ends[-1]] if ends else []
-            start = self._starts[key]
-            probe = await self.render([*system, *_PROBE, messages[-1]])
-            tail = probe[len(start) :]
-            if probe[: len(start)] != start:
-                # The template has changed its mind, as one does at midnight that shows the date.
-                self._starts.pop(key, None)
-                tail = []
-            # Inkling's template closes the message before it stops.
-            for n in (1, 2):
-                if goes_on_from[-n:] == tail[:n]:
-                    return goes_on_from + tail[n:]
+            system = [one for one in messages[:1] if one["role"] == "system"]
+            tail, end = await self.behind_a_reply(system, messages[-1])
+            # Inkling's template closes the message before it stops: two tokens were sampled.
+            for n_sampled in (1, 2):
+                if goes_on_from[-n_sampled:] == tail[:n_sampled]:
+                    return goes_on_from + tail[n_sampled:], end
         return await self.render(messages)
+
+    async def behind_a_reply(self, system: list[dict], new: dict) -> tuple[Ids, str]:
+        """What the template puts behind a reply: what two probes share at their end; its text."""
+        backwards = []
+        for reply in "bc":
+            probe = [*system, message("user", "a"), message("assistant", reply), new]
+            ids, end = await self.render(probe)
+            backwards.append(ids[::-1])
+        # It takes any lists.
+        return os.path.commonprefix(backwards)[::-1], end  # noqa: RUF071
 
 
 # A tokenizer is shared by all threads, and raises "Already borrowed" when two use it at once.
 _tokenizing = threading.Lock()
 
 
-class TinkerMixin(ExactPrompts):
-    """What this file adds to Harbor's TinkerLLM: one session, exact prompts, whole replies.
+class TinkerClient(ExactClient):
+    """Tinker, with the renderer that Harbor's TinkerLLM finds for a model.
 
     TinkerLLM's own `call` passes a cut-off reply off as complete (Harbor 0.13 to 0.24) or drops its
-    ids (0.25). Its private attributes are the same in all these versions.
+    ids (0.25), and each TinkerLLM opens a session of its own.
     """
 
     def __init__(
         self,
+        model_path: str | None,
+        renderer_name: str | None,
+        context_limit: int | None,
         *,
+        model_name: str,
+        max_tokens: int,
         api_base: str | None = None,
         api_key: str | None = None,
-        record_stability_info: bool | None = None,
-        **kwargs: Any,
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+        top_k: int = -1,
+        seed: int | None = None,
+        record_stability_info: bool = False,
     ) -> None:
-        from harbor.llms.tinker import get_tokenizer
-        from tinker_cookbook import renderers
+        import tinker
+        from harbor.llms.tinker import TinkerLLM, get_tokenizer
 
-        # The cookbook has no list of them (0.5.7 to 0.6.1).
-        names = re.findall(r'name == "(\w+)"', inspect.getsource(renderers.get_renderer))
-        name = kwargs.get("renderer_name")
-        if name and name not in names and not renderers.is_renderer_registered(name):
-            raise ValueError(f"no renderer {name}; there are {', '.join(sorted(names))}")
         # Outside the lock, for it takes seconds; the cookbook keeps what it has loaded.
-        get_tokenizer(kwargs["model_name"])
+        get_tokenizer(model_name)
         with _tokenizing:
-            super().__init__(**kwargs)
-            self._stop = self._renderer.get_stop_sequences()
-            prompt = self._renderer.build_generation_prompt([user("a")]).to_ints()
-            end = self._renderer.tokenizer.decode(prompt[-4:])
+            # Private, and the same in Harbor 0.13 to 0.25.
+            self._renderer = TinkerLLM(model_name, renderer_name=renderer_name)._renderer
+            self._tokenizer = self._renderer.tokenizer
             # The tokenizer of the Inkling models has no list of its special texts, and needs none.
-            special = getattr(self._renderer.tokenizer, "get_added_vocab", dict)()
+            special = getattr(self._tokenizer, "get_added_vocab", dict)()
+            stop = self._renderer.get_stop_sequences()
         self._special_texts = [text for text in special if len(text.strip()) > 1]
-        self.opens_thinking = end.rstrip().endswith("<think>")
-        self.context_limit = self.get_model_context_limit()
-        source = {
-            "model_path": self._model_path,
-            "base_model": None if self._model_path else self._model_name,
-            "record_stability_info": record_stability_info or None,
-        }
-        server = without_none({"base_url": api_base, "api_key": api_key})
-        self._open = functools.partial(open_sampling_client, server, without_none(source))
+        self.context_limit = context_limit or 32_000
+        self.max_tokens = max_tokens
+        self._params = tinker.SamplingParams(
+            temperature=temperature, top_p=top_p, top_k=top_k, seed=seed, stop=stop
+        )
+        source = {"model_path": model_path} if model_path else {"base_model": model_name}
+        if record_stability_info:
+            source["record_stability_info"] = True
+        self._open = functools.partial(open_sampling_client, source, api_base, api_key)
         self._sampling_client = self._open()
-        # No lock of asyncio's: it would keep its event loop, and so the cache.
-        self._reopening = threading.Lock()
+        self._reopening = asyncio.Lock()
+        self._starts: dict[str, Ids] = {}
 
-    call = ExactPrompts.call_exactly
-
-    async def render(
-        self,
-        messages: list[dict],
-    ) -> list[int]:
+    async def render(self, messages: list[dict]) -> tuple[Ids, str]:
         in_parts = []
-        for message in messages:
-            if message["role"] == "assistant":
-                thinking, answer = split_thinking(message["content"])
-                parts = [
-                    {"type": "thinking", "thinking": thinking},
-                    {"type": "text", "text": answer},
-                ]
-                message = {"role": "assistant", "content": parts if thinking else answer}
-            in_parts.append(message)
-        build = self._renderer.build_generation_prompt
+        for one in messages:
+            thinking = ""
+            if one["role"] == "assistant":
+                thinking, answer = split_thinking(one["content"], prompt_is_known=True)
+                one = message("assistant", answer)
+            if thinking:
+                parts = {"thinking": thinking, "text": answer}
+                one = message("assistant", [{"type": kind, kind: parts[kind]} for kind in parts])
+            in_parts.append(one)
         with _tokenizing:
             try:
-                return build(in_parts).to_ints()
+                prompt = self._renderer.build_generation_prompt(in_parts)
             except ValueError:
                 # llama3 and role_colon know of no thinking.
-                return build(messages).to_ints()
+                prompt = self._renderer.build_generation_prompt(messages)
+            ids = prompt.to_ints()
+            return ids, self._tokenizer.decode(ids[-8:])
 
-    async def special_texts(
-        self,
-        text: str,
-    ) -> Iterable[str]:
+    async def behind_a_reply(self, system: list[dict], new: dict) -> tuple[Ids, str]:
+        # To tokenize the new message twice a turn shows in the CPU: what stands before the tail of
+        # a probe is kept for each system message.
+        said = [*system, message("user", "a"), message("assistant", "b")]
+        start = self._starts.get(str(system))
+        if start is None:
+            short = message("user", "d")
+            tail, _ = await super().behind_a_reply(system, short)
+            ids, _ = await self.render([*said, short])
+            start = self._starts[str(system)] = ids[: len(ids) - len(tail)]
+        ids, end = await self.render([*said, new])
+        if ids[: len(start)] != start:
+            # The template has changed its mind, as one does at midnight that shows the date.
+            del self._starts[str(system)]
+            return [], end
+        return ids[len(start) :], end
+
+    async def special_texts(self, text: str) -> list[str]:
         return self._special_texts
 
-    async def sample(
-        self,
-        prompt_ids: list[int],
-        max_tokens: int,
-        **request: Any,
-    ) -> Turn:
+    async def generate(self, prompt_ids: Ids, max_tokens: int, **_: Any) -> Turn:
         import tinker
 
-        params = tinker.SamplingParams(
-            max_tokens=max_tokens,
-            temperature=self._temperature,
-            stop=self._stop,
-            seed=self._seed,
-            top_k=self._top_k,
-            top_p=self._top_p,
-        )
         # Unchecked, for pydantic would look at each token of a long prompt in each turn.
         chunk = tinker.EncodedTextChunk.model_construct(tokens=prompt_ids)
-        prompt = tinker.ModelInput(chunks=[chunk])
-        for attempt in (1, 2):
-            client = self._sampling_client
-            try:
-                sampling = client.sample(
-                    prompt=prompt,
-                    num_samples=1,
-                    sampling_params=params,
-                )
-                # A future before SDK 0.38, awaitable from then on.
-                if not inspect.isawaitable(sampling):
-                    sampling = asyncio.wrap_future(sampling)
-                response = await sampling
-                break
-            except Exception as error:
-                if says_context_is_full(error):
-                    raise ContextLengthExceededError(str(error)) from error
-                if attempt == 2 or not is_gone(error):
-                    raise
-            # The session is over: once more, in a new one.
-            await in_thread(functools.partial(self._reopen, client))
+        call = {
+            "prompt": tinker.ModelInput(chunks=[chunk]),
+            "num_samples": 1,
+            "sampling_params": self._params.model_copy(update={"max_tokens": max_tokens}),
+        }
+        client = self._sampling_client
+        try:
+            response = await result_of(client.sample(**call))
+        except Exception as error:
+            if not is_gone(error):
+                raise
+            # The session is over: the first trial that sees it opens another one for all.
+            async with self._reopening:
+                if self._sampling_client is client:
+                    self._sampling_client = await asyncio.to_thread(self._open)
+            response = await result_of(self._sampling_client.sample(**call))
         sequence = response.sequences[0]
         ids = list(sequence.tokens)
-        usage = UsageInfo(
-            prompt_tokens=len(prompt_ids),
-            completion_tokens=len(ids),
-            # SDK 0.25 and later.
-            cache_tokens=getattr(response, "prompt_cache_hit_tokens", None) or 0,
-            cost_usd=0.0,
-        )
+        # SDK 0.25 and later.
+        cache_tokens = getattr(response, "prompt_cache_hit_tokens", None) or 0
         return Turn(
             content=self._text_of(ids),
-            usage=usage,
+            usage=usage_of(prompt_ids, ids, cache_tokens),
             prompt_token_ids=prompt_ids,
             completion_token_ids=ids,
-            logprobs=None if sequence.logprobs is None else list(sequence.logprobs),
-            cut_off=sequence.stop_reason == "length",
+            logprobs=sequence.logprobs and list(sequence.logprobs),
+            cut_off=sequence.stop_reason != "stop",
             # SDK 0.26 and later.
             extra={"sequence_id": getattr(sequence, "sequence_id", None)},
         )
 
-    def _reopen(
-        self,
-        gone: Any,
-    ) -> None:
-        # The first trial that sees the end of a session opens another one for all.
-        with self._reopening:
-            if self._sampling_client is gone:
-                self._sampling_client = self._open()
-
-    def _text_of(
-        self,
-        ids: list[int],
-    ) -> str:
-        # A reply's text up to its stop token, or stop text.
-        ends = {*self._stop, self._renderer.tokenizer.eos_token_id}
+    def _text_of(self, ids: Ids) -> str:
+        # A reply's text up to its stop token, or stop text (role_colon's).
+        stop = self._params.stop
+        ends = {*stop, self._tokenizer.eos_token_id}
         ids = list(itertools.takewhile(lambda token: token not in ends, ids))
         try:
             with _tokenizing:
-                text = self._renderer.tokenizer.decode(ids)
-        except Exception as error:
+                text = self._tokenizer.decode(ids)
+        except Exception:
             # What no tokenizer can read is neither an answer nor commands.
-            self._logger.warning("a reply that the tokenizer cannot read: %s", error)
             return ""
-        # role_colon has a text.
-        if isinstance(self._stop[0], str):
-            text = text.partition(self._stop[0])[0].removeprefix(" ")
-        return text
+        return text.partition(stop[0])[0].removeprefix(" ") if isinstance(stop[0], str) else text
+
+
+async def result_of(sampling: Any) -> Any:
+    # A future before SDK 0.38, awaitable from then on.
+    return await (sampling if inspect.isawaitable(sampling) else asyncio.wrap_future(sampling))
 
 
 def check_tinker_key(settings: Mapping[str, str]) -> None:
@@ -1259,7 +1250,9 @@ def check_tinker_key(settings: Mapping[str, str]) -> None:
 
             has_key = tinker_has_credentials()
     if not has_key:
-        raise ValueError("no API key for Tinker: set TINKER_API_KEY")
+        raise ValueError(
+            "no API key for Tinker: set TINKER_API_KEY, or model_client=litellm for other models"
+        )
 
 
 def is_gone(error: Exception) -> bool:
@@ -1273,9 +1266,9 @@ def is_gone(error: Exception) -> bool:
 
 
 def says_context_is_full(error: Exception) -> bool:
-    """Whether Tinker refused a prompt for its length; the phrases are those of Harbor's client.
+    """Whether a prompt was refused for its length; the phrases are those of Harbor's clients.
 
-    A day may be "too long", too: only an error in what was asked is a prompt's.
+    Only an error in what was asked is a prompt's: a maintenance may "take too long", too.
     """
     is_user_error = str(getattr(error, "category", "")) == "user"
     is_bad_request = getattr(error, "status_code", None) in (400, 413, 422)
@@ -1283,204 +1276,205 @@ def says_context_is_full(error: Exception) -> bool:
     return (is_user_error or is_bad_request) and bool(re.search(phrases, str(error)))
 
 
-# How the server says that the reply to the current call ended; trials share the client.
-_finish_reason = ContextVar("finish_reason", default="")
+class VllmClient(ExactClient):
+    """vLLM by token ids: /tokenize renders, /v1/completions samples (seen on 0.32).
 
-
-class LiteLLMMixin(ExactPrompts):
-    """What this file adds to Harbor's LiteLLM: whole replies, and the trial's session id.
-
-    Where ids are asked for and the server tokenizes, as vLLM does, prompts are exact, too. What is
-    private is the same in Harbor 0.13 to 0.25.
+    What `__init__` does not name goes into each request. `model_info` has prices, as litellm's.
     """
-
-    reads_system = True
 
     def __init__(
         self,
-        **kwargs: Any,
-    ) -> None:
-        import httpx
-        import openai
-
-        super().__init__(**kwargs)
-        self.is_exact = bool(
-            self._api_base and self._collect_rollout_details and not self._use_responses_api
-        )
-        if not self.is_exact:
-            return
-        http_client = openai.DefaultAsyncHttpxClient(
-            # A connection that it kept would keep its event loop, and so the cache.
-            limits=httpx.Limits(max_keepalive_connections=0),
-            verify=self._llm_kwargs.get("ssl_verify", True),
-            timeout=60,
-        )
-        self._server = openai.AsyncOpenAI(
-            base_url=self._api_base.rstrip("/").removesuffix("/v1"),
-            api_key=self._llm_kwargs.get("api_key") or "none",
-            default_headers=self._llm_kwargs.get("extra_headers"),
-            http_client=http_client,
-            # An outage of some seconds, twice a turn, ends no trial.
-            max_retries=5,
-        )
-        try:
-            # This is no thread of an event loop's.
-            self.is_exact = len(asyncio.run(self.render([user("a")]))) > 0
-        except (openai.OpenAIError, LookupError, TypeError, ValueError):
-            # A gateway may answer anything to what it does not know.
-            self.is_exact = False
-            self._logger.info("the server has no /tokenize: prompts are not exact")
-
-    async def call(
-        self,
-        prompt: str,
-        message_history: list[dict],
-        goes_on_from: list[int],
-        session_id: str | None = None,
-        **kwargs: Any,
-    ) -> Turn:
-        """One model call. Raises what Harbor's LiteLLM raises, after its three attempts."""
-        request = {}
-        if session_id:
-            headers = self._llm_kwargs.get("extra_headers") or {}
-            request["extra_headers"] = {**headers, "X-Session-ID": session_id}
-            # Closed APIs refuse fields that they do not know, and return no ids either.
-            if self._collect_rollout_details:
-                request["extra_body"] = {"session_id": session_id}
-        if self.is_exact:
-            return await self.call_exactly(prompt, message_history, goes_on_from, **request)
-        _finish_reason.set("")
-        response = await super().call(
-            prompt,
-            message_history,
-            **kwargs,
-            **request,
-        )
-        return Turn(**vars(response), cut_off=_finish_reason.get() == "length")
-
-    def get_model_output_limit(self) -> int:
-        # Harbor sends it to the Responses API, where the most that the model can is no limit.
-        return self._llm_kwargs["max_tokens"]
-
-    def _extract_usage_info(
-        self,
-        response: Any,
-    ) -> UsageInfo | None:
-        # A hook: `call` looks at finish_reason after this, and a reply that was cut off would
-        # become an error there, without its ids and usage.
-        choice = response["choices"][0]
-        _finish_reason.set(choice["finish_reason"])
-        choice["finish_reason"] = "stop"
-        return super()._extract_usage_info(response)
-
-    async def _tokenize(
-        self,
-        **body: Any,
-    ) -> dict:
-        # vLLM's POST /tokenize: tokens, token_strs, max_model_len. Raises after six attempts.
-        body |= {"model": self._canonical_model_name, "return_token_strs": True}
-        return await self._server.post(
-            "/tokenize",
-            cast_to=object,
-            body=body,
-        )
-
-    async def render(
-        self,
-        messages: list[dict],
-    ) -> list[int]:
-        # As the chat endpoint hands them to the template.
-        options = {
-            "reasoning_effort": self._reasoning_effort,
-            **(self._llm_kwargs.get("chat_template_kwargs") or {}),
-            **((self._llm_kwargs.get("extra_body") or {}).get("chat_template_kwargs") or {}),
-        }
-        # gpt-oss' own template refuses its headers in a message.
-        shown = [
-            {**message, "content": split_thinking(message["content"])[1]}
-            if message["content"].startswith(_HEADERS)
-            else message
-            for message in messages
-        ]
-        answer = await self._tokenize(
-            messages=shown,
-            add_generation_prompt=True,
-            chat_template_kwargs=without_none(options),
-        )
-        self.context_limit = int(answer["max_model_len"])
-        # "Ċ" is how byte-level tokenizers show a line's end.
-        end = "".join(answer["token_strs"][-8:]).rstrip("Ċ\n")
-        self.opens_thinking = end.endswith("<think>")
-        return answer["tokens"]
-
-    async def special_texts(
-        self,
-        text: str,
-    ) -> Iterable[str]:
-        if not self.is_exact:
-            return ()
-        answer = await self._tokenize(prompt=text, add_special_tokens=False)
-        # As it shows them: <|im_end|>, <think>, </s>, [INST].
-        return {piece for piece in answer["token_strs"] if re.fullmatch(r"(?s)<.+>|\[.+\]", piece)}
-
-    async def sample(
-        self,
-        prompt_ids: list[int],
+        model: str,
+        context_limit: int | None,
+        *,
         max_tokens: int,
-        **request: Any,
-    ) -> Turn:
-        import litellm
+        api_base: str,
+        api_key: str = "none",
+        timeout: float = 600,
+        max_retries: int = 2,
+        ssl_verify: bool = True,
+        extra_headers: dict | None = None,
+        extra_body: dict | None = None,
+        chat_template_kwargs: dict | None = None,
+        model_info: dict | None = None,
+        model_name: str = "",
+        **body: Any,
+    ) -> None:
+        from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
-        # Else it prints a list of providers in each call, for it looks for the price of the model.
-        litellm.suppress_debug_info = True
-        arguments = {
-            # Without one hosted_vllm/ would get OPENAI_API_KEY.
-            "api_key": "none",
-            **self._build_base_kwargs(),
-            **request,
-            # Only this one of litellm's providers takes ids as a prompt.
-            "model": f"openai/{self._canonical_model_name}",
+        self.context_limit = context_limit or math.inf
+        self.max_tokens = max_tokens
+        self._prices = model_info or {}
+        body |= extra_body or {}
+        self._body = body | {"model": model}
+        options = {"reasoning_effort": body.get("reasoning_effort"), **(chat_template_kwargs or {})}
+        options |= body.get("chat_template_kwargs") or {}
+        self._template = {name: value for name, value in options.items() if value is not None}
+        self._server = AsyncOpenAI(
+            base_url=api_base.rstrip("/").removesuffix("/v1"),
+            api_key=api_key,
+            timeout=timeout,
+            max_retries=max_retries,
+            # A connection that was kept would belong to the event loop that opened it.
+            default_headers={**(extra_headers or {}), "Connection": "close"},
+            http_client=DefaultAsyncHttpxClient(verify=ssl_verify),
+        )
+
+    async def connect(self) -> bool:
+        """Whether the server tokenizes. It says how many tokens it holds, too.
+
+        Raises openai.OpenAIError for any answer but that there is no such thing.
+        """
+        try:
+            answer = await self._tokenize(messages=[message("user", "a")])
+            self.context_limit = min(self.context_limit, int(answer["max_model_len"]))
+            return bool(answer["tokens"] and answer["token_strs"])
+        except (LookupError, TypeError, ValueError):
+            # A gateway may answer anything to what it does not know.
+            return False
+        except Exception as error:
+            if getattr(error, "status_code", None) in (400, 404, 405, 422):
+                return False
+            raise
+
+    async def _tokenize(self, **body: Any) -> dict:
+        body |= {"model": self._body["model"], "return_token_strs": True}
+        # An outage of some seconds, three times a turn, ends no trial.
+        options = {"timeout": 30, "max_retries": 5}
+        return await self._server.post("/tokenize", cast_to=object, body=body, options=options)
+
+    async def render(self, messages: list[dict]) -> tuple[Ids, str]:
+        answer = await self._tokenize(
+            messages=messages, add_generation_prompt=True, chat_template_kwargs=self._template
+        )
+        # How byte-level tokenizers, and others, show spaces and the ends of lines.
+        end = re.sub("Ċ|Ġ|▁|<0x0A>", " ", "".join(answer["token_strs"][-8:]))
+        return answer["tokens"], end
+
+    async def special_texts(self, text: str) -> list[str]:
+        answer = await self._tokenize(prompt=text, add_special_tokens=False)
+        # Those that look like <|im_end|>, <think>, </s>, [INST]; <?> and [:] are ordinary tokens.
+        looks = r"(?s)<.*[^\W\d_].*>|\[.*[^\W\d_].*\]"
+        return [piece for piece in set(answer["token_strs"]) if re.fullmatch(looks, piece)]
+
+    async def generate(
+        self, prompt_ids: Ids, max_tokens: int, headers: dict | None = None, **request: Any
+    ) -> Turn:
+        body = {
+            **self._body,
+            "session_id": request.get("session_id"),
             "prompt": prompt_ids,
             "max_tokens": max_tokens,
-            "temperature": self._temperature,
             "logprobs": 0,
-            "extra_body": {
-                **(self._llm_kwargs.get("extra_body") or {}),
-                **(request.get("extra_body") or {}),
-                "return_token_ids": True,
-                "skip_special_tokens": False,
-            },
+            "return_token_ids": True,
+            "skip_special_tokens": False,
         }
-        # The three attempts (tenacity's) that Harbor's own call makes.
-        try:
-            response = await super().call.retry.copy()(litellm.atext_completion, **arguments)
-        except Exception as error:
-            self._handle_litellm_error(error)
-        choice = response.choices[0]
-        return Turn(
-            content=choice.text,
-            cut_off=choice.finish_reason == "length",
-            usage=super()._extract_usage_info(response),
-            # As the server had it: an option may have cut it.
-            prompt_token_ids=getattr(choice, "prompt_token_ids", None) or prompt_ids,
-            completion_token_ids=getattr(choice, "token_ids", None),
-            logprobs=dict(choice.logprobs or {}).get("token_logprobs"),
+        options = {"headers": headers or {}}
+        answer = await self._server.post(
+            "/v1/completions", cast_to=object, body=body, options=options
         )
+        # What is left of it, such as routed_experts, is kept.
+        reply = answer["choices"][0]
+        # As the server had it: an option may have cut it.
+        prompt_ids = reply.pop("prompt_token_ids", None) or prompt_ids
+        ids = reply.pop("token_ids", None)
+        logprobs = reply.pop("logprobs", None) or {}
+        cached = (answer.get("usage") or {}).get("prompt_tokens_details") or {}
+        cost = len(prompt_ids) * self._prices.get("input_cost_per_token", 0.0)
+        cost += len(ids or []) * self._prices.get("output_cost_per_token", 0.0)
+        return Turn(
+            content=reply.pop("text"),
+            cut_off=reply.pop("finish_reason") not in WHOLE,
+            usage=usage_of(prompt_ids, ids or [], cached.get("cached_tokens") or 0, cost),
+            prompt_token_ids=prompt_ids,
+            completion_token_ids=ids,
+            logprobs=logprobs.get("token_logprobs"),
+            extra=reply,
+        )
+
+
+# What a server says of a reply that is whole; else it is length, abort, content_filter, ...
+WHOLE = ("stop", "tool_calls", "function_call")
+
+# How the server says that the reply to the current call ended; trials share the client.
+_finish_reason: ContextVar[str] = ContextVar("finish_reason")
+
+
+def chat_client(**arguments: Any) -> Client:
+    """Harbor's LiteLLM, for whole replies, and with the trial's session id.
+
+    What is private is the same in Harbor 0.13 to 0.25.
+    """
+    from harbor.llms.lite_llm import LiteLLM
+
+    class ChatClient(Client, LiteLLM):
+        """Defined here, for importing LiteLLM takes seconds."""
+
+        async def call(
+            self,
+            prompt: str,
+            message_history: list = (),
+            goes_on_from: Ids = (),
+            session_id: str | None = None,
+            headers: dict | None = None,
+            **kwargs: Any,
+        ) -> Turn:
+            """One model call. Raises what Harbor's LiteLLM raises, after its three attempts."""
+            own = self._llm_kwargs.get("extra_headers") or {}
+            kwargs["extra_headers"] = own | (headers or {})
+            # Closed APIs refuse fields that they do not know, and return no ids either.
+            if self._collect_rollout_details:
+                kwargs["extra_body"] = {"session_id": session_id}
+            _finish_reason.set("stop")
+            response = await super().call(prompt, list(message_history), **kwargs)
+            return Turn(**vars(response), cut_off=_finish_reason.get() not in WHOLE)
+
+        def get_model_output_limit(self) -> int:
+            # Harbor sends it to the Responses API, where the most that the model can is no limit.
+            return self._llm_kwargs["max_tokens"]
+
+        def _extract_usage_info(self, response: Any) -> UsageInfo | None:
+            # A hook: `call` looks at finish_reason after this, and a reply that was cut off would
+            # become an error there, without its ids and usage.
+            choice = response["choices"][0]
+            # litellm makes a "stop" of what it does not know, and keeps the server's own word.
+            fields = getattr(choice, "provider_specific_fields", None) or {}
+            is_broken = re.search(
+                "(?i)abort|error|malformed", fields.get("native_finish_reason", "")
+            )
+            _finish_reason.set("abort" if is_broken else choice["finish_reason"])
+            choice["finish_reason"] = "stop"
+            return super()._extract_usage_info(response)
+
+    return ChatClient(**arguments)
 
 
 # The cache: one client for all trials of an event loop and configuration.
 
-# By loop: the clients and their locks, each by configuration, and the latest clients. A client
-# lives as long as a trial uses it, or as it is one of the latest (a training run brings a new
-# checkpoint each step), and no longer than its loop.
-_caches = WeakKeyDictionary()
+# By event loop and configuration the newest clients, and the locks under which they are built. (A
+# training run brings a new checkpoint each step.)
+_clients: dict[tuple, Any] = {}
+_locks: dict[tuple, asyncio.Lock] = {}
 
 # The process's sessions with Tinker, by server and key; each holds about 11 file descriptors.
 _services: dict[str, Any] = {}
 _opening = threading.Lock()
-# Held while a checkpoint loads: only those wait for it whose session seems to be over, too.
-_replacing = threading.Lock()
 _given_service: Any = None
+
+
+async def shared_client(configuration: tuple, build: Callable[[], Any]) -> Any:
+    """The client of this configuration that all trials of the event loop share.
+
+    One trial builds it, in a thread (the next, if that fails). Raises what `build` raises.
+    """
+    key = (asyncio.get_running_loop(), configuration)
+    async with _locks.setdefault(key, asyncio.Lock()):
+        if key not in _clients:
+            _clients[key] = await asyncio.to_thread(build)
+            for oldest in list(_clients)[:-32]:
+                _clients.pop(oldest, None)
+                _locks.pop(oldest, None)
+        return _clients[key]
 
 
 def use_service(service: Any) -> None:
@@ -1493,75 +1487,41 @@ def use_service(service: Any) -> None:
     _given_service = service
 
 
-def open_sampling_client(
-    server: dict[str, str],
-    source: dict[str, Any],
-) -> Any:
+def open_sampling_client(source: dict, api_base: str | None, api_key: str | None) -> Any:
     """A sampling client in the process's session, or in a new one if that is over. Blocks.
 
-    Tinker answers alike for a session that is over and for a checkpoint that does not exist: where
-    a new session opens the checkpoint, it takes the old one's place, else it is closed. Raises what
+    Tinker answers alike for a session that is over and for a checkpoint that does not exist: a new
+    session takes the old one's place where it opens the checkpoint, else it is closed. Raises what
     the SDK raises.
     """
     import tinker
 
-    key = str(server)
+    server = {"base_url": api_base, "api_key": api_key}
     with _opening:
-        service = _given_service or _services.get(key)
-        if service is None:
-            service = _services[key] = tinker.ServiceClient(**server)
-    try:
-        return _sampling_client(service, source)
-    except Exception as error:
-        if service is _given_service or not is_gone(error):
-            raise
-    with _replacing:
-        if _services.get(key) is service:
-            fresh = tinker.ServiceClient(**server)
+        old = _given_service or _services.get(str(server))
+        if old:
             try:
-                client = _sampling_client(fresh, source)
-            except Exception:
-                close(fresh)
-                raise
-            close(service)
-            _services[key] = fresh
+                return sampling_client_of(old, source)
+            except Exception as error:
+                if _given_service or not is_gone(error):
+                    raise
+        fresh = tinker.ServiceClient(**{name: x for name, x in server.items() if x})
+        unused = fresh
+        try:
+            client = sampling_client_of(fresh, source)
+            _services[str(server)] = fresh
+            unused = old
             return client
-    # Another trial was faster.
-    return open_sampling_client(server, source)
+        finally:
+            # Gives its descriptors back, without waiting; SDKs before 0.30 cannot.
+            if hasattr(unused, "close"):
+                unused.close("success")
 
 
-def _sampling_client(
-    service: Any,
-    source: dict[str, Any],
-) -> Any:
+def sampling_client_of(service: Any, source: dict) -> Any:
     created = service.create_sampling_client(**source)
     # A future from SDK 0.38 on.
     return created.result() if hasattr(created, "result") else created
-
-
-def close(service: Any) -> None:
-    """Give a session's descriptors back, without waiting; SDKs before 0.30 cannot."""
-    if hasattr(service, "close"):
-        service.close("success")
-
-
-async def in_thread(function: Callable) -> Any:
-    """Like asyncio.to_thread, but in a daemon thread, for which Python does not wait at exit.
-
-    While Tinker is down its SDK retries for minutes.
-    """
-    done = concurrent.futures.Future()
-    # From here on it cannot be cancelled, and takes what comes, wanted or not.
-    done.set_running_or_notify_cancel()
-
-    def work() -> None:
-        try:
-            done.set_result(function())
-        except BaseException as error:
-            done.set_exception(error)
-
-    threading.Thread(target=work, daemon=True).start()
-    return await asyncio.wrap_future(done)
 
 
 # Training data.
@@ -1569,18 +1529,14 @@ async def in_thread(function: Callable) -> Any:
 
 @dataclass(frozen=True)
 class Trajectory:
-    """A finished trial as a trainer sees it; tokens, cost, times and names are in `trial`."""
+    """A scored trial as a trainer sees it; rewards, tokens, cost and names are in `trial`."""
 
     # Of all steps, in order, with ids and logprobs; none for API models.
     turns: list[Turn]
     # The reward named "reward", or the only one. None: not scored, or several of other names.
     reward: float | None
-    # All that the verifier gave; empty where Harbor scored a trial that failed.
-    rewards: dict[str, float]
     # The `StopReason` of the last step; None for another agent's trial.
     stop_reason: str | None
-    # Why there is no reward, such as "RuntimeError: service is gone".
-    failure: str | None
     trial: TrialResult
 
 
@@ -1591,41 +1547,31 @@ _SCORED_EXCEPTIONS = ("AgentTimeoutError", "NonZeroAgentExitCodeError")
 def trial_to_trajectory(trial: TrialResult) -> Trajectory | None:
     """Training data from a finished trial, live or from `TrialResult.model_validate_json`.
 
-    None if the trial failed before it was scored, or has neither tokens nor a score. A multi-step
-    trial of which a step failed has no reward, though Harbor scores it: `failure` says why. Raises
-    ValueError where ids and logprobs do not align, or a logprob or reward is not finite.
+    None if the trial or one of its steps failed (why is in their `exception_info`; Harbor scores
+    such steps all the same), or if it has neither tokens nor a score. Raises ValueError where ids,
+    logprobs and `extra` do not align, or a logprob or reward is not finite.
     """
     steps = trial.step_results or [trial]
     contexts = [step.agent_result or AgentContext() for step in steps]
     segments = [segment for context in contexts for segment in context.rollout_details or []]
-    turns = [turn for segment in segments for turn in turns_of(segment)]
+    try:
+        turns = [turn for segment in segments for turn in turns_of(segment)]
+    except ValueError as error:
+        raise ValueError(f"trial {trial.trial_name}: {error}") from error
+    rewards = getattr(trial.verifier_result, "rewards", None) or {}
     if not all(turn.is_trainable for turn in turns):
         raise ValueError(
-            f"trial {trial.trial_name}: token ids and logprobs are not aligned, or a logprob is "
-            "not finite: do not train on them"
+            f"trial {trial.trial_name}: ids and logprobs are not aligned, or no numbers"
         )
-    rewards = getattr(trial.verifier_result, "rewards", None) or {}
-    for name, value in rewards.items():
-        if not math.isfinite(value):
-            raise ValueError(f"trial {trial.trial_name}: the reward {name!r} is {value}")
+    if not all(map(math.isfinite, rewards.values())):
+        raise ValueError(f"trial {trial.trial_name}: a reward is no number: {rewards}")
     exceptions = [part.exception_info for part in (trial, *steps) if part.exception_info]
-    if not rewards and (exceptions or not turns):
+    has_failed = any(one.exception_type not in _SCORED_EXCEPTIONS for one in exceptions)
+    if has_failed or not (rewards or turns) or (exceptions and not rewards):
         return None
-
-    failures = [
-        f"{exception.exception_type}: {exception.exception_message}"
-        for exception in exceptions
-        if exception.exception_type not in _SCORED_EXCEPTIONS
-    ]
-    rewards = {} if failures else rewards
     only = next(iter(rewards.values())) if len(rewards) == 1 else None
     return Trajectory(
-        turns=turns,
-        reward=rewards.get("reward", only),
-        rewards=rewards,
-        stop_reason=(contexts[-1].metadata or {}).get("stop_reason"),
-        failure=failures[0] if failures else None,
-        trial=trial,
+        turns, rewards.get("reward", only), (contexts[-1].metadata or {}).get("stop_reason"), trial
     )
 
 
@@ -1634,12 +1580,13 @@ _trial_to_trajectory = trial_to_trajectory
 
 
 def turns_of(segment: dict) -> list[Turn]:
-    """The turns of a RolloutDetail. Where one of its lists is shorter, a turn has None."""
-    rows = itertools.zip_longest(*[segment.get(name) or [] for name in _IDS])
-    turns = [Turn(**dict(zip(_IDS, row, strict=True)), extra={}) for row in rows]
-    for name, values in (segment.get("extra") or {}).items():
-        for turn, value in zip(turns, values, strict=False):
-            turn.extra[name] = value
+    """The turns of a RolloutDetail. Raises ValueError where its lists differ in length."""
+    extra = segment.get("extra") or {}
+    turns = []
+    columns = [segment.get(name) or [] for name in _IDS]
+    for row in zip(*columns, *extra.values(), strict=True):
+        ids = dict(zip(_IDS, row[:3], strict=True))
+        turns.append(Turn(**ids, extra=dict(zip(extra, row[3:], strict=True))))
     return turns
 
 
@@ -1657,18 +1604,10 @@ def to_tinker(trajectory: Trajectory) -> "tinker_cookbook.rl.types.Trajectory": 
     for turn in trajectory.turns:
         is_last = turn is trajectory.turns[-1]
         cut_off = is_last and trajectory.stop_reason == StopReason.MAX_TOKENS
-        action = TokensWithLogprobs(
-            turn.completion_token_ids, turn.logprobs, "length" if cut_off else "stop"
-        )
+        ids, logprobs = turn.completion_token_ids, turn.logprobs
+        action = TokensWithLogprobs(ids, logprobs, "length" if cut_off else "stop")
         # A field of cookbook 0.6.
         action.sequence_id = (turn.extra or {}).get("sequence_id")
         prompt = ModelInput.from_ints(turn.prompt_token_ids)
-        transitions.append(
-            types.Transition(
-                prompt,
-                action,
-                reward=0.0,
-                episode_done=is_last,
-            )
-        )
+        transitions.append(types.Transition(prompt, action, reward=0.0, episode_done=is_last))
     return types.Trajectory(transitions, ModelInput.empty(), trajectory.stop_reason)

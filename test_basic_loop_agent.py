@@ -5,6 +5,7 @@ the model's answers and the container are the fakes below and those of examples/
 """
 
 import asyncio
+import base64
 import concurrent.futures
 import contextlib
 import copy
@@ -23,8 +24,8 @@ import os
 import random
 import re
 import selectors
-import shlex
 import shutil
+import ssl
 import subprocess
 import sys
 import textwrap
@@ -56,6 +57,7 @@ from harbor.models import trajectories as atif
 from harbor.models.agent.context import AgentContext
 from harbor.models.job.config import JobConfig
 from harbor.models.metric import UsageInfo
+from harbor.models.task.config import MCPServerConfig
 from harbor.models.trial.result import TrialResult
 from harbor.models.verifier.result import VerifierResult
 from tinker_cookbook import completers
@@ -73,6 +75,7 @@ from basic_loop_agent import (
     StopReason,
     fenced_blocks,
     split_thinking,
+    tagged,
     to_tinker,
     trial_to_trajectory,
 )
@@ -109,7 +112,9 @@ class ScriptedEnvironment:
 
     async def exec(self, command: str, timeout_sec: int | None = None, **kwargs: Any) -> ExecResult:
         runs = command.startswith("BASIC_LOOP_RUN=")
-        self.scripts.append(shlex.split(command)[-1] if runs else None)
+        (encoded,) = re.findall("BASIC_LOOP_BLOCKS='(.*?)'", command)
+        blocks = [base64.b64decode(block).decode() for block in encoded.split()]
+        self.scripts.append("\n".join(blocks) if runs else None)
         self.timeouts.append(timeout_sec)
         return await next_answer(self.script)
 
@@ -119,24 +124,15 @@ class ShellEnvironment:
 
     def __init__(self, **variables: str) -> None:
         self.variables = os.environ | variables
-        # The outputs, the commands' marks, and what the commands have left behind.
-        self.outputs, self.marks, self.left = [], [], []
+        self.outputs = []
 
     async def exec(self, command: str, **kwargs: Any) -> ExecResult:
-        self.marks.append(re.findall(r"\b[0-9a-f]{32}\b", command)[0])
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         process = await asyncio.create_subprocess_shell(command, env=self.variables, **pipes)
         output, _ = await process.communicate(b"not for the script\n")
         # Modal is as strict. What is printed is ASCII, whatever the script writes.
         self.outputs.append(output.decode("ascii", "strict"))
-        self.left += files_of(self.marks[-1])
         return ExecResult(stdout=self.outputs[-1], return_code=process.returncode)
-
-
-def files_of(mark: str) -> list[Path]:
-    """What a command of the agent has left outside its own folder."""
-    folders = (Path("/dev/shm"), Path("/tmp"))
-    return [path for folder in folders for path in folder.glob(f"basic-loop-{mark}*")]
 
 
 # Fakes of the model: Tinker's service, by what the SDK gives. Before 0.38 that is no future where
@@ -251,6 +247,7 @@ def done(result: Any) -> concurrent.futures.Future:
 # <think> are merely added. Inkling's renderer has its own.
 _TAGS = r"</?(?:think|tool_call|tool_response|tool_result|arg_key|arg_value|img)>|<image>|\[gMASK\]"
 _FIRST = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+ORDINARY = ["Class<?>", "a[:]", "x<()>", "x[...]"]
 INKLING = "thinkingmachines/Inkling"
 
 
@@ -266,7 +263,9 @@ def tokenizer_dir(tmp_path_factory: pytest.TempPathFactory) -> str:
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(vocab_size=400, special_tokens=_FIRST, initial_alphabet=alphabet)
-    tokenizer.train_from_iterator(["hello world user assistant bash\n\n```"] * 9, trainer)
+    # Ordinary tokens that look like special ones, as in the vocabularies of Qwen and Llama.
+    text = f"hello world user assistant bash\n\n``` {' '.join(ORDINARY)}"
+    tokenizer.train_from_iterator([text] * 9, trainer)
     sources = "".join(path.read_text() for path in (COOKBOOK / "renderers").glob("*.py"))
     bar = "\N{FULLWIDTH VERTICAL LINE}"
     special = set(re.findall(rf"<[|{bar}][\w▁]+[|{bar}]>", sources)) - set(_FIRST)
@@ -374,8 +373,12 @@ class Run:
 
     @property
     def metadata(self) -> dict[str, Any]:
+        """All but how long each call and each command took."""
         assert self.view.extra == self.context.metadata
-        return self.context.metadata
+        of_runs, n_calls = dict(self.context.metadata), self.context.metadata["n_episodes"]
+        assert len(of_runs.pop("api_request_times_msec", [])) == n_calls
+        of_runs.pop("command_exec_times_msec", None)
+        return of_runs
 
     @property
     def stop_reason(self) -> str:
@@ -392,9 +395,9 @@ class Run:
 
     @property
     def told(self) -> list[str]:
-        """What the model was told after its commands, in order."""
+        """What the model was told after its replies, in order."""
         seen = [step.observation for step in self.view.steps if step.observation]
-        return [observation.results[0].content for observation in seen]
+        return [result.content for observation in seen for result in observation.results]
 
     @property
     def scripts(self) -> list[str | None]:
@@ -465,14 +468,15 @@ class Bench:
             message = await next_answer(answers)
             if isinstance(message, str):
                 message = {"role": "assistant", "content": message}
+            n_turns = sum(message["role"] == "assistant" for message in request["messages"])
+            fields = {"token_ids": [3, 4, 5], "routed_experts": [[n_turns]]} if ids else None
             choice = {"message": message, "finish_reason": finish}
+            choice["provider_specific_fields"] = fields
             usage = {"prompt_tokens": 10, "completion_tokens": 3, "total_tokens": 13}
             response = litellm.ModelResponse(model="mock", choices=[choice], usage=usage)
             if ids and "no ids" not in message["content"]:
                 # As litellm passes on what vLLM answers.
-                n_turns = sum(message["role"] == "assistant" for message in request["messages"])
                 response.prompt_token_ids = [1, 2] + [3, 4, 5, 6] * n_turns
-                response.choices[0].provider_specific_fields = {"token_ids": [3, 4, 5]}
                 content = [{"token": "x", "logprob": -0.5, "bytes": [], "top_logprobs": []}] * 3
                 logprobs = litellm.types.utils.ChoiceLogprobs(content=content)
                 response.choices[0].logprobs = logprobs
@@ -626,12 +630,17 @@ def test_a_reply_cut_off_anywhere_neither_shows_thinking_nor_loses_the_answer(be
         (f"a{bash('# </think>')}b</think>c", f"a{bash('# </think>')}b", "c", None),
         ("cat <<E\n<think>\n</think>\nE", None, "cat <<E\n<think>\n</think>\nE", None),
         (f"<think>a</think>{bash('# x\n</think>')}", "a", bash("# x\n</think>"), "# x\n</think>\n"),
-        # Headers may stand on lines of their own; a call of a tool is no answer.
-        ("<|channel|>final<|message|>a<|message|>b", None, "a<|message|>b", None),
-        (f"\n{HM}<|end|>\n<|start|>assistant<|channel|>final<|message|>hi", "hm", "hi", None),
-        (f"{HM}<|call|><|channel|>commentary\nto=x<|message|>{bash('rm')}", "hm", "", None),
-        # What the server calls reasoning is all of it.
+        # Others' tags, which close what their like opened.
+        ("[THINK]a[/THINK]\n<think>b</think>\nc", "ab", "c", None),
+        (f"<seed:think>a</think>{bash('rm x')}", f"a</think>{bash('rm x')}", "", None),
+        (f"<|START_THINKING|>a{bash('rm x')}", f"a{bash('rm x')}", "", None),
+        ("a</seed:think>b<|END_THINKING|>", "a", "b<|END_THINKING|>", None),
+        # Inline code neither opens nor closes.
+        (f"`</think>`{bash('ls')}", None, f"`</think>`{bash('ls')}", "ls\n"),
+        (f"`<think>` ` {bash('rm x')}</think>b", f"`<think>` ` {bash('rm x')}", "b", None),
+        # What the server calls reasoning is all of it, but for what tags at the start enclose.
         ({"content": TAGGED, "reasoning_content": "hm"}, "hm", TAGGED, "ls\n"),
+        ({"content": f"<think>{TAGGED}", "reasoning_content": "hm"}, "hmx\n", bash("ls"), "ls\n"),
     ],
 )
 def test_the_answer_begins_where_the_thinking_ends(bench, reply, thinking, answer, runs):
@@ -639,6 +648,42 @@ def test_the_answer_begins_where_the_thinking_ends(bench, reply, thinking, answe
     step = did.view.steps[2]
     assert (step.reasoning_content, step.message) == (thinking, answer)
     assert did.scripts == ([runs] * 2 if runs else [])
+
+
+@pytest.mark.parametrize("code", [bash("</think>"), "~~~\n</think>\n~~~\n", "`</think>`"])
+def test_where_the_prompts_end_is_known_a_tag_in_code_is_text(code):
+    assert split_thinking(code, prompt_is_known=True) == ("", code)
+    cut_off = f"{code}\n```\n</think>"
+    assert split_thinking(cut_off, prompt_is_known=True) == ("", cut_off)
+    # The model may have left out the tag that opens.
+    assert split_thinking(f"{code} so</think>b", prompt_is_known=True) == (f"{code} so", "b")
+
+
+FINAL = "<|start|>assistant<|channel|>final<|message|>"
+INKLING_HM = "<|message_model|><|content_thinking|>hm<|end_message|>\n<|message_model|>"
+
+
+@pytest.mark.parametrize(
+    ("sampled", "thinking", "answer"),
+    [
+        ("a <|channel|>", "", "a <|channel|>"),
+        # Headers may stand on lines of their own; a quoted mark is text.
+        (f"\n{HM}<|end|>\n{FINAL}a", "hm", "a"),
+        ("<|channel|>final<|message|>a<|message|>b<|end|>c", "", "a<|message|>b<|end|>c"),
+        (f"{HM} <|end|> or {FINAL} or </think><|end|>{FINAL}a", None, "a"),
+        (f"{INKLING_HM}<|content_text|>a<|end_message|>", "hm", "a"),
+        (f"{HM}<|end|><|channel|>commentary<|message|>a<|end|>{FINAL}b", "hm", "ab"),
+        # Cut off in a header, and calls of tools, which are no answers.
+        (f"{HM}<|end|><|start|>assistant<|channel|>final", "hm", ""),
+        (f"{HM}<|call|><|channel|>commentary\nto=x<|message|>rm", "hmrm", ""),
+        (" to=x<|channel|>commentary<|message|>rm", "rm", ""),
+        (f"{INKLING_HM}<|content_tool_call|>rm<|end_message|>", "hmrm", ""),
+    ],
+)
+def test_a_reply_of_messages_with_headers_gets_tags(sampled, thinking, answer):
+    thought, answered = split_thinking(tagged(sampled), prompt_is_known=True)
+    assert answered == answer
+    assert thinking is None or thought == thinking
 
 
 def test_lone_surrogates_reach_neither_tokenizer_nor_file(bench):
@@ -669,10 +714,6 @@ def test_an_api_model_gets_the_options_and_leaves_text_usage_and_price(bench, mo
     assert did.metadata == {"stop_reason": "completed", "n_episodes": 1}
     assert did.completion == "hello"
     assert bench.lite("hello", temperature=0.3).fake[-1]["temperature"] == 0.3
-    # Harbor has these for any agent since 0.25.
-    if "base_url" in basic_loop_agent.AgentOptions.model_fields:
-        (request,) = bench.lite("hello", base_url="http://x", reasoning_effort="low").fake
-        assert (request["api_base"], request["reasoning_effort"]) == ("http://x", "low")
     # A run has a price where each of its turns has one.
     for prices, cost in (([0.5, 0.0], None), ([0.5, 0.25], 0.75)):
         costs = unittest.mock.Mock(side_effect=prices)
@@ -685,6 +726,7 @@ def test_a_servers_token_ids_are_recorded_like_tinkers_and_have_to_come(bench):
     last_prompt = [1, 2, 3, 4, 5, 6, 3, 4, 5, 6]
     assert did.turns == [(ids, [3, 4, 5], [-0.5] * 3) for ids in ([1, 2], last_prompt)]
     assert (did.metadata["n_prefix_breaks"], did.metadata["n_turns_without_ids"]) == (0, 1)
+    assert did.context.rollout_details[0]["extra"]["routed_experts"] == [[[0]], [[2]]]
     assert did.fake[0]["logprobs"] is True
     assert did.fake[0]["extra_body"]["return_token_ids"] is True
     with pytest.raises(RuntimeError, match="collect_rollout_details"):
@@ -712,6 +754,14 @@ def test_the_responses_api_gets_max_tokens_and_may_be_cut_off(bench, monkeypatch
     assert [request["max_output_tokens"] for request in requests] == [777] * 4
 
 
+def test_reasoning_goes_back_with_the_history_if_asked_to(bench):
+    reply = {"role": "assistant", "content": bash("ls"), "reasoning_content": "hm"}
+    for sends in (True, False):
+        did = bench.lite(reply, "done", interleaved_thinking=sends, max_turns=2)
+        sent = did.fake[-1]["messages"][2]
+        assert sent.get("reasoning_content") == ("hm" if sends else None)
+
+
 def test_each_request_has_its_trials_session_id_and_trials_share_a_client(bench):
     requests, agent_class = bench.api(bash("ls"), ids=True), counted()
     kwargs = {"extra_headers": {"X-Other": "1"}, "extra_body": {"salt": 1}}
@@ -727,11 +777,10 @@ def test_each_request_has_its_trials_session_id_and_trials_share_a_client(bench)
     ids = sorted((body["X-Session-ID"], body["session_id"]) for body in sent)
     assert ids == [("mine",) * 2] * 2 + [("task__abc__agent",) * 2] * 2
     # A closed API gets it as a header only.
-    did = bench.lite("hello", session_id="mine")
-    assert did.fake[-1]["extra_headers"] == {"X-Session-ID": "mine"}
-    assert did.view.session_id == "mine"
-    assert "extra_body" not in did.fake[-1]
-    assert "extra_headers" not in bench.lite("hello").fake[-1]
+    for headers in (["X-Session-ID"], ["Modal-Session-ID", "X-SMG-Routing-Key"], []):
+        did = bench.lite("hello", session_id_headers=headers)
+        assert did.fake[-1]["extra_headers"] == dict.fromkeys(headers, did.view.session_id)
+        assert "extra_body" not in did.fake[-1]
 
 
 # vLLM, played over real HTTP: its template is a renderer's, which strips earlier thinking.
@@ -755,11 +804,9 @@ class FakeVllm(http.server.ThreadingHTTPServer):
 
     def agent(self, llm_kwargs: dict | None = None, **options: Any) -> BasicLoopAgent:
         """An agent that has this server's model."""
-        known = ("max_input_tokens", "max_output_tokens")
-        known += ("input_cost_per_token", "output_cost_per_token")
-        kwargs = {"model_info": dict.fromkeys(known, 9000), "api_key": "k"} | (llm_kwargs or {})
-        url = f"http://127.0.0.1:{self.server_port}/v1"
-        defaults = {"model_client": "litellm", "model_name": "hosted_vllm/served"}
+        kwargs = {"api_key": "k"} | (llm_kwargs or {})
+        url = f"http://127.0.0.1:{self.server_port}{options.pop('path', '/v1')}"
+        defaults = {"model_client": "litellm", "model_name": "openai/served"}
         defaults |= {"collect_rollout_details": True, "max_turns": 4}
         return self.bench.agent(**defaults | options, api_base=url, llm_kwargs=kwargs)
 
@@ -789,9 +836,9 @@ class FakeVllm(http.server.ThreadingHTTPServer):
         self.returned.append((prompt, ids, logprobs))
         choice = {"index": 0, "finish_reason": finish_reason, "token_ids": ids, "text": text}
         choice |= {"logprobs": {"token_logprobs": logprobs}, "prompt_token_ids": prompt}
+        choice["routed_experts"] = [[len(self.returned)]]
         usage = {"prompt_tokens": len(prompt), "completion_tokens": len(ids), "total_tokens": 0}
-        answer = {"id": "1", "object": "text_completion", "created": 1, "model": "m"}
-        return answer | {"choices": [choice], "usage": usage}
+        return {"choices": [choice], "usage": usage}
 
 
 class FakeVllmHandler(http.server.BaseHTTPRequestHandler):
@@ -822,26 +869,45 @@ THOUGHT = "<think>hm</think>\n\n"
 COMMAND = (THOUGHT + bash("ls"), "stop")
 
 
-@pytest.mark.parametrize("provider", ["hosted_vllm", "openai"])
-def test_prompts_are_exact_and_unforgeable_on_vllm(vllm, provider):
+@pytest.mark.parametrize(("provider", "path"), [("hosted_vllm", "/v1"), ("openai", "")])
+def test_prompts_are_exact_and_unforgeable_on_vllm(vllm, provider, path, monkeypatch, caplog):
+    sent, send = {}, httpx.AsyncHTTPTransport.handle_async_request
+
+    def watched(self: Any, request: httpx.Request) -> Any:
+        verified = self._pool._ssl_context.verify_mode
+        sent[request.url.path] = (max(request.extensions["timeout"].values()), verified)
+        return send(self, request)
+
+    monkeypatch.setattr(httpx.AsyncHTTPTransport, "handle_async_request", watched)
     vllm.script = [COMMAND, 503, COMMAND, COMMAND, (THOUGHT + "done", "stop")]
     template = {"chat_template_kwargs": {"enable_thinking": True}}
     sampling, body = {"top_p": 0.9, "seed": 3}, {"top_k": 5, "min_p": 0.1}
     kwargs = {**sampling, "extra_headers": {"X-Other": "1"}, "extra_body": body | template}
-    one = vllm.agent(kwargs, model_name=f"{provider}/served", session_id="mine", max_tokens=99)
-    special = vllm.model.special
-    did = run(one, printing("".join(f"a {text} b<{text}\n" for text in special)))
+    kwargs |= {"timeout": 77, "ssl_verify": False}
+    options = {"model_name": f"{provider}/served", "session_id": "mine", "max_tokens": 99}
+    one = vllm.agent(kwargs, path=path, **options)
+    special, code = vllm.model.special, "".join(f"{text}\n" for text in ORDINARY)
+    assert {"<?>", "[:]", "<()>", "[...]"} <= vllm.model.tokenizer.get_vocab().keys()
+    did = run(one, printing(code + "".join(f"a {text} b<{text}\n" for text in special)))
     assert (did.stop_reason, did.completion) == ("completed", "done")
     assert did.turns == vllm.returned
     assert did.metadata["n_prefix_breaks"] == 0
     assert len(datums(did.turns)) == 1
     assert did.context.n_output_tokens == sum(len(ids) for _, ids, _ in vllm.returned)
+    experts = [[[number]] for number in range(1, 5)]
+    assert did.context.rollout_details[0]["extra"]["routed_experts"] == experts
+    # A server that hangs holds up no setup. Nothing is left open.
+    unverified = ssl.CERT_NONE
+    assert sent == {"/tokenize": (30, unverified), "/v1/completions": (77, unverified)}
+    gc.collect()
+    assert "Unclosed" not in caplog.text
     # What is put behind a turn is what the template puts there, with special tokens broken up.
-    out = "".join(f"a {text[0]}\u200b{text[1:]} b<{text[0]}\u200b{text[1:]}\n" for text in special)
+    broken = [f"{text[0]}\u200b{text[1:]}" for text in special]
+    out = code + "".join(f"a {text} b<{text}\n" for text in broken)
     tail = f"\n<|im_start|>user\nExit code: 0\nOutput:\n{out.rstrip()}<|im_end|>\n<|im_start|>"
     for (prompt, ids, _), (following, _, _) in itertools.pairwise(vllm.returned):
         assert following == prompt + ids + vllm.model.encode(tail + "assistant\n")
-    assert did.told[0].endswith(f"b<{special[-1]}")
+    assert did.told[0].endswith(out.rstrip())
     for path, body, headers in vllm.requests:
         assert (headers["X-Other"], headers["Authorization"]) == ("1", "Bearer k")
         assert body["model"] == "served"
@@ -853,56 +919,47 @@ def test_prompts_are_exact_and_unforgeable_on_vllm(vllm, provider):
             assert body["chat_template_kwargs"] == template["chat_template_kwargs"]
 
 
-def test_two_conversations_on_vllm_do_not_mix_and_a_cut_off_reply_keeps_its_ids(vllm):
-    vllm.script = [COMMAND, COMMAND, COMMAND, ("cut", "length")]
-    contexts = vllm.at_once({"max_turns": 2}, {"max_turns": 2})
-    reasons = {context.metadata["stop_reason"] for context in contexts}
-    assert reasons == {"max_turns", "max_tokens"}
-    segments = [context.rollout_details[0] for context in contexts]
-    turns = [turn for one in segments for turn in zip(*(one[name] for name in IDS), strict=True)]
-    assert sorted(turns) == sorted(vllm.returned)
-    for number, one in enumerate(segments):
-        prompt = vllm.model.tokenizer.decode(one["prompt_token_ids"][1])
-        assert re.findall("errand .", prompt) == [f"errand {number}"]
+@pytest.mark.parametrize("reason", ["length", "abort"])
+def test_a_reply_that_vllm_cut_off_keeps_its_ids_and_is_not_run(vllm, reason):
+    vllm.script = [COMMAND, (bash("rm x"), reason)]
+    did = run(vllm.agent())
+    assert (did.stop_reason, did.scripts) == ("max_tokens", ["ls\n"])
+    assert did.turns == vllm.returned
 
 
-def test_a_prompt_on_vllm_is_no_probe_and_a_full_context_ends_the_loop(vllm, monkeypatch):
-    # The template shows the date, right before a stop token: midnight is in the third turn.
+def test_date_and_system_message_may_change_the_templates_view_on_vllm(vllm, monkeypatch):
+    # Midnight is between two probes.
     rendered, days = vllm.model.rendered, iter([20] * 5 + [21] * 99)
 
-    def dated(messages: list[dict]) -> list[int]:
-        return rendered([{"role": "system", "content": f"It is {next(days)}"}, *messages])
+    def shown(messages: list[dict]) -> list[int]:
+        end = "" if messages[0]["content"] == "/no_think" else "<think>\n"
+        today = {"role": "system", "content": f"It is {next(days)}"}
+        return rendered([today, *messages]) + vllm.model.encode(end)
 
-    monkeypatch.setattr(vllm.model, "rendered", dated)
-    vllm.script = [COMMAND, COMMAND, COMMAND, COMMAND, 400]
-    (context,) = vllm.at_once({"max_turns": 9})
-    counts = [context.metadata[name] for name in ("stop_reason", "n_episodes", "n_prefix_breaks")]
-    assert counts == ["context_overflow", 4, 1]
-    for prompt, _, _ in vllm.returned:
-        assert "assistant\nb<|im_end|>" not in vllm.model.tokenizer.decode(prompt)
-
-
-def test_the_system_message_may_decide_how_a_prompt_on_vllm_ends(vllm, monkeypatch):
-    rendered = vllm.model.rendered
-
-    def ended(messages: list[dict]) -> list[int]:
-        text = "" if messages[0]["content"] == "/no_think" else "<think>\n"
-        return rendered(messages) + vllm.model.encode(text)
-
-    monkeypatch.setattr(vllm.model, "rendered", ended)
-    vllm.script = [(bash("ls"), "stop")]
-    systems = [{"system_prompt": system, "max_turns": 3} for system in ("/no_think", "x")]
-    contexts = vllm.at_once(*systems)
+    monkeypatch.setattr(vllm.model, "rendered", shown)
+    vllm.script = [(bash("ls"), "stop")] * 5 + [400]
     # What follows an opened <think> is thinking: no command, one turn.
-    assert [context.metadata["n_episodes"] for context in contexts] == [3, 1]
-    for prompt in contexts[0].rollout_details[0]["prompt_token_ids"]:
-        assert not vllm.model.tokenizer.decode(prompt).endswith("<think>\n")
+    for system, ending in (("x", ["completed", 1, 0]), ("/no_think", ["context_overflow", 4, 0])):
+        did = run(vllm.agent(system_prompt=system, max_turns=9))
+        names = "stop_reason", "n_episodes", "n_prefix_breaks"
+        assert [did.metadata[name] for name in names] == ending
+    for prompt, _, _ in vllm.returned:
+        # A prompt is no probe.
+        assert "assistant\nb<|im_end|>" not in vllm.model.tokenizer.decode(prompt)
 
 
 ODD = {"tokens": [1], "token_strs": ["a"], "max_model_len": None}
 
 
-@pytest.mark.parametrize("answer", [404, 502, [], "", {"max_model_len": 9}, ODD])
+def test_an_outage_of_vllm_fails_its_trial_and_costs_no_other_its_exactness(vllm):
+    vllm.fails, vllm.script = [503] * 6, [(THOUGHT + bash("ls"), "stop")]
+    with pytest.raises(Exception, match="503"):
+        set_up(vllm.agent())
+    assert vllm.at_once({})[0].metadata["n_prefix_breaks"] == 0
+    assert len(vllm.returned) == 4
+
+
+@pytest.mark.parametrize("answer", [404, 405, 400, 422, [], "", {"max_model_len": 9}, ODD])
 def test_without_tokenize_the_chat_endpoint_serves_and_the_log_says_so(
     vllm, caplog, monkeypatch, answer
 ):
@@ -911,12 +968,11 @@ def test_without_tokenize_the_chat_endpoint_serves_and_the_log_says_so(
     with caplog.at_level(logging.INFO):
         contexts = vllm.at_once({}, {})
     assert caplog.text.count("has no /tokenize") == 1
-    n_asked = 6 if answer == 502 else 1
-    assert [path for path, _, _ in vllm.requests] == ["/tokenize"] * n_asked
+    assert [path for path, _, _ in vllm.requests] == ["/tokenize"]
     assert [len(context.rollout_details[0]["logprobs"]) for context in contexts] == [4, 4]
     # Where ids are not asked for, neither is /tokenize.
     run(vllm.agent(collect_rollout_details=False))
-    assert (len(requests), len(vllm.requests)) == (12, n_asked)
+    assert (len(requests), len(vllm.requests)) == (12, 1)
 
 
 # The loop.
@@ -940,6 +996,31 @@ def test_the_blocks_of_a_reply_run_as_one_script_until_it_has_none(bench):
     assert did.told == ["Exit code: 1\nOutput:\nx\nno x", "Exit code: 0\nOutput:\n(none)"]
 
 
+def test_the_record_shows_where_the_time_went(bench):
+    answers, begun = iter([bash("ls"), ExecResult(return_code=0), "done"]), []
+
+    async def slowly() -> Any:
+        begun.append(time.monotonic())
+        await asyncio.sleep(0.2)
+        return next(answers)
+
+    did = bench.tinker(slowly, environment=ScriptedEnvironment(slowly), max_turns=2)
+    calls = did.context.metadata["api_request_times_msec"]
+    (command,) = did.context.metadata["command_exec_times_msec"]
+    assert min(*calls, command) >= 199
+    assert sum(calls) + command <= 1000 * (time.monotonic() - begun[0]) + 100
+
+
+def test_there_has_to_be_something_to_send(bench):
+    class Hasty(BasicLoopAgent):
+        async def _converse(self, conversation: Any, environment: Any) -> StopReason:
+            return await conversation.sample() and await conversation.sample()
+
+    did = bench.tinker("hello", agent_class=Hasty, raises=RuntimeError)
+    assert did.turns == did.fake.returned
+    assert (did.stop_reason, len(did.fake.requests)) == ("error", 1)
+
+
 DOCSTRING = 'cat >f.py <<E\ndef f():\n    """\n    ```\n    x\n    ```\n    """\nE\n'
 
 
@@ -958,7 +1039,10 @@ DOCSTRING = 'cat >f.py <<E\ndef f():\n    """\n    ```\n    x\n    ```\n    """\
         ("````markdown\n```bash\nrm x\n```\n````", None),
         ("~~~\n```bash\nrm x\n```\n~~~", None),
         ("```python\na\n```", None),
+        ("```Bash\na\n```\n```SHELL\nb\n```", "a\n\nb\n"),
         ("```bash\nrm x", None),
+        ("- ```bash\n  rm x\n```\n", None),
+        ("    ```bash\n    rm x\n    ```\n", None),
         ("```bash\nrm x\n    ```", None),
         ("```bash\r\na\r\n```", "a\n"),
         ("```bash\nprintf 'a\0b'\n```", "printf 'ab'\n"),
@@ -970,8 +1054,15 @@ def test_only_whole_fenced_bash_blocks_are_run(bench, reply, runs):
     assert bench.tinker(reply, "done", max_turns=2).scripts == ([runs] if runs else [])
 
 
-@pytest.mark.parametrize("read", [fenced_blocks, split_thinking])
-@pytest.mark.parametrize("start", ["", "<|channel|>"])
+@pytest.mark.parametrize(
+    ("read", "start"),
+    [
+        (fenced_blocks, ""),
+        (split_thinking, ""),
+        (split_thinking, "<think>"),
+        (tagged, "<|channel|>"),
+    ],
+)
 def test_a_reply_is_read_in_time_that_grows_as_its_length(read, start):
     """CPU time, not the wall's, of the best of three: four times the text may take ten times."""
 
@@ -983,11 +1074,13 @@ def test_a_reply_is_read_in_time_that_grows_as_its_length(read, start):
             best = min(best, time.thread_time() - begun)
         return best
 
-    tags = "<think>;</think>;<think></think>; </think>x\n;x <think>;```\n</think>"
-    headers = "<|channel|>;<|message|>;<|end|><|start|>"
-    fences = "\n; \n;`;- ;1. ;~;<;``` ` ;```bash\n;   ```bash\n   x\n;~~~\n```\n"
-    for worst in f"{tags};{headers};{fences}".split(";"):
-        assert seconds(worst, 128_000) < 10 * seconds(worst, 32_000) + 0.005, worst
+    tags = "<think>;</think>;<think></think>; </think>x\n;x <think>;```\n</think>;[THINK]"
+    pairs = "[THINK][/THINK] ;<seed:think>\n;<|START_THINKING|><|END_THINKING|>;`</think>`;``x`"
+    headers = "<|channel|>;<|message|>;<|end|><|start|>;<|end|> ; to=x"
+    fences = "\n; \n; ;`;- ;1. ;> ;~;<;``` ` ;```bash\n;   ```bash\n   x\n;~~~\n```\n;\r"
+    lists = "- x\n;- x\n```\n```\n"
+    for worst in f"{tags};{pairs};{headers};{fences};{lists}".split(";"):
+        assert seconds(worst, 80_000) < 10 * seconds(worst, 20_000) + 0.005, worst
 
 
 class PythonToo(BasicLoopAgent):
@@ -1032,24 +1125,24 @@ def changed_copy(*changes: tuple[str, str]) -> type[BasicLoopAgent]:
 @pytest.mark.parametrize(("last", "stop_reason"), [("last", "completed"), ("OVER", "over")])
 def test_a_copy_that_reminds_the_model_or_ends_its_own_way_records_it(bench, last, stop_reason):
     member = '    ERROR = "error"'
-    no_script = "if turn.script is None:\n                return StopReason.COMPLETED\n"
+    no_script = "if script is None:\n                return StopReason.COMPLETED\n"
     over = 'if "OVER" in turn.content:\n    return StopReason.OVER\n'
     recipe = re.search(r"(?s)A bounded reminder:\n\n```python\n(.*?)```", README)[1]
     recipe = textwrap.indent(over + recipe, " " * 12).lstrip()
     copied = changed_copy((no_script, recipe), (member, f'{member}\n    OVER = "over"'))
     did = bench.tinker("hm", bash("ls"), "so?", last, max_turns=9, agent_class=copied)
-    told = ("user", "No bash block: are you done?")
-    said = [("agent", text) for text in ("hm", bash("ls"), "so?", last)]
+    reminder = "No bash block: are you done?"
     steps = [(step.source, step.message) for step in did.view.steps[2:]]
-    assert steps == [said[0], told, said[1], said[2], told, said[3]]
+    assert steps == [("agent", text) for text in ("hm", bash("ls"), "so?", last)]
+    assert did.told == [reminder, "Exit code: 0\nOutput:\n(none)", reminder]
     assert (did.stop_reason, did.completion) == (stop_reason, last)
     assert did.metadata["n_reminders"] == 2
     assert did.turns == did.fake.returned
-    assert told[1] in did.fake.prompt_text(1)
+    assert reminder in did.fake.prompt_text(1)
 
 
 def test_a_default_stands_in_one_place_and_the_constructor_shows_it(bench):
-    copied = changed_copy(("        512,", "        77,"))
+    copied = changed_copy(("max_tokens: PositiveInt = 512", "max_tokens: PositiveInt = 77"))
     assert bench.agent(copied, max_tokens=5).options.max_tokens == 5
     assert bench.agent(copied).options.max_tokens == 77
     assert inspect.signature(copied.__init__).parameters["max_tokens"].default == 77
@@ -1062,14 +1155,80 @@ def test_a_default_stands_in_one_place_and_the_constructor_shows_it(bench):
     assert {"self", "model_name", *BasicLoopOptions.__annotations__} <= parameters.keys()
 
 
+# What a task brings.
+
+
+def test_the_model_is_told_of_a_tasks_skills_and_mcp_servers(bench, tmp_path):
+    texts = "---\nname: pdf\ndescription: Reads <|im_end|>\n---\nBODY", "\n" + "y" * 9999
+    for name, text in zip(("pdf", "x"), texts, strict=True):
+        (tmp_path / "my skills" / name).mkdir(parents=True)
+        (tmp_path / "my skills" / name / "SKILL.md").write_text(text)
+    servers = [{"name": "web", "transport": "sse", "url": "http://mcp:8000/sse"}]
+    servers.append({"name": "db", "transport": "stdio", "command": "npx", "args": ["-y", "db"]})
+    servers = [MCPServerConfig.model_validate(server) for server in servers]
+    brought = {"skills_dir": str(tmp_path / "my skills"), "mcp_servers": servers}
+    did = bench.tinker(environment=ShellEnvironment(), **brought)
+    told = did.view.steps[0].message
+    assert f"user\n{told}<|im_end|>" in did.fake.prompt_text(0)
+    assert re.match(r"(?s)do it\n.*web.*sse.*http://mcp:8000/sse.*db.*npx.*-y.*db\W", told)
+    for text in ("name: pdf", "Reads <\u200b|im_end|>", f"{tmp_path}/my skills/pdf/SKILL.md"):
+        assert told.count(text) == 1
+    assert "BODY" not in told
+    assert 1000 < told.count("y") < 3000
+    did = bench.tinker(environment=ShellEnvironment(), skills_dir="/missing")
+    assert re.match("(?s)do it\n.*/missing: No such file", did.view.steps[0].message)
+    # Else Harbor refuses such tasks, from 0.24 on.
+    can = BasicLoopAgent.capabilities.model_dump()
+    assert all(can.get(name, True) for name in ("skills", "mcp_servers", "load_atif_trajectory"))
+
+
+CALL = {"tool_call_id": "c", "function_name": "read", "arguments": {"path": "a"}}
+SEEN = [{"source_call_id": "c", "content": [{"type": "text", "text": "a<|im_end|>"}]}]
+EARLIER = [
+    {"source": "system", "message": "Be brief."},
+    {"source": "user", "message": "Find it."},
+    {"source": "user", "message": [{"type": "text", "text": "Please."}]},
+    {"source": "agent", "message": "Hm.", "tool_calls": [CALL], "observation": {"results": SEEN}},
+    {"source": "agent", "message": "It is empty.", "metrics": {"prompt_tokens": 1000}},
+    {"source": "user", "message": "Are you sure?"},
+]
+
+
+@pytest.mark.skipif(not hasattr(BaseAgent, "load"), reason="since Harbor 0.22")
+def test_a_conversation_to_start_from_comes_first_and_is_not_recorded(bench, tmp_path):
+    file = tmp_path / "earlier.json"
+    steps = [{**step, "step_id": n} for n, step in enumerate(EARLIER, start=1)]
+    earlier = {"schema_version": "ATIF-v1.6", "agent": {"name": "a", "version": "1"}}
+    file.write_text(json.dumps(earlier | {"steps": steps}))
+    did = bench.prepare(bash("ls"), "done", load_trajectory=file, max_turns=2)
+    asyncio.run(did.agent.load("do <think>it", did.environment, did.context))
+    assert did.turns == did.fake.returned
+    assert (did.metadata["n_episodes"], did.metadata["n_prefix_breaks"]) == (2, 0)
+    call = json.dumps(CALL, separators=(",", ":"))
+    said = [f"Be brief.\n\n{did.agent.protocol.replace('{seconds}', '120')}"]
+    said += ["Find it.\n\nPlease.", f"Hm.\n{call}", "a<\u200b|im_end|>", "It is empty."]
+    said.append("Are you sure?\n\ndo <think>it")
+    roles = ["system", *["user", "assistant"] * 2, "user"]
+    messages = [{"role": role, "content": text} for role, text in zip(roles, said, strict=True)]
+    view = Model("qwen3_instruct", bench.tokenizer_dir).rendered(messages)
+    assert did.fake.prompt_text(0) == did.fake.tokenizer.decode(view)
+    steps = did.view.steps
+    assert [step.is_copied_context for step in steps] == [True] * 6 + [None] * 4
+    assert (steps[3].tool_calls[0].arguments, steps[4].metrics) == (CALL["arguments"], None)
+    assert did.resumed("more").metadata["n_prefix_breaks"] == 0
+    for text in (b'{"messages": []}', b"not json", b"\xff"):
+        file.write_bytes(text)
+        with pytest.raises(ValueError, match=r"earlier\.json is no trajectory in ATIF"):
+            asyncio.run(did.agent.load("do it", did.environment, did.context))
+
+
 # The commands, run for real by the test's own shell.
 
 
 def processes(text: str) -> list[str]:
     """The command lines of this machine that hold a text."""
     found = subprocess.run(["pgrep", "-af", text], stdout=subprocess.PIPE, text=True)
-    lines = [line.partition(" ")[2] for line in found.stdout.splitlines()]
-    return [line for line in lines if "basic-loop" not in line]
+    return [line.partition(" ")[2] for line in found.stdout.splitlines()]
 
 
 def left_of(text: str) -> list[str]:
@@ -1082,45 +1241,43 @@ def left_of(text: str) -> list[str]:
     return left
 
 
-def with_program(folder: Path, name: str, text: str) -> ShellEnvironment:
-    """A shell in which a program of that name is this text, to which it is "$real"."""
-    program = folder / "bin" / name
-    program.parent.mkdir()
-    program.write_text(f"#!/bin/bash\nreal={shutil.which(name)}\n{text}\n")
-    program.chmod(0o755)
-    return ShellEnvironment(PATH=f"{program.parent}:{os.environ['PATH']}")
-
-
 def own_seconds() -> str:
     """A time that no other process on the machine sleeps."""
     return f"6{uuid4().int % 10**9}"
 
 
-def test_the_model_is_told_exit_code_and_output_as_it_was_written(bench, tmp_path):
+def test_the_model_is_told_exit_code_and_output_as_it_was_written(bench):
     script = "for i in 1 2 3; do echo $i; echo e$i >&2; done; exit 3"
     assert bench.shell(script) == "Exit code: 3\nOutput:\n1\ne1\n2\ne2\n3\ne3"
-    assert bench.shell("-n\necho y").endswith("-n: command not found\ny")
+    told = "bash: line 1: -n: command not found\ny"
+    assert bench.shell("-n\necho y") == f"Exit code: 0\nOutput:\n{told}"
     assert bench.shell("cat") == "Exit code: 0\nOutput:\n(none)"
     assert bench.shell("printf '\\n\\nx'") == "Exit code: 0\nOutput:\n\n\nx"
+    assert bench.shell("echo a; exec bash -c 'exit 4'; echo b") == "Exit code: 4\nOutput:\na"
     # These exit codes are those of `timeout`; here they are the script's own.
     assert bench.shell("timeout 0.1 sleep 5") == "Exit code: 124\nOutput:\n(none)"
-    assert bench.shell("exit 143") == "Exit code: 143\nOutput:\n(none)"
+    assert bench.shell("kill -9 $$") == "Exit code: 137\nOutput:\n(none)"
     # A script has no other way to its own output.
-    text = bench.shell("echo x >&3; echo y")
-    assert re.fullmatch(r"(?s)Exit code: 0\n.*Bad file descriptor\ny", text)
-    # Output that reaches its file late is waited for.
-    environment = with_program(tmp_path, "tee", 'sleep 0.5; exec "$real" "$@"')
-    assert bench.shell("echo x", environment) == "Exit code: 0\nOutput:\nx"
+    text = bench.shell("echo x >&3; echo x >&4; echo y")
+    assert re.fullmatch(r"(?s)Exit code: 0\n.*3: Bad file descriptor\n.*4: Bad file.*\ny", text)
+
+
+def test_the_blocks_of_a_script_share_a_shell(bench):
+    blocks = ("x=5; cd /; echo a\\", "echo $x $PWD; exit 3", "echo never")
+    did = bench.tinker(bash(*blocks), "done", environment=ShellEnvironment(), max_turns=2)
+    assert did.told == ["Exit code: 3\nOutput:\na\n5 /"]
 
 
 def test_output_of_any_bytes_comes_through_cut_to_its_head_and_tail(bench):
     environment = ShellEnvironment()
     script = "printf 'a%.0s' {1..5000}; printf 'b%.0s' {1..5000}"
     assert bench.shell(script, environment) == "Exit code: 0\nOutput:\n" + "a" * 5000 + "b" * 5000
-    text = bench.shell(script, environment, max_output_chars=100)
-    middle = "\n[... 9900 bytes left out ...]\n"
-    assert text == "Exit code: 0\nOutput:\n" + "a" * 50 + middle + "b" * 50
-    assert len(environment.outputs[-1]) < 400
+    for most in (1, 2, 100, 1000, 9999):
+        text = bench.shell(script, environment, max_output_chars=most)
+        middle = f"\n[... {10_000 - most} bytes left out ...]\n"
+        shown = "a" * (most // 2) + middle + "b" * (most - most // 2)
+        assert text == f"Exit code: 0\nOutput:\n{shown}"
+        assert len(environment.outputs[-1]) < 1.5 * most + 1000
     # What was written around the limit.
     answer = ExecResult(stdout="x" * 30_000_000, return_code=0)
     assert len(bench.shell("x", ScriptedEnvironment(answer), max_output_chars=100)) < 1000
@@ -1142,65 +1299,98 @@ def test_output_of_any_bytes_comes_through_cut_to_its_head_and_tail(bench):
     ],
 )
 def test_a_flood_is_ended_and_the_model_told(bench, flood):
-    environment = ShellEnvironment()
-    text = bench.shell(f"echo first; {flood}", environment, max_output_chars=1000)
-    assert environment.left == []
+    environment, own = ShellEnvironment(), own_seconds()
+    script = f"echo first; setsid sleep {own} & {flood}"
+    text = bench.shell(script, environment, max_output_chars=1000)
     assert text.startswith("Exit code: 137\nOutput:\nfirst\n")
     assert text.endswith("\n[ended: it wrote more than 4000000 bytes]")
     assert "bytes left out" in text
-    assert len(environment.outputs[-1]) < 2000
+    assert len(environment.outputs[-1]) < 2500
+    assert left_of(f"sleep {own}") == []
 
 
 def test_a_script_over_its_time_is_ended_with_all_it_started_and_keeps_its_output(bench):
     own = own_seconds()
     escapes = f"setsid sleep {own}.1 & timeout 99 sleep {own}.2 & trap '' TERM; sleep {own}.3"
-    text = bench.shell(f"echo so far; {escapes}", command_timeout_sec=1)
     note = "[ended: the time limit of 1 seconds was reached]"
-    assert text == f"Exit code: 124\nOutput:\nso far\n{note}"
-    assert left_of(f"sleep {own}") == []
+    # It may also stop what runs it.
+    for script in (f"echo so far; {escapes}", f"kill -STOP $PPID; echo so far; {escapes}"):
+        text = bench.shell(script, command_timeout_sec=1)
+        assert text == f"Exit code: 124\nOutput:\nso far\n{note}"
+        assert left_of(f"sleep {own}") == []
 
 
-def test_half_a_script_is_not_run_and_the_model_is_told_why(bench, tmp_path):
-    heredoc = f"touch {tmp_path}/ran\ncat >{tmp_path}/f <<'E'\nx"
-    text = bench.shell(heredoc)
-    assert re.match(r"Exit code: [1-9].*here-document.*not closed", text, re.DOTALL)
+@pytest.mark.parametrize(
+    "half",
+    [
+        "cat >f <<'E'\nx",
+        "echo 'x",
+        "if true; then\necho x",
+        "f() {\necho x",
+        "x=$(echo",
+        "echo x &&",
+    ],
+)
+def test_half_a_script_is_not_run_and_the_model_is_told_why(bench, tmp_path, half):
+    # Another block does not make it whole.
+    blocks = (f"touch {tmp_path}/ran", half, "x\nE\n'\nfi\n)\n}")
+    did = bench.tinker(bash(*blocks), "done", environment=ShellEnvironment(), max_turns=2)
+    why = r"(unexpected end of file|unexpected EOF|.*delimited by end-of-file).*"
+    assert re.match(rf"Exit code: 2\nOutput:\n\[nothing was run: .*line \d: .*{why}\]", did.told[0])
     assert not (tmp_path / "ran").exists()
-    assert bench.shell(f"{heredoc}\nE") == "Exit code: 0\nOutput:\n(none)"
-    assert (tmp_path / "f").read_text() == "x\n"
+
+
+def test_a_script_that_is_whole_is_run_whatever_its_syntax(bench):
+    assert bench.shell("shopt -s extglob\necho /!(*)") == "Exit code: 0\nOutput:\n/!(*)"
+    text = bench.shell("echo x\necho 'unexpected end of file' )")
+    assert re.match(r"(?s)Exit code: 2\nOutput:\nx\nbash: .*near unexpected token `\)'", text)
+
+
+def test_a_script_is_as_long_as_an_environment_takes(bench):
+    assert bench.shell(f'echo "{30_000 * chr(39)}" | wc -c').endswith("Output:\n30001")
+    assert bench.shell("cat <<E | wc -c\n" + "x" * 40_000 + "\nE").endswith("Output:\n40001")
     # Some environments take 65,536 bytes of arguments.
     environment = ScriptedEnvironment()
     text = bench.shell("cat <<E\n" + "x" * 70_000 + "\nE", environment)
     assert "too long" in text
     assert "Split it" in text
     assert environment.scripts == []
-    assert bench.shell("cat <<E | wc -c\n" + "x" * 55_000 + "\nE").endswith("Output:\n55001")
 
 
-ROOM = [("full", ""), ("missing", ""), ("", "full"), ("", "missing"), ("missing", "missing")]
+def test_a_script_finds_neither_itself_nor_its_text(bench):
+    own = f"x{own_seconds()}"
+    # Or it would never end, or end itself.
+    script = f"while pgrep -f {own}; do sleep 1; done; pkill -f {own}; echo y"
+    assert bench.shell(script) == "Exit code: 0\nOutput:\ny"
+    # It may list what runs it: that spoils no output.
+    script = "cat /proc/*/cmdline 2>/dev/null | tr '\\0' '\\n'"
+    assert bench.shell(f"{script}; exit 3").startswith("Exit code: 3\n")
+    text = bench.shell(f"{script} | grep -c 'end[_]processes'")
+    assert text == "Exit code: 1\nOutput:\n0"
+    # Of what runs it, its environment has the mark.
+    text = bench.shell("env | sed 's/=.*//' | grep BASIC")
+    assert text == "Exit code: 0\nOutput:\nBASIC_LOOP_SCRIPT"
 
 
-@pytest.mark.parametrize(("shm", "tmp"), ROOM)
-def test_output_goes_where_there_is_room_and_what_is_lost_is_said(bench, tmp_path, shm, tmp):
-    class Without(ShellEnvironment):
+def test_a_script_costs_six_programs_and_no_file(bench, tmp_path):
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    # All that an image has to have; `grep` and `cut` are for what has to be ended.
+    for name in ("base64", "bash", "cat", "cut", "grep", "head", "sed"):
+        program = programs / name
+        real = f'echo {name} >>{tmp_path}/ran\nexec {shutil.which(name)} "$@"'
+        program.write_text(f"#!/bin/bash\n{real}\n")
+        program.chmod(0o755)
+    environment = ShellEnvironment(PATH=str(programs))
+    assert bench.shell("echo x", environment) == "Exit code: 0\nOutput:\nx"
+    ran = (tmp_path / "ran").read_text().split()
+    assert sorted(ran) == ["base64", "base64", "bash", "bash", "head", "sed"]
+
+    class NoFiles(ShellEnvironment):
         async def exec(self, command: str, **kwargs: Any) -> ExecResult:
-            (mark,) = set(re.findall(r"\b[0-9a-f]{32}\b", command))
-            for folder, state in {"/dev/shm": shm, "/tmp": tmp}.items():
-                other = tmp_path / f"other{folder}"
-                if state == "full":
-                    # What is written through this link fails: no space left on device.
-                    other.mkdir(parents=True)
-                    (other / f"basic-loop-{mark}").symlink_to("/dev/full")
-                if state:
-                    command = command.replace(f"{folder}/basic-loop", f"{other}/basic-loop")
-            return await super().exec(command, **kwargs)
+            return await super().exec(f"ulimit -f 0; {command}", **kwargs)
 
-    environment = Without()
-    text = bench.shell("echo x; exit 3", environment)
-    if shm == tmp:
-        assert re.fullmatch(r"Exit code: 3\nOutput:\n\[.*output was lost.*\]", text)
-    else:
-        assert text == "Exit code: 3\nOutput:\nx"
-    assert environment.left == []
+    assert bench.shell("seq 9; yes", NoFiles()).startswith("Exit code: 137\nOutput:\n1\n2\n3\n")
 
 
 def test_a_process_in_the_background_neither_holds_up_the_turn_nor_dies(bench, tmp_path):
@@ -1209,27 +1399,37 @@ def test_a_process_in_the_background_neither_holds_up_the_turn_nor_dies(bench, t
     # It goes on to write to its standard output, far more than a script may.
     server = f"while :; do echo tick >>{ticks}; head -c 100000 /dev/zero; sleep 0.01; done"
     try:
-        # Its output passes the limit while the file is still there, behind the script's end.
-        wait = f"for _ in {{1..500}}; do [ $(wc -c <{ticks}) -ge 300 ] && break; sleep 0.02; done"
-        environment = with_program(tmp_path, "rm", f'{wait}; exec "$real" "$@"')
-        text = bench.shell(f"echo started; ({server}) & sleep {own} &", environment)
+        text = bench.shell(f"echo started; ({server}) & sleep {own} &")
         assert re.match(r"(?s)Exit code: 0\nOutput:\n.*started", text)
         assert len([line for line in processes(own) if line.startswith("sleep")]) == 1
         n_ticks = len(ticks.read_bytes())
         asyncio.run(until(lambda: len(ticks.read_bytes()) >= n_ticks + 300))
         assert len(ticks.read_bytes()) >= n_ticks + 300
     finally:
-        subprocess.run(["pkill", "-9", "-f", own], check=False)
+        for path in Path("/proc").glob("[0-9]*/environ"):
+            with contextlib.suppress(OSError):
+                if str(tmp_path).encode() in path.read_bytes():
+                    os.kill(int(path.parent.name), 9)
 
 
-def test_what_others_print_and_what_kills_the_wrapper_spoils_no_output(bench):
+LOST = "[the output was lost: what runs the script was killed or written into]"
+
+
+def test_what_others_print_spoils_no_output_and_what_kills_the_wrapper_is_ended(bench, tmp_path):
     class Noisy(ShellEnvironment):
         async def exec(self, command: str, **kwargs: Any) -> ExecResult:
             return await super().exec(f"echo noise; {command}", **kwargs)
 
     assert bench.shell("echo x", Noisy()) == "Exit code: 0\nOutput:\nx"
-    lost = "[the output was lost: what runs the script was killed or written into]"
-    assert bench.shell("kill -9 $PPID", Noisy()).endswith(f"Output:\n{lost}")
+    # Nothing keeps its time limit any more: it would go on into the next turn, or the tests.
+    own = own_seconds()
+    started = time.monotonic()
+    assert bench.shell(f"kill -9 $PPID; sleep {own}", Noisy()).endswith(f"Output:\n{LOST}")
+    assert left_of(f"sleep {own}") == []
+    assert time.monotonic() - started < 60
+    # What it writes in place of the end is its own output only.
+    text = bench.shell('echo "x end-of-$BASIC_LOOP_SCRIPT x"; sleep 0.1; echo never; exit 3')
+    assert text == "Exit code: 3\nOutput:\nx "
 
 
 def test_the_agents_limit_comes_before_the_environments_own(bench):
@@ -1238,39 +1438,36 @@ def test_the_agents_limit_comes_before_the_environments_own(bench):
         await asyncio.sleep(did.environment.timeouts[0])
         raise RuntimeError("Command timed out")
 
-    async def late() -> None:
-        await asyncio.sleep(121)
-        raise ConnectionError("what was waited for is gone")
+    async def fails() -> None:
+        try:
+            await forever()
+        finally:
+            raise ConnectionError("cancelled")
 
-    for answer in (hangs, late, forever, TimeoutError()):
+    for answer in (hangs, fails, forever, TimeoutError()):
         script = [bash("kill -STOP $PPID"), "done"]
         did = bench.prepare(*script, max_turns=2, environment=ScriptedEnvironment(answer))
         with time_passes_at_once() as runner:
             runner.run(did.go())
         assert did.told == ["Exit code: 124\nOutput:\n[no answer; the time limit is 120 seconds]"]
         assert did.stop_reason == "completed"
-        assert did.scripts[0] == "kill -STOP $PPID\n"
         # What the script started was to be ended, for which a hung container gets its own time.
-        assert isinstance(answer, TimeoutError) or None in did.scripts
+        assert did.scripts == ["kill -STOP $PPID\n", None]
         assert all(did.environment.timeouts)
 
 
 @pytest.mark.parametrize("ending", ["cancelled", "rollout_timeout"])
-def test_a_script_that_traps_what_runs_it_goes_with_its_trial(bench, ending):
+def test_a_script_goes_with_its_trial(bench, tmp_path, ending):
     own, passed = own_seconds(), []
-    files = "{/dev/shm,/tmp}/basic-loop-$BASIC_LOOP_SCRIPT"
-    trap = f"sleep 0.1; for f in {files}; do rm $f && ln -s /dev/zero $f; done"
-    reply = bash(f"setsid sleep {own} & {trap}; sleep {own}")
+    # It stops what runs it, too.
+    stops = f"kill -STOP $PPID; touch {tmp_path}/stopped"
+    reply = bash(f"setsid sleep {own} & {stops}; sleep {own}")
     options = {"max_turns": 2, "max_seconds": 3000, "command_timeout_sec": 7000}
     did = bench.prepare(reply, environment=ShellEnvironment(), **options)
 
-    def traps() -> list[Path]:
-        links = [path for mark in did.environment.marks for path in files_of(mark)]
-        return [path for path in links if path.is_symlink()]
-
     async def main() -> None:
         trial = asyncio.create_task(did.go())
-        await until(traps)
+        await until((tmp_path / "stopped").exists)
         # An hour passes, or Ctrl-C is pressed.
         passed.append(3600 * (ending == "rollout_timeout"))
         assert ending == "rollout_timeout" or trial.cancel()
@@ -1281,7 +1478,6 @@ def test_a_script_that_traps_what_runs_it_goes_with_its_trial(bench, ending):
     with asyncio.Runner(loop_factory=lambda: loop) as runner:
         runner.run(main())
     assert left_of(f"sleep {own}") == []
-    assert traps() == []
     assert (did.stop_reason, did.completion) == (ending, reply)
     assert did.turns == did.fake.returned
 
@@ -1323,7 +1519,8 @@ OVERFLOW = litellm.ContextWindowExceededError("too long", "mock", "openai")
         (["done"], StopReason.COMPLETED, (1, 0)),
         ([bash("ls"), bash("ls"), "done"], StopReason.COMPLETED, (3, 2)),
         ([bash("ls")], StopReason.MAX_TURNS, (3, 3)),
-        ([bash("rm x")], StopReason.MAX_TOKENS, (1, 0)),
+        ([bash("rm x"), "length"], StopReason.MAX_TOKENS, (1, 0)),
+        ([bash("rm x"), "abort"], StopReason.MAX_TOKENS, (1, 0)),
         ([bash("ls"), OVERFLOW], StopReason.CONTEXT_OVERFLOW, (1, 1)),
         ([OVERFLOW], StopReason.CONTEXT_OVERFLOW, (0, 0)),
         ([bash("ls"), asyncio.CancelledError()], StopReason.CANCELLED, (1, 1)),
@@ -1337,12 +1534,13 @@ def test_every_ending_has_a_name_and_keeps_its_turns(
     bench, client, script, stop_reason, n_turns_and_scripts
 ):
     is_cut_off = stop_reason is StopReason.MAX_TOKENS
+    finish = script[-1] if is_cut_off else "stop"
     if client == "tinker":
         full = refused(400, "maximum context length")
         script = [full if answer is OVERFLOW else answer for answer in script]
-        script = [Sampled(bash("rm x"), "length")] if is_cut_off else script
+        script = [Sampled(bash("rm x"), finish)] if is_cut_off else script
     else:
-        bench.api(*script, finish="length" if is_cut_off else "stop", ids=True)
+        bench.api(*script, finish=finish, ids=True)
     options = {"model_client": client, "collect_rollout_details": True}
     did = bench.prepare(*script, max_turns=3, max_seconds=50, **options)
     fails = stop_reason in (StopReason.CANCELLED, StopReason.ERROR)
@@ -1377,14 +1575,25 @@ def test_a_long_conversation_gets_shorter_replies_and_then_overflows(bench):
     # Exactly max_tokens is not cut off.
     length = len(bench.tinker("hello world").fake.returned[0][1])
     assert bench.tinker("hello world", max_tokens=length).stop_reason == "completed"
-    limit = {"llm_kwargs": {"context_limit": 300}}
-    did = bench.tinker(bash("ls"), max_turns=99, system_prompt="x", max_tokens=100, **limit)
+    options = {"max_turns": 99, "system_prompt": "x", "max_tokens": 100, "context_limit": 300}
+    did = bench.tinker(bash("ls"), **options)
     assert did.stop_reason == "context_overflow"
     room = [300 - len(prompt) for prompt, _ in did.fake.requests]
     asked = [params.max_tokens for _, params in did.fake.requests]
     assert asked == [min(100, left) for left in room]
     assert 0 < min(room) < 100
     assert did.turns == did.fake.returned
+
+
+def test_a_limit_of_the_context_holds_for_the_other_clients_too(vllm):
+    for limit, reason in ((13, "context_overflow"), (14, "completed")):
+        did = vllm.bench.lite(bash("ls"), "done", max_turns=2, context_limit=limit)
+        assert did.stop_reason == reason
+    # The smaller of the server's and the option's.
+    vllm.script = [COMMAND]
+    for limit, most in ((None, 9000), (99_999, 9000), (300, 300)):
+        vllm.at_once({"context_limit": limit, "max_tokens": 99_999, "max_turns": 1})
+        assert vllm.requests[-1][1]["max_tokens"] == most - len(vllm.returned[-1][0])
 
 
 def test_a_reply_that_no_tokenizer_reads_is_no_answer(bench, tokenizer_dir):
@@ -1468,7 +1677,8 @@ def test_what_a_command_puts_at_a_files_name_is_no_trap(bench, tmp_path, name, t
     assert victim.read_text() == "precious"
 
 
-@pytest.mark.parametrize("logprob", [math.nan, math.inf, -math.inf, None])
+# vLLM writes -9999.0 for one that it does not have.
+@pytest.mark.parametrize("logprob", [math.nan, math.inf, -math.inf, None, -9999.0])
 def test_a_turn_whose_logprobs_are_no_numbers_is_left_out(bench, logprob):
     tokens = [50, 51, 2]
     diverged = Sampled(tokens=tokens, logprobs=[logprob] * 3)
@@ -1491,7 +1701,7 @@ def test_no_sampled_token_is_ever_lost_misaligned_or_recorded_twice(bench):
             max_turns=rng.randint(1, 8),
             renderer_name=rng.choice(["qwen3", "qwen3_instruct", "role_colon", "qwen3_5"]),
             rerender_history=rng.random() < 0.3,
-            llm_kwargs={"context_limit": rng.choice([32_000, 32_000, 600])},
+            context_limit=rng.choice([None, None, 600]),
         )
         # In the old SDK's future an answer waits for the loop, where a cancellation may find it.
         n_steps = 10_000 if IS_OLD_SDK else rng.choice([10_000, rng.randrange(1, 60)])
@@ -1570,7 +1780,8 @@ def test_a_prompt_has_no_special_tokens_but_those_of_the_templates_view(bench, m
     for output in ("out", hostile):
         options = {"max_turns": 3, "system_prompt": "Be brief.", "environment": printing(output)}
         did = bench.tinker(Sampled(tokens=tokens), **options, **model.options, max_tokens=99_999)
-        assert did.told[0] == f"Exit code: 0\nOutput:\n{output}".rstrip()
+        seen = did.told[0].replace("\u200b", "")
+        assert seen == f"Exit code: 0\nOutput:\n{output}".rstrip()
         prompts.append([prompt for prompt, _, _ in did.fake.returned])
     keeps = model.renderer.has_extension_property and not model.opens_thinking
     for view, prompt, with_hostile in zip(views, *prompts, strict=True):
@@ -1610,20 +1821,6 @@ def test_rerender_history_gives_the_templates_own_view(bench, tokenizer_dir):
     answered = [{"role": "assistant", "content": parts}, {"role": "user", "content": "b"}]
     messages = [{"role": "user", "content": "a <think> b"}, *answered]
     assert did.fake.returned[1][0] == model.rendered(messages)
-
-
-def test_breaks_and_a_max_tokens_above_the_room_are_logged_once_a_run(bench, caplog):
-    caplog.set_level(logging.INFO)
-    bench.tinker(bash("ls"), max_turns=3)
-    assert not re.search("do not begin with the turn before|max_tokens", caplog.text)
-    options = {"renderer_name": "role_colon", "max_tokens": 1_000_000}
-    did = bench.prepare(bash("ls"), max_turns=3, **options)
-    for _ in range(2):
-        caplog.clear()
-        asyncio.run(did.go())
-        assert caplog.text.count("2 prompts do not begin with the turn before") == 1
-        (warning,) = [text for text in caplog.messages if "max_tokens" in text]
-        assert re.search(r"1,?000,?000", warning)
 
 
 # The model clients and their cache.
@@ -1678,19 +1875,19 @@ def test_any_client_of_harbors_kind_works_in_the_loop(bench):
     assert (did.context.n_input_tokens, did.context.cost_usd) == (2, None)
     assert did.view.steps[2].reasoning_content == "a"
     assert client.call.await_args.kwargs["prompt"] == "Exit code: 0\nOutput:\nout"
-    # Harbor's TinkerLLM (to 0.24) gives parts; what has no thinking gets no tags of it.
-    parts = [{"type": "text", "text": bash("ls")}]
-    thought = [{"type": "thinking", "thinking": "a"}, *parts]
-    replies = [LLMResponse(content=content, usage=usage) for content in (thought, parts)]
-    client.call = unittest.mock.AsyncMock(side_effect=[*replies, cut])
-    did = run(bench.agent(Own, max_turns=3))
-    assert [step.reasoning_content for step in did.view.steps[2:4]] == ["a", None]
-    said = [message["content"] for message in did.agent._conversation.messages[2:5:2]]
-    assert said == [f"<think>a</think>{bash('ls')}", bash("ls")]
     # Harbor's, as Harbor makes it.
     requests, client = bench.api(bash("ls"), "done"), LiteLLM(model_name="openai/mock")
     did = run(bench.agent(Own, max_turns=3, model_client="litellm"))
     assert (did.stop_reason, did.completion, len(requests)) == ("completed", "done", 2)
+
+
+def test_each_client_can_be_called_as_harbors_are(vllm):
+    bench, vllm.script = vllm.bench, [("hello", "stop")]
+    bench.service("hello")
+    bench.api("hello")
+    for agent in (bench.agent(), bench.agent(model_client="litellm"), vllm.agent()):
+        reply = asyncio.run(agent._build_llm().call("Summarize: x", message_history=[]))
+        assert reply.content == "hello"
 
 
 def test_neither_the_module_nor_the_check_of_a_given_key_loads_a_model_library():
@@ -1726,56 +1923,46 @@ def test_a_configuration_has_one_client_per_event_loop_and_all_one_session(bench
     assert len(fake.returned) == 3 * len(different) + 3
 
 
-def test_the_cache_drops_the_least_recently_used_and_those_of_a_closed_loop(bench):
+def test_the_cache_keeps_the_newest_of_many_clients(bench):
     bench.service()
     agent_class = counted()
 
     async def main() -> None:
-        for max_tokens in (1, 2, *range(3, 10)):
-            await bench.agent(agent_class, max_tokens=1).setup(ScriptedEnvironment())
+        for max_tokens in range(1, 36):
             await bench.agent(agent_class, max_tokens=max_tokens).setup(ScriptedEnvironment())
-        gc.collect()
-        alive = [client() is not None for client in agent_class.built]
-        assert alive == [True, False, *[True] * 7]
 
     asyncio.run(main())
     gc.collect()
-    assert [client() for client in agent_class.built] == [None] * 9
+    alive = [client() is not None for client in agent_class.built]
+    assert alive == [False] * 3 + [True] * 32
 
 
-def test_a_slow_checkpoint_holds_up_no_other_nor_the_exit(bench, monkeypatch):
+def test_a_slow_checkpoint_stops_no_other_trial_and_is_tried_again(bench, monkeypatch):
     fake, environment, context = bench.service(), ScriptedEnvironment(), AgentContext()
     attempts, answers = [], threading.Event()
     create = FakeService.create_sampling_client
 
     def slow(self: FakeService, **source: str) -> Any:
-        if "slow" in source["model_path"]:
-            attempts.append(threading.current_thread())
-            answers.wait(30)
-            if len(attempts) == 1:
-                raise RuntimeError("no weights")
+        attempts.append(source)
+        answers.wait(30)
         return create(self, **source)
 
-    monkeypatch.setattr(FakeService, "create_sampling_client", slow)
-
     async def main() -> None:
-        options = {"model_path": "tinker://slow"}
-        trial = asyncio.create_task(bench.agent(**options).run("x", environment, context))
+        await bench.agent().setup(environment)
+        monkeypatch.setattr(FakeService, "create_sampling_client", slow)
+        one = bench.agent(model_path="tinker://slow")
+        trial = asyncio.create_task(one.run("x", environment, context))
         await until(lambda: attempts)
-        await bench.agent(model_path="tinker://fast").setup(environment)
+        # Meanwhile trials run, and end.
+        await bench.agent().run("x", environment, AgentContext())
         trial.cancel()
-        await asyncio.wait([trial])
+        await asyncio.wait([trial], timeout=9)
         assert context.metadata["stop_reason"] == "cancelled"
-        # What hangs in its thread holds up no exit, and what failed is tried again.
-        assert attempts[0].daemon
         answers.set()
-        attempts.clear()
-        with pytest.raises(RuntimeError, match="no weights"):
-            await bench.agent(max_tokens=3, **options).setup(environment)
-        await bench.agent(max_tokens=3, **options).setup(environment)
+        await one.run("x", environment, context)
 
     asyncio.run(main())
-    assert len(fake.services) == 1
+    assert (len(fake.services), len(fake.returned)) == (1, 2)
 
 
 @pytest.mark.parametrize("status", [404, 410])
@@ -1792,9 +1979,7 @@ def test_trials_go_on_in_a_new_session_when_theirs_is_over(bench, tmp_path, stat
         first = ends_the_session if number == 3 else ExecResult(return_code=0)
         environment = ScriptedEnvironment(first, ExecResult(return_code=0))
         dids.append(Run(one, environment, AgentContext()))
-    with asyncio.Runner() as runner:
-        runner.run(together(*(did.go(f"task {number}") for number, did in enumerate(dids))))
-        loop = weakref.ref(runner.get_loop())
+    asyncio.run(together(*(did.go(f"task {number}") for number, did in enumerate(dids))))
     # Nor do they mix, two of which share a client.
     for number, did in enumerate(dids):
         assert (did.stop_reason, did.metadata["n_prefix_breaks"]) == ("max_turns", 0)
@@ -1802,12 +1987,8 @@ def test_trials_go_on_in_a_new_session_when_theirs_is_over(bench, tmp_path, stat
         assert re.findall(r"task \d", prompt) == [f"task {number}"]
     assert sum(len(did.turns) for did in dids) == len(fake.returned) == 12
     assert [service.closed for service in fake.services] == [True, False]
-    # Two clients, each opened once in either session.
-    assert len(fake.samplers) == 4
     # A new checkpoint meets an ended session, too.
     fake.end_sessions(status)
-    gc.collect()
-    assert loop() is None
     run(bench.agent(model_path="tinker://run/sampler_weights/2"))
     # One that does not exist fails its trial, and leaves the session to the others.
     for _ in range(3):
@@ -1872,6 +2053,7 @@ def test_event_loops_in_threads_share_tokenizer_and_session(bench, tmp_path, mon
     watch(type(model.renderer), "build_generation_prompt")
     watch(type(model.tokenizer), "decode")
     watch(type(model.tokenizer), "get_added_vocab")
+    watch(type(model.renderer), "get_stop_sequences")
 
     agents = [bench.agent(logs_dir=tmp_path / str(number), max_turns=9) for number in range(6)]
     with concurrent.futures.ThreadPoolExecutor(max_workers=6) as pool:
@@ -1895,7 +2077,7 @@ def test_event_loops_in_threads_share_tokenizer_and_session(bench, tmp_path, mon
         ({"temperature": math.inf}, "temperature.*finite number"),
         ({"model_path": ""}, "model_path.*tinker://"),
         ({"llm_kwargs": {"max_tokens": 3}}, "llm_kwargs holds max_tokens: use the option of that"),
-        ({"llm_kwargs": {"tempreature": 1}}, r"Tinker takes no tempreature; .*\bseed, top_k"),
+        ({"llm_kwargs": {"context_limit": 3}}, "llm_kwargs holds context_limit: use the option"),
         ({"model_client": "litellm", "model_path": "tinker://run/w"}, "set model_client=tinker"),
         ({"model_client": "litellm", "renderer_name": "qwen3"}, "set model_client=tinker"),
     ],
@@ -1909,13 +2091,14 @@ def test_a_bad_option_is_one_clear_error(options, message):
 
 def test_what_depends_on_the_model_is_refused_in_setup(bench, monkeypatch):
     bench.service()
+    with pytest.raises(ValueError, match="qwen9"):
+        set_up(bench.agent(renderer_name="qwen9"))
     loaded = {"side_effect": LookupError("the tokenizer is loaded")}
     monkeypatch.setattr("harbor.llms.tinker.get_tokenizer", unittest.mock.Mock(**loaded))
     for options, message in (
         ({"model_name": None}, "no model: name one with -m"),
         ({"model_name": "openai/gpt-4o"}, "gpt-4o is an API model: set model_client=litellm"),
         ({"model_name": "openai/gpt-oss-20b"}, "the tokenizer is loaded"),
-        ({"renderer_name": "qwen9"}, r"no renderer qwen9; .*\bllama3, .*\bqwen3, .*role_colon"),
     ):
         with pytest.raises((ValueError, LookupError), match=message):
             set_up(bench.agent(**options))
@@ -1933,6 +2116,11 @@ def test_what_depends_on_the_model_is_refused_in_setup(bench, monkeypatch):
     monkeypatch.setitem(sys.modules, "tinker", None)
     with pytest.raises(ValueError, match=r"pip install 'harbor\[tinker\]'.*model_client=litellm"):
         bench.agent()
+
+
+def test_an_argument_that_tinker_does_not_know_is_refused_by_name(bench):
+    with pytest.raises(TypeError, match="tempreature"):
+        set_up(bench.agent(llm_kwargs={"tempreature": 1}))
 
 
 @pytest.mark.skipif(not hasattr(BasicLoopAgent, "extra_env"), reason="since Harbor 0.16")
@@ -1970,9 +2158,15 @@ def test_keys_and_urls_are_the_agents_or_the_processs_and_stay_unseen(bench, mon
         seen += [path.read_text() for path in bench.logs_dir.glob("*.*")]
         assert len(seen) == 5
         assert not any("key-" in text for text in [*seen, *caplog.messages])
+    # `jobs resume` gives a key as Harbor has saved it.
+    starred = {"OPENAI_API_KEY": "key-****own", "TINKER_API_KEY": "****"}
+    assert bench.lite("hello", extra_env=starred).fake[-1]["api_key"] == "key-process"
+    set_up(bench.agent(extra_env=starred))
     # Also where the process has none.
     monkeypatch.delenv("TINKER_API_KEY")
     set_up(bench.agent(extra_env=other))
+    with pytest.raises(ValueError, match=r"TINKER_API_KEY .*: export it"):
+        set_up(bench.agent(extra_env=starred))
 
 
 @pytest.mark.skipif(not hasattr(BasicLoopAgent, "options_schema"), reason="since Harbor 0.23")
@@ -2038,8 +2232,7 @@ def test_a_bad_agent_fails_alone_in_a_job_with_a_good_one(tmp_path):
     for trial in good:
         assert trial.agent_info.version == basic_loop_agent.__version__
         whole = trial_to_trajectory(trial)
-        assert (whole.turns, whole.reward, whole.rewards) == ([], 1.0, {"reward": 1.0})
-        assert (whole.stop_reason, whole.failure) == ("completed", None)
+        assert (whole.turns, whole.reward, whole.stop_reason) == ([], 1.0, "completed")
         assert whole.trial.agent_result.n_input_tokens > 0
     words = [trial.exception_info.exception_message for trial in trials if trial not in good]
     no_model = "no model: name one with -m, such as -m Qwen/Qwen3-8B"
@@ -2103,7 +2296,7 @@ def test_a_trial_that_takes_too_long_is_scored_and_keeps_its_turns(bench, tmp_pa
     (trial,) = run_job(job_config(tmp_path, {}, agents=agents))
     whole = trial_to_trajectory(trial)
     assert trial.exception_info is not None
-    assert (whole.stop_reason, whole.reward, whole.failure) == ("cancelled", 0.0, None)
+    assert (whole.stop_reason, whole.reward) == ("cancelled", 0.0)
     assert len(whole.turns) == len(fake.returned) == 1
 
 
@@ -2118,23 +2311,27 @@ def test_what_failed_is_no_training_data_and_a_bad_record_an_error(bench, tmp_pa
     for rewards, reward in [*scored, ({}, None)]:
         failed.verifier_result = VerifierResult(rewards=rewards)
         whole = trial_to_trajectory(failed)
-        assert (whole.reward, whole.rewards, len(whole.turns)) == (reward, rewards, 1)
-    good = failed.agent_result.rollout_details[0]
-    prompt, logprobs = good["prompt_token_ids"][0], good["logprobs"][0]
-    bad = [{"logprobs": [logprobs[1:]]}, {"prompt_token_ids": [prompt, prompt]}, {"logprobs": None}]
-    for wrong in [*bad, {"logprobs": [[math.nan] * len(logprobs)]}]:
-        failed.agent_result.rollout_details = [good | wrong]
-        with pytest.raises(ValueError, match=f"{failed.trial_name}: .* not aligned, or a log"):
-            trial_to_trajectory(failed)
+        assert (whole.reward, len(whole.turns)) == (reward, 1)
     failed.agent_result.rollout_details = None
     assert trial_to_trajectory(failed) is None
     failed.verifier_result = VerifierResult(rewards={"reward": 1.0, "style": math.nan})
-    with pytest.raises(ValueError, match=f"trial {failed.trial_name}: the reward 'style' is nan"):
+    with pytest.raises(ValueError, match=f"trial {failed.trial_name}: .*'style': nan"):
         trial_to_trajectory(failed)
 
 
+def test_a_bad_record_is_an_error_that_names_its_trial():
+    record = {"prompt_token_ids": [[1]], "completion_token_ids": [[2]], "logprobs": [[-1.0]]}
+    trial = SimpleNamespace(trial_name="number-9", step_results=None, exception_info=None)
+    trial.verifier_result = None
+    bad = [{"logprobs": [[]]}, {"logprobs": [[math.nan]]}, {"prompt_token_ids": [[1], [1]]}]
+    for wrong in [*bad, {"logprobs": []}, {"extra": {"routed_experts": []}}]:
+        trial.agent_result = AgentContext(rollout_details=[record | wrong])
+        with pytest.raises(ValueError, match="trial number-9: "):
+            trial_to_trajectory(trial)
+
+
 @pytest.mark.parametrize("failing", [0, 1])
-def test_a_multi_step_trial_with_a_failed_step_has_no_reward_but_a_cause(bench, tmp_path, failing):
+def test_a_multi_step_trial_with_a_failed_step_is_no_training_data(bench, tmp_path, failing):
     script = [Sampled("x"), Sampled("x")]
     script[failing] = RuntimeError("service is gone")
     fake = bench.service(*script)
@@ -2159,16 +2356,13 @@ def test_a_multi_step_trial_with_a_failed_step_has_no_reward_but_a_cause(bench, 
     # Harbor scores it all the same.
     assert trial.exception_info is None
     assert trial.verifier_result.rewards["reward"] is not None
+    assert trial_to_trajectory(trial) is None
+    # After a timeout a step is scored on purpose.
+    trial.step_results[failing].exception_info.exception_type = "AgentTimeoutError"
     whole = trial_to_trajectory(trial)
-    assert (whole.reward, whole.rewards) == (None, {})
-    assert whole.failure == "RuntimeError: service is gone"
+    assert whole.reward == trial.verifier_result.rewards["reward"]
     assert whole.stop_reason == ("completed" if failing == 0 else "error")
     assert len(whole.turns) == len(fake.returned) == 1
-    # After a timeout a step is scored on purpose.
-    for step in trial.step_results:
-        if step.exception_info:
-            step.exception_info.exception_type = "AgentTimeoutError"
-    assert trial_to_trajectory(trial).reward == trial.verifier_result.rewards["reward"]
 
 
 # examples/train.py: RL on the rollouts, run as it stands. Only `tinker.ServiceClient`, the
@@ -2187,6 +2381,7 @@ class FakeTraining(FakeTinker):
     def __init__(self, tokenizer_dir: str) -> None:
         super().__init__(tokenizer_dir)
         self.clients, self.loaded, self.saved, self.trained = [], [], [], []
+        self.model_id, self.given_back = "model_1", []
         # The number of the forward_backward that raises.
         self.crash_in_update: int | None = None
         # Whether it is SkyRL's server, which makes no client from a state.
@@ -2208,6 +2403,9 @@ class FakeTraining(FakeTinker):
         return done(result)
 
     def create_lora_training_client(self, base_model: str, rank: int) -> concurrent.futures.Future:
+        if rank > 32:
+            # As SDK 0.38 says what the server refused.
+            return done(ValueError("the server's\nmost is 32"))
         self.clients.append((base_model, rank))
         return self.future("create_lora_training_client", self, base_model, rank=rank)
 
@@ -2267,12 +2465,22 @@ def train(tmp_path, tokenizer_dir, monkeypatch) -> Callable[..., FakeTraining]:
     monkeypatch.setattr("tinker.ServiceClient", fake)
     monkeypatch.setattr("harbor.llms.tinker.get_tokenizer", lambda name: tokenizer)
     monkeypatch.delenv("WANDB_PROJECT", raising=False)
+    monkeypatch.setenv("TINKER_BASE_URL", "http://tinker/")
+    monkeypatch.setattr(httpx, "get", lambda url, **sent: answers(url))
+    monkeypatch.setattr(httpx, "post", lambda url, **sent: fake.given_back.append((url, sent)))
+    monkeypatch.setattr(sys, "path", [*sys.path])
 
-    def run(*script: Any, steps: int = 1, crash_in_update: int | None = None) -> FakeTraining:
+    def answers(url: str) -> None:
+        if "nowhere" in url:
+            raise httpx.ConnectError("nobody\nis there")
+
+    def run(
+        *script: Any, steps: int = 1, crash_in_update: int | None = None, more: str = ""
+    ) -> FakeTraining:
         fake.script, fake.crash_in_update = list(script), crash_in_update
         arguments = f"--model Qwen/Qwen3-8B --task {ROOT}/examples/greet --log-dir {tmp_path}/log"
         arguments += f" --steps {steps} --max-tokens 64 --learning-rate 0.5 --rank 4"
-        module.main(arguments.split())
+        module.main([*arguments.split(), *more.split()])
         return fake
 
     run.fake = fake
@@ -2342,6 +2550,9 @@ def test_after_a_crash_training_goes_on_from_the_last_saved_state(train, tmp_pat
     assert [metrics["step"] for metrics in metrics_of(tmp_path)] == [0, 1, 2]
     assert len(fake.trained) == json.loads(progress.read_text())["step"] == 3
     assert len(list((tmp_path / "log/jobs").iterdir())) == 4
+    gone = {"model_id": "model_1", "type": "unload_model"}
+    unload = ("http://tinker/api/v1/unload_model", {"json": gone, "timeout": 10})
+    assert fake.given_back == [unload, unload]
 
 
 @pytest.mark.parametrize(
@@ -2376,3 +2587,107 @@ def test_failed_trials_and_equal_rewards_are_named_and_not_trained_on(train, tmp
     assert first["left_out/RuntimeError"] == second["stop_reason/max_tokens"] == 1
     assert first["optim/kl_sample_train_v2"] > 0
     assert "optim/kl_sample_train_v1" not in second
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ("--learning-rate 0.1", "--learning-rate 0.5, this is 0.1"),
+        (f"--task {ROOT}/examples/hello", f"--task ['{ROOT}/examples/greet'], this is ['"),
+        ("--steps 1", "--steps 1: 2 are done in "),
+    ],
+)
+def test_training_goes_on_only_with_what_it_began_with(train, tmp_path, more, message):
+    train(*HALF_RIGHT, steps=2)
+    config = tmp_path / "log/config.json"
+    before = config.read_bytes()
+    with pytest.raises(SystemExit, match=re.escape(message)):
+        train(*HALF_RIGHT, steps=3, more=more)
+    assert config.read_bytes() == before
+    assert len(train.fake.services) == 1
+    train(*HALF_RIGHT, steps=3, more="--concurrency 2 --base-url http://moved")
+    assert [metrics["step"] for metrics in metrics_of(tmp_path)] == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ("--task /nowhere", "/nowhere: no task is there"),
+        ("--group-size 1", "--group-size 1: "),
+        ("--tasks-per-step 2", "--tasks-per-step 2: 1 are there"),
+        ("--renderer-name nonsense", "--model, --renderer-name: .*nonsense"),
+        ("--agent nowhere:Agent", "--agent nowhere:Agent: No module"),
+        ("--agent json:JSONDecoder", "--agent json:JSONDecoder: it is no copy"),
+        ("--eval-every 2", "--eval-task and --eval-every: "),
+        ("--base-url http://nowhere", "--base-url http://nowhere: nobody is there"),
+        ("--rank 64", "no adapter of rank 64: the server's most is 32"),
+    ],
+)
+def test_a_wrong_argument_is_one_line_before_anything_is_sampled(train, more, message):
+    with pytest.raises(SystemExit, match=message) as error:
+        train(RIGHT, more=more)
+    assert "\n" not in str(error.value)
+    assert train.fake.samplers == train.fake.clients == []
+
+
+def test_a_second_run_in_a_folder_is_refused(train, tmp_path):
+    with train_module().only_run_in(tmp_path), pytest.raises(SystemExit, match="another run is in"):
+        train(RIGHT, more=f"--log-dir {tmp_path}")
+    assert train.fake.services == []
+
+
+@pytest.mark.parametrize("agent", ["a_copy:BasicLoopAgent", "a_subclass:Mine"])
+def test_a_copied_agent_samples_in_the_session_that_trains(train, tmp_path, monkeypatch, agent):
+    shutil.copy(ROOT / "basic_loop_agent.py", tmp_path / "a_copy.py")
+    subclass = "from a_copy import BasicLoopAgent\n\nclass Mine(BasicLoopAgent): ...\n"
+    (tmp_path / "a_subclass.py").write_text(subclass)
+    monkeypatch.chdir(tmp_path)
+    fake = train(*HALF_RIGHT, more=f"--agent {agent}")
+    assert len(fake.services) == len(fake.trained) == 1
+    (config,) = (tmp_path / "log/jobs").glob("*/config.json")
+    assert json.loads(config.read_text())["agents"][0]["import_path"] == agent
+
+
+def test_a_step_samples_some_of_the_tasks_and_after_a_crash_the_same(train, tmp_path, capsys):
+    for name in ("tasks/a", "tasks/b", "tasks/c", "tasks/d", "tasks/e", "evaluated"):
+        shutil.copytree(ROOT / "examples/greet", tmp_path / name)
+    # One at a time, so that each task gets the right reply and the wrong one.
+    more = f"--task {tmp_path}/tasks --tasks-per-step 3 --group-size 2 --concurrency 1"
+    more += f" --eval-task {tmp_path}/evaluated --eval-every 2"
+    with pytest.raises(ConnectionError):
+        train(*HALF_RIGHT, steps=3, crash_in_update=2, more=more)
+    train(*HALF_RIGHT, steps=3, more=more)
+    # The tasks of each job's trials, in the order of the jobs.
+    sampled, evaluated = [], []
+    for job in sorted((tmp_path / "log/jobs").iterdir()):
+        of_job = evaluated if "eval" in job.name else sampled
+        of_job.append(sorted(trial.name.partition("__")[0] for trial in job.glob("*__*")))
+    zero, one, crashed, again = sampled
+    assert crashed == again
+    assert len({*zero, *one, *again}) > 3
+    assert zero == sorted(2 * [*{*zero}])
+    assert evaluated == [["evaluated", "evaluated"]] * 3
+    evaluated = [metrics.get("test/env/all/reward/total") for metrics in metrics_of(tmp_path)]
+    assert evaluated == [0.5, None, 0.5]
+    assert ", eval reward 0.500, " in printed(capsys)[0]
+
+
+def test_what_a_killed_run_left_is_ended_and_nothing_else(train, tmp_path, monkeypatch):
+    train(*HALF_RIGHT)
+    (tmp_path / "log/jobs/killed/my.Task__Ab1").mkdir(parents=True)
+    listed = "my-task__ab1__env\nothers__zz9__env\n"
+    docker = tmp_path / "bin/docker"
+    docker.parent.mkdir()
+    docker.write_text(f'#!/bin/sh\necho "$@" >>{tmp_path}/calls\nprintf "{listed}"\n')
+    docker.chmod(0o755)
+    monkeypatch.setenv("PATH", str(docker.parent), prepend=os.pathsep)
+    train(*HALF_RIGHT, steps=2)
+    ended = [call for call in (tmp_path / "calls").read_text().splitlines() if " down " in call]
+    assert ended == ["compose --project-name my-task__ab1__env down --volumes --timeout 1"]
+
+
+def test_a_divergence_that_rounds_to_nothing_has_no_sign():
+    names = ("env/all/reward/total", "env/all/total_ac_tokens", "time/sampling", "time/training")
+    divergence = {"optim/kl_sample_train_v1": -1e-9, "optim/kl_sample_train_v2": 0.0}
+    line = train_module().summary(dict.fromkeys(names, 1) | divergence, [])
+    assert "KL 0.0000 (v1) 0.0000 (v2)" in line

@@ -16,10 +16,7 @@ from harbor.verifier.base import BaseVerifier
 
 from basic_loop_agent import BasicLoopAgent
 
-REPLIES = (
-    "I will see what is here.\n\n```bash\nls\n```",
-    "Hello, world!",
-)
+REPLIES = ("I will see what is here.\n\n```bash\nls\n```", "Hello, world!")
 
 
 class ScriptedAgent(BasicLoopAgent):
@@ -33,10 +30,7 @@ class ScriptedLLM(BaseLLM):
     """Says REPLIES, one a turn, and the last one from then on."""
 
     async def call(
-        self,
-        prompt: str,
-        message_history: list[dict[str, Any]] | None = None,
-        **kwargs: Any,
+        self, prompt: str, message_history: list[dict[str, Any]] | None = None, **kwargs: Any
     ) -> LLMResponse:
         """The reply to a conversation, whose earlier messages are `message_history`."""
         messages = message_history or []

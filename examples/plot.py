@@ -1,8 +1,10 @@
-"""Draw reward and KL by step: `uv run --with matplotlib examples/plot.py LOG_DIR`."""
+"""Draw reward by step: `uv run --with matplotlib examples/plot.py LOG_DIR`."""
 
 import json
 import sys
 from pathlib import Path
+
+REWARD = "env/all/reward/total"
 
 
 def draw(log_dir: Path) -> Path:
@@ -15,20 +17,24 @@ def draw(log_dir: Path) -> Path:
     lines = (log_dir / "metrics.jsonl").read_text().splitlines()
     metrics = [json.loads(line) for line in lines]
     steps = [of_step["step"] for of_step in metrics]
-    figure = Figure(figsize=(7, 4.2), layout="constrained")
-    rewards, divergences = figure.subplots(2, sharex=True, height_ratios=(2, 1))
-    rewards.plot(steps, [of_step["env/all/reward/total"] for of_step in metrics], marker=".")
-    rewards.set_ylabel("mean reward")
-    for version in ("v1", "v2"):
-        # A step without an update has none: a gap in the line.
-        values = [of_step.get(f"optim/kl_sample_train_{version}") for of_step in metrics]
-        values = [float("nan") if value is None else value for value in values]
-        divergences.plot(steps, values, marker=".", label=f"KL {version}")
-    # For scale: rounding alone would fill the picture.
-    divergences.axhline(0.01, color="gray", linestyle=":", label="0.01")
-    divergences.set_ylabel("KL, sampler to trainer")
-    divergences.set_xlabel("step")
-    divergences.legend(ncols=3)
+    means = [of_step[REWARD] for of_step in metrics]
+    spreads = [of_step["env/all/reward/std"] for of_step in metrics]
+    low = [mean - spread for mean, spread in zip(means, spreads, strict=True)]
+    high = [mean + spread for mean, spread in zip(means, spreads, strict=True)]
+
+    figure = Figure(figsize=(7, 3.2), layout="constrained")
+    axes = figure.subplots()
+    axes.fill_between(steps, low, high, alpha=0.15, label="standard deviation of its trials")
+    axes.plot(steps, means, marker=".", label="mean of the step")
+    evaluated = [of_step for of_step in metrics if f"test/{REWARD}" in of_step]
+    if evaluated:
+        at = [of_step["step"] for of_step in evaluated]
+        values = [of_step[f"test/{REWARD}"] for of_step in evaluated]
+        axes.plot(at, values, marker="o", label="mean of the eval tasks")
+    axes.set_ylabel("reward")
+    axes.set_xlabel("step")
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.legend(loc="lower right")
     path = log_dir / "curve.png"
     figure.savefig(path, dpi=100)
     return path

