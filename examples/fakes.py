@@ -16,6 +16,9 @@ from harbor.verifier.base import BaseVerifier
 
 from basic_loop_agent import BasicLoopAgent
 
+# Harbor imports litellm after a job: the price list that comes with it, so that nothing is fetched.
+os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
+
 REPLIES = ("I will see what is here.\n\n```bash\nls\n```", "Hello, world!")
 
 
