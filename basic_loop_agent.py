@@ -851,10 +851,13 @@ class Conversation(Chat):
             raise ValueError(f"{path} is no trajectory in ATIF: {error}") from error
         said = []
         for step in steps:
+            # The files of pictures are not copied.
+            step.message = text_of(step.message)
             calls = [one.model_dump_json(exclude_none=True) for one in step.tool_calls or []]
-            said.append((step.source, "\n".join([text_of(step.message), *calls])))
-            if step.observation:
-                said += [("user", text_of(result.content)) for result in step.observation.results]
+            said.append((step.source, "\n".join([step.message, *calls])))
+            for result in step.observation.results if step.observation else []:
+                result.content = text_of(result.content)
+                said.append(("user", result.content))
             self.steps.append(step.model_dump() | {"metrics": None, "is_copied_context": True})
         # One system message, ours behind theirs, and roles that alternate: many templates want it.
         said += [("system", one["content"]) for one in self.messages]
