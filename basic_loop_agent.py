@@ -745,7 +745,9 @@ class Conversation(Chat):
         told = {"content": valid_text(text)}
         self.steps[-1].setdefault("observation", {"results": []})["results"].append(told)
         self._unsent.append(told)
-        self._take_time("command_exec_times_msec")
+        # Before the first reply there was no command.
+        if self.turns:
+            self._take_time("command_exec_times_msec")
 
     async def sample(self) -> Turn:
         """Send what was not yet sent, and record the reply.
