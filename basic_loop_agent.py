@@ -962,8 +962,8 @@ def tagged(text: str) -> str:
     if not re.match(_HEADER_BEGINS, text):
         return text
     thinking = answer = ""
-    for message in re.split(_MESSAGE_ENDS, text):
-        header, body = re.match(r"(?s)(.*?<\|(?:message|content_\w+)\|>|.*)(.*)", message).groups()
+    for part in re.split(_MESSAGE_ENDS, text):
+        header, body = re.match(r"(?s)(.*?<\|(?:message|content_\w+)\|>|.*)(.*)", part).groups()
         if "to=" not in header and re.search("final|commentary|content_text", header):
             answer += body
         else:
