@@ -366,18 +366,19 @@ message. Each script starts in a fresh shell (files stay, variables and director
         limit = self.options.command_timeout_sec
         most = self.options.max_output_chars
         mark = uuid4().hex
-        runs = in_bash(f"run {mark} {most} {limit}", valid_text(script))
-        command = f"BASIC_LOOP_RUN={mark} {runs}"
+        blocks = valid_text(script).translate(_ESCAPES)
+        variables = f"BASIC_LOOP_RUN={mark} BASIC_LOOP_BLOCKS='{blocks}'"
+        command = in_bash(f"run {mark} {most} {limit}", variables)
         # Modal takes 65,536 bytes of arguments, and some environments quote the command once more.
-        if len(shlex.quote(command)) > 65_000:
+        if len(shlex.quote(command).encode()) > 65_000:
             return "Not run: the script is too long. Split it into smaller ones."
-        texts = None
+        output = None
         try:
             # _RUN keeps the limit; an exec may take longer. Past its own limit Docker's raises
             # RuntimeError: ours comes first.
             async with asyncio.timeout(limit + 30) as timer:
                 result = await environment.exec(command, timeout_sec=limit + 90)
-            texts = output_of(result.stdout, mark)
+            output = output_of(result.stdout, mark)
         except Exception as error:
             # Some environments raise another error when they are cancelled.
             if not timer.expired() and not isinstance(error, TimeoutError):
@@ -386,11 +387,12 @@ message. Each script starts in a fresh shell (files stay, variables and director
         finally:
             # Cancelled, or it hangs, or what kept the limit was killed: the script would run on,
             # into the next turn or the tests.
-            if texts is None:
+            if output is None:
                 await asyncio.shield(end_processes(environment, mark))
-        lost = ["[the output was lost: what runs the script was killed or written into]"]
+        if output is None:
+            output = "[the output was lost: what runs the script was killed or written into]"
         # What others print has not been cut.
-        texts = [text[: most + 200] for text in (texts or lost) + [valid_text(result.stderr)]]
+        texts = [text[: most + 200] for text in (output, valid_text(result.stderr))]
         shown = "\n".join(text.removesuffix("\n") for text in texts if text) or "(none)"
         return f"Exit code: {result.return_code}\nOutput:\n{shown}"
 
@@ -536,16 +538,16 @@ def fenced_blocks(text: str) -> list[tuple[str, str]]:
     return blocks
 
 
-# `run MARK BYTES SECONDS` runs a script inside the environment. Its blocks, each in base64, come by
-# $BASIC_LOOP_BLOCKS, and this text by $BASIC_LOOP_TEXT: no argument holds them, so no `pgrep -f`
-# finds them. The output goes back in base64, which any environment can decode, between two marks,
-# so that `output_of` can tell it from what others print; only BYTES of it cross `exec`. Behind the
-# last mark is what ended the script, and the exit code is the script's. No file is written:
+# `run MARK BYTES SECONDS` runs a script inside the environment. Its blocks come by
+# $BASIC_LOOP_BLOCKS, escaped, and this text by $BASIC_LOOP_TEXT: no argument holds them, so no
+# `pgrep -f` finds them. What the model is to see goes back in base64, which any environment can
+# decode, between two marks, so that `output_of` can tell it from what others print; only about
+# BYTES of it cross `exec`. The exit code is the script's. No file is written:
 #
-#     :3f2a:eQp5CnkKeQp5CnkKeQpb(...):3f2a:[ended: it wrote more than 4000000 bytes]
+#     :3f2a:eQp5CnkKCltlbmRlZDog(...):3f2a:
 #
-# The line end-of-3f2a follows a script's last one. There `sed` stops, though a process in the
-# background may keep the pipe open: for that one `drain` reads on.
+# bash itself reads what the script writes, counts it and cuts it: each other program would cost as
+# much as a short script does. The line end-of-3f2a follows the script's last one.
 #
 # What a script starts has the mark in its environment, as BASIC_LOOP_SCRIPT, also what left its
 # process group; what runs it has BASIC_LOOP_RUN.
@@ -565,106 +567,88 @@ end_processes() {
   done
 }
 
-drain() {
-  head -c $most
-  # Past the limit, or the script has ended and a process in the background writes on.
-  exec >/dev/null
-  read -rN 1 && exec cat
-}
-
-decoded() {
-  printf %s "$text" | base64 -d
-}
-
-report() {
-  # Bytes, not characters; and to load a locale is a tenth of what a short script costs.
-  export LC_ALL=C
-  exec 5< <(drain)
-  drain=$!
-  # The bracket: so a script that lists all processes does not print the line.
-  text=$(sed "/[e]nd-of-$mark/q" <&5 | base64)
-  flood=0
-  if [ ${#text} -ge $((most / 57 * 77)) ]; then
-    flood=1
-    end_processes SCRIPT $mark
-  fi
-  # The head, and the tail with the line that shows the end.
-  half=$((shown / 2)) rest=$((shown - shown / 2 + ${#end} + 1))
-  left_out=0
-  if [ ${#text} -gt $shown ]; then left_out=$(($(decoded | wc -c) - half - rest)); fi
-  if [ $left_out -gt 0 ]; then
-    text=$({
-      decoded | head -c $half
-      printf "\n[... $left_out bytes left out ...]\n"
-      decoded | tail -c $rest
-    } | base64)
-  fi
-  printf %s "$text"
-  # Where nothing is left in the background: else each script would leave a zombie.
-  read -t 0.1 -N 1 <&5
-  [ $? != 1 ] || wait $drain
-  exit $flood
-}
-
-watch() {
-  read -t $limit
-  case $? in
-    # The script has ended.
-    0) ;;
-    # What runs it was killed.
-    1) end_processes SCRIPT $mark ;;
-    *)
-      end_processes SCRIPT $mark
-      # A script can stop what runs it.
-      kill -CONT $$
-      read
-      exit 1
-  esac
-}
-
-run() {
-  mark=$1 shown=$2 limit=$3 most=4000000 end=end-of-$1 script= refused= why=
-  printf ":$mark:"
-  exec 3> >(report)
-  reporter=$!
-  for block in $BASIC_LOOP_BLOCKS; do
-    block=$(printf %s $block | LC_ALL=C base64 -d)
+read_blocks() {
+  blocks=$BASIC_LOOP_BLOCKS$'\f' script= refused=
+  while [ -n "$blocks" ]; do
+    block=${blocks%%$'\f'*} blocks=${blocks#*$'\f'}
+    printf -v block %b "${block//$'\a'/\'}"
     script+=$block$'\n\n'
     # Only what is not whole is refused: what else is no syntax here may be some when it is run, as
     # with extglob. In front of a backtick is what bash says, behind it what the script does.
     said=$(syntax "$block")
     case ${said%%\`*} in
       *"unexpected EOF"* | *"unexpected end of file"* | *"delimited by end-of-file"*)
-        refused="[nothing was run: a block is not whole: line ${said#*line }]"
+        printf -v refused %q "[nothing was run: a block is not whole: line ${said#*line }]"
     esac
   done
-  if [ -n "$refused" ]; then
-    printf "%s\n" "$refused" >&3
-    code=2
-  else
-    exec 4> >(watch)
-    BASIC_LOOP_SCRIPT=$mark BASIC_LOOP_TEXT=$script \
-      bash -c 'export -n BASIC_LOOP_TEXT; eval -- "$BASIC_LOOP_TEXT"' </dev/null >&3 2>&1 3>&- 4>&-
-    code=$?
-    echo >&4
-    wait $! || code=124 why="[ended: the time limit of $limit seconds was reached]"
+  [ -z "$refused" ] || script="echo $refused; exit 2"
+}
+
+run_script() {
+  BASIC_LOOP_SCRIPT=$mark BASIC_LOOP_TEXT=$script \
+    bash -c 'export -n BASIC_LOOP_TEXT; eval -- "$BASIC_LOOP_TEXT"' </dev/null 2>&1
+  code=$?
+  printf "$end"
+  exit $code
+}
+
+run() {
+  mark=$1 shown=$2 limit=$3 most=4000000 end="end-of-$1" output= why=
+  printf ":$mark:"
+  read_blocks
+  exec 3< <(run_script)
+  runner=$!
+  # Bytes, not characters.
+  LC_ALL=C SECONDS=0
+  # Once more when the runner is gone; a process in the background may keep the pipe open.
+  while
+    kill -0 $runner
+    gone=$?
+    read -t 0.2 -rN 100000 part <&3
+    closed=$?
+    output+=$part
+    [ $gone = 0 ] && [ $closed != 1 ]
+  do
+    if [ ${#output} -gt $most ]; then
+      why="[ended: it wrote more than $most bytes]"
+    elif [ $SECONDS -gt $limit ]; then
+      why="[ended: the time limit of $limit seconds was reached]"
+    fi
+    if [ -n "$why" ]; then
+      end_processes SCRIPT $mark
+      # A script can stop what runs it.
+      kill -CONT $runner
+    fi
+  done
+  [ $closed = 1 ] || { cat <&3 >/dev/null & }
+  wait $runner
+  code=$?
+  # Else the runner was killed.
+  [[ $output == *"$end"* ]] || exit
+  output=${output%"$end"*}
+  left_out=$((${#output} - shown))
+  if [ $left_out -gt 0 ]; then
+    cut=$'\n'"[... $left_out bytes left out ...]"$'\n'
+    output=${output:0:shown / 2}$cut${output: -(shown - shown / 2)}
   fi
-  echo "$end" >&3
-  exec 3>&-
-  wait $reporter || why="[ended: it wrote more than $most bytes]"
-  printf ":$mark:$why"
+  output=${output%$'\n'}
+  output=${output:+$output$'\n'}$why
+  # It costs as much as all else, and many a script says nothing.
+  [ -z "$output" ] || base64 < <(printf %s "$output")
+  printf ":$mark:"
+  case $why in *time*) exit 124 ;; esac
   exit $code
 }
 """
 
+# Of the characters that would end the quotes, stand between blocks, or are an escape's own.
+_ESCAPES = str.maketrans({"'": "\a", "\0": "\f", "\a": r"\a", "\f": r"\f", "\\": r"\\"})
 
-def in_bash(call: str, script: str = "") -> str:
+
+def in_bash(call: str, variables: str = "") -> str:
     """The command that calls a function of _RUN."""
-    blocks = [base64.b64encode(block.encode()).decode() for block in script.split("\0")]
-    return (
-        f"BASIC_LOOP_BLOCKS='{' '.join(blocks)}' BASIC_LOOP_TEXT={shlex.quote(_RUN + call)} "
-        "exec bash -c 'eval \"$BASIC_LOOP_TEXT\"'"
-    )
+    text = shlex.quote(_RUN + call)
+    return f"{variables} BASIC_LOOP_TEXT={text} exec bash -c 'eval \"$BASIC_LOOP_TEXT\"'"
 
 
 async def end_processes(environment: BaseEnvironment, mark: str) -> None:
@@ -675,25 +659,19 @@ async def end_processes(environment: BaseEnvironment, mark: str) -> None:
         await asyncio.wait_for(environment.exec(command, timeout_sec=15), 10)
 
 
-def output_of(stdout: str | bytes | None, mark: str) -> list[str] | None:
-    """A script's output and what _RUN says of it; None where they are lost.
-
-    Where _RUN did not run, it is all of `stdout`.
-    """
+def output_of(stdout: str | None, mark: str) -> str | None:
+    """A script's output; None where it is lost. Where _RUN did not run, it is all of `stdout`."""
     before, *parts = valid_text(stdout).split(f":{mark}:")
     if not parts:
-        return [before]
+        return before
     with contextlib.suppress(ValueError):
-        in_base64, note = parts
-        output = base64.b64decode(in_base64).partition(f"end-of-{mark}".encode())[0]
-        return [valid_text(output), note]
+        in_base64, _ = parts
+        return base64.b64decode(in_base64).decode("utf-8", "replace")
     return None
 
 
-def valid_text(text: str | bytes | None) -> str:
+def valid_text(text: str | None) -> str:
     """Text that tokenizers and files accept: lone surrogates are replaced, None becomes ""."""
-    if isinstance(text, bytes):
-        text = text.decode("utf-8", "replace")
     return (text or "").encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
