@@ -366,19 +366,23 @@ message. Each script starts in a fresh shell (files stay, variables and director
         limit = self.options.command_timeout_sec
         most = self.options.max_output_chars
         mark = uuid4().hex
-        blocks = valid_text(script).translate(_ESCAPES)
-        variables = f"BASIC_LOOP_RUN={mark} BASIC_LOOP_BLOCKS='{blocks}'"
-        command = in_bash(f"run {mark} {most} {limit}", variables)
+        blocks = f"BASIC_LOOP_BLOCKS='{valid_text(script).translate(_ESCAPES)}'"
+        command = f"BASIC_LOOP_RUN={mark} {blocks} {in_bash(f'run {mark} {most} {limit}')}"
         # Modal takes 65,536 bytes of arguments, and some environments quote the command once more.
         if len(shlex.quote(command).encode()) > 65_000:
             return "Not run: the script is too long. Split it into smaller ones."
-        output = None
+        output = lost = "[the output was lost: what runs the script was killed or written into]"
         try:
             # _RUN keeps the limit; an exec may take longer. Past its own limit Docker's raises
             # RuntimeError: ours comes first.
             async with asyncio.timeout(limit + 30) as timer:
                 result = await environment.exec(command, timeout_sec=limit + 90)
-            output = output_of(result.stdout, mark)
+            # Where _RUN did not run, there is no mark.
+            before, *parts = valid_text(result.stdout).split(f":{mark}:")
+            output = lost if parts else before
+            with contextlib.suppress(ValueError):
+                in_base64, _ = parts
+                output = base64.b64decode(in_base64).decode("utf-8", "replace")
         except Exception as error:
             # Some environments raise another error when they are cancelled.
             if not timer.expired() and not isinstance(error, TimeoutError):
@@ -387,10 +391,11 @@ message. Each script starts in a fresh shell (files stay, variables and director
         finally:
             # Cancelled, or it hangs, or what kept the limit was killed: the script would run on,
             # into the next turn or the tests.
-            if output is None:
-                await asyncio.shield(end_processes(environment, mark))
-        if output is None:
-            output = "[the output was lost: what runs the script was killed or written into]"
+            if output == lost:
+                command = in_bash(f'end_processes "[A-Z]*" {mark}')
+                ending = asyncio.wait_for(environment.exec(command, timeout_sec=15), 10)
+                # The environment may be gone, and the trial goes on, or ends, for its own reason.
+                await asyncio.shield(asyncio.gather(ending, return_exceptions=True))
         # What others print has not been cut.
         texts = [text[: most + 200] for text in (output, valid_text(result.stderr))]
         shown = "\n".join(text.removesuffix("\n") for text in texts if text) or "(none)"
@@ -541,8 +546,8 @@ def fenced_blocks(text: str) -> list[tuple[str, str]]:
 # `run MARK BYTES SECONDS` runs a script inside the environment. Its blocks come by
 # $BASIC_LOOP_BLOCKS, escaped, and this text by $BASIC_LOOP_TEXT: no argument holds them, so no
 # `pgrep -f` finds them. What the model is to see goes back in base64, which any environment can
-# decode, between two marks, so that `output_of` can tell it from what others print; only about
-# BYTES of it cross `exec`. The exit code is the script's. No file is written:
+# decode, between two marks, to tell it from what others print; only about BYTES of it cross
+# `exec`. The exit code is the script's. No file is written:
 #
 #     :3f2a:eQp5CnkKCltlbmRlZDog(...):3f2a:
 #
@@ -593,7 +598,7 @@ run_script() {
 }
 
 run() {
-  mark=$1 shown=$2 limit=$3 most=4000000 end="end-of-$1" output= why=
+  mark=$1 shown=$2 limit=$3 most=4000000 end="end-of-$1" output= why= late=
   printf ":$mark:"
   read_blocks
   exec 3< <(run_script)
@@ -609,10 +614,14 @@ run() {
     output+=$part
     [ $gone = 0 ] && [ $closed != 1 ]
   do
-    if [ ${#output} -gt $most ]; then
+    # What comes now is not the script's.
+    kill -0 $runner || continue
+    # bash drops NULs: they count, too.
+    read -r _ taken </proc/self/io
+    if [ ${taken:-${#output}} -gt $most ]; then
       why="[ended: it wrote more than $most bytes]"
     elif [ $SECONDS -gt $limit ]; then
-      why="[ended: the time limit of $limit seconds was reached]"
+      why="[ended: the time limit of $limit seconds was reached]" late=124
     fi
     if [ -n "$why" ]; then
       end_processes SCRIPT $mark
@@ -620,54 +629,41 @@ run() {
       kill -CONT $runner
     fi
   done
-  [ $closed = 1 ] || { cat <&3 >/dev/null & }
+  # The process in the background writes on.
+  if [ $closed != 1 ]; then
+    cat <&3 >/dev/null &
+  fi
   wait $runner
-  code=$?
-  # Else the runner was killed.
+  code=${late:-$?}
+  # Without the last line the runner was killed.
   [[ $output == *"$end"* ]] || exit
   output=${output%"$end"*}
   left_out=$((${#output} - shown))
   if [ $left_out -gt 0 ]; then
-    cut=$'\n'"[... $left_out bytes left out ...]"$'\n'
-    output=${output:0:shown / 2}$cut${output: -(shown - shown / 2)}
+    tail=${output: -(shown - shown / 2)}
+    output=${output:0:shown / 2}$'\n'"[... $left_out bytes left out ...]"$'\n'$tail
   fi
   output=${output%$'\n'}
   output=${output:+$output$'\n'}$why
-  # It costs as much as all else, and many a script says nothing.
-  [ -z "$output" ] || base64 < <(printf %s "$output")
+  # It would cost a third more, and many a script says nothing.
+  if [ -n "$output" ]; then
+    exec 4> >(base64)
+    printf %s "$output" >&4
+    exec 4>&-
+    wait $!
+  fi
   printf ":$mark:"
-  case $why in *time*) exit 124 ;; esac
   exit $code
 }
 """
 
-# Of the characters that would end the quotes, stand between blocks, or are an escape's own.
+# Of what would end the quotes or a variable, and of what stands for it.
 _ESCAPES = str.maketrans({"'": "\a", "\0": "\f", "\a": r"\a", "\f": r"\f", "\\": r"\\"})
 
 
-def in_bash(call: str, variables: str = "") -> str:
+def in_bash(call: str) -> str:
     """The command that calls a function of _RUN."""
-    text = shlex.quote(_RUN + call)
-    return f"{variables} BASIC_LOOP_TEXT={text} exec bash -c 'eval \"$BASIC_LOOP_TEXT\"'"
-
-
-async def end_processes(environment: BaseEnvironment, mark: str) -> None:
-    """End a script with all that it started and what runs it; gives up after 10 seconds."""
-    command = in_bash(f'end_processes "[A-Z]*" {mark}')
-    # The environment may be gone, and the trial goes on, or ends, for its own reason.
-    with contextlib.suppress(Exception):
-        await asyncio.wait_for(environment.exec(command, timeout_sec=15), 10)
-
-
-def output_of(stdout: str | None, mark: str) -> str | None:
-    """A script's output; None where it is lost. Where _RUN did not run, it is all of `stdout`."""
-    before, *parts = valid_text(stdout).split(f":{mark}:")
-    if not parts:
-        return before
-    with contextlib.suppress(ValueError):
-        in_base64, _ = parts
-        return base64.b64decode(in_base64).decode("utf-8", "replace")
-    return None
+    return f"BASIC_LOOP_TEXT={shlex.quote(_RUN + call)} exec bash -c 'eval \"$BASIC_LOOP_TEXT\"'"
 
 
 def valid_text(text: str | None) -> str:
