@@ -573,9 +573,10 @@ end_processes() {
 }
 
 read_blocks() {
-  blocks=$BASIC_LOOP_BLOCKS$'\f' script= refused=
-  while [ -n "$blocks" ]; do
-    block=${blocks%%$'\f'*} blocks=${blocks#*$'\f'}
+  local IFS=$'\f'
+  script= refused=
+  set -f
+  for block in $BASIC_LOOP_BLOCKS; do
     printf -v block %b "${block//$'\a'/\'}"
     script+=$block$'\n\n'
     # Only what is not whole is refused: what else is no syntax here may be some when it is run, as
@@ -586,6 +587,7 @@ read_blocks() {
         printf -v refused %q "[nothing was run: a block is not whole: line ${said#*line }]"
     esac
   done
+  set +f
   [ -z "$refused" ] || script="echo $refused; exit 2"
 }
 
@@ -643,8 +645,8 @@ run() {
     tail=${output: -(shown - shown / 2)}
     output=${output:0:shown / 2}$'\n'"[... $left_out bytes left out ...]"$'\n'$tail
   fi
-  output=${output%$'\n'}
-  output=${output:+$output$'\n'}$why
+  [[ -z $why || -z $output || ${output: -1} == $'\n' ]] || output+=$'\n'
+  output+=$why
   # It would cost a third more, and many a script says nothing.
   if [ -n "$output" ]; then
     exec 4> >(base64)
