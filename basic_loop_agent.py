@@ -13,7 +13,6 @@ conversation, what a reply says, the three model clients, their cache, training 
 import asyncio
 import base64
 import contextlib
-import functools
 import importlib.util
 import inspect
 import itertools
@@ -24,7 +23,7 @@ import re
 import shlex
 import threading
 import time
-from collections import ChainMap
+from collections import ChainMap, Counter
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -90,7 +89,7 @@ class BasicLoopOptions(
     """Tinker, or litellm for API models and servers."""
     api_base: str | None = None
     """Base URL of the model's server; default: the client's own."""
-    llm_kwargs: dict | None = Field(None, repr=False)
+    llm_kwargs: dict = Field({}, repr=False)
     """More arguments of the client: top_p, seed, ..."""
     collect_rollout_details: bool | None = None
     """Record token ids; default: with the Tinker client only."""
@@ -113,20 +112,20 @@ class BasicLoopOptions(
     def _fits_the_client(self) -> Self:
         # Refuses what would be ignored in silence, and fills in the default that depends on it.
         is_tinker = self.model_client == "tinker"
-        taken = {*type(self).model_fields, "model_name"}.intersection(self.llm_kwargs or {})
+        if self.collect_rollout_details is None:
+            self.collect_rollout_details = is_tinker
+        taken = self.llm_kwargs.keys() & {*type(self).model_fields, "model_name"}
         if taken:
             raise ValueError(f"llm_kwargs holds {', '.join(taken)}: use the option of that name")
         if not is_tinker and (self.model_path or self.renderer_name):
             raise ValueError(
                 "model_path and renderer_name are for tinker: drop them, or set model_client=tinker"
             )
-        if is_tinker and not all(map(importlib.util.find_spec, ("tinker", "tinker_cookbook"))):
+        if is_tinker and not importlib.util.find_spec("tinker_cookbook"):
             raise ValueError(
                 "the Tinker packages are missing: run `pip install 'harbor[tinker]'`, or set "
                 "model_client=litellm"
             )
-        if self.collect_rollout_details is None:
-            self.collect_rollout_details = is_tinker
         return self
 
 
@@ -174,6 +173,19 @@ class Turn(LLMResponse):
     # Whether the prompt does not begin with the last turn's prompt and completion.
     breaks_prefix: bool = False
 
+    def __post_init__(self) -> None:
+        # A lone surrogate would fail the next call, and the record.
+        self.content = valid_text(self.content)
+        self.reasoning_content = valid_text(self.reasoning_content)
+        # What the client does not say of its tokens is counted.
+        if self.usage is None and self.prompt_token_ids:
+            self.usage = UsageInfo(
+                prompt_tokens=len(self.prompt_token_ids),
+                completion_tokens=len(self.completion_token_ids or []),
+                cache_tokens=0,
+                cost_usd=0.0,
+            )
+
     @property
     def is_trainable(self) -> bool:
         """Whether ids and logprobs are there, of one length, and finite (a policy may diverge).
@@ -185,7 +197,7 @@ class Turn(LLMResponse):
             bool(self.prompt_token_ids)
             and self.completion_token_ids is not None
             and len(self.completion_token_ids) == len(logprobs)
-            and not {None, -9999.0}.intersection(logprobs)
+            and {None, -9999.0}.isdisjoint(logprobs)
             and all(map(math.isfinite, logprobs))
         )
 
@@ -211,6 +223,8 @@ class BasicLoopAgent(BaseAgent):
     """
 
     options_model = BasicLoopOptions
+    # For `help`: the options and their defaults stand in one place only.
+    __signature__ = inspect.signature(BasicLoopOptions)
     # Unchecked, for Harbor 0.23 does not know the last two.
     capabilities = AgentCapabilities.model_construct(
         atif=True, resume=True, load_atif_trajectory=True, skills=True, mcp_servers=True
@@ -232,11 +246,9 @@ message. Each script starts in a fresh shell (files stay, variables and director
         self._settings = ChainMap(usable, os.environ)
         if not hasattr(BaseAgent, "parse_options"):
             # Harbor 0.13 to 0.22 swallows unknown arguments: here each trial parses the options.
-            of_harbor = {"extra_env", "override_setup_timeout_sec"}
-            of_harbor.update(inspect.signature(BaseAgent.__init__).parameters)
-            self.options = self.options_model(
-                **{name: value for name, value in kwargs.items() if name not in of_harbor}
-            )
+            of_harbor = inspect.signature(BaseAgent.__init__).parameters
+            names = kwargs.keys() - of_harbor - {"extra_env", "override_setup_timeout_sec"}
+            self.options = self.options_model(**{name: kwargs[name] for name in names})
 
     @classmethod
     def preflight(cls, kwargs: dict | None = None, env: Any = None) -> None:
@@ -271,20 +283,12 @@ message. Each script starts in a fresh shell (files stay, variables and director
     async def run(
         self, instruction: str, environment: BaseEnvironment, context: AgentContext
     ) -> None:
-        """Solve a task in a new conversation."""
+        """Solve a task in a new conversation, or in the one that it brings."""
         self._conversation = Conversation(self)
-        await self.resume(instruction + await self._introduce(environment), environment, context)
+        await self.resume(instruction, environment, context)
 
-    async def load(
-        self, instruction: str, environment: BaseEnvironment, context: AgentContext
-    ) -> None:
-        """Solve a task in a conversation that goes on from the ATIF file `self.load_trajectory`.
-
-        Raises ValueError for a file of another kind. Only the new turns are recorded.
-        """
-        self._conversation = Conversation(self)
-        await self._conversation.load(self.load_trajectory)
-        await self.resume(instruction + await self._introduce(environment), environment, context)
+    # Harbor's name where the task brings a conversation: `self.load_trajectory`, an ATIF file.
+    load = run
 
     async def resume(
         self, instruction: str, environment: BaseEnvironment, context: AgentContext
@@ -294,10 +298,13 @@ message. Each script starts in a fresh shell (files stay, variables and director
         They are on the context and in the files before anything is raised.
         """
         conversation = self._conversation
-        conversation.begin(instruction)
         stop_reason = StopReason.CANCELLED
         try:
             async with asyncio.timeout(self.options.max_seconds) as limit:
+                is_new = not conversation.steps
+                await conversation.begin(instruction)
+                if is_new:
+                    await self._introduce(conversation, environment)
                 stop_reason = await self._converse(conversation, environment)
         except Exception:
             stop_reason = StopReason.ERROR
@@ -306,12 +313,10 @@ message. Each script starts in a fresh shell (files stay, variables and director
                 raise
             stop_reason = StopReason.ROLLOUT_TIMEOUT
         finally:
-            try:
+            # An error of the record's, such as a full disk, hides no other.
+            is_raised = stop_reason in (StopReason.ERROR, StopReason.CANCELLED)
+            with contextlib.suppress(Exception if is_raised else ()):
                 self._record(conversation, stop_reason, context)
-            except Exception:
-                # An error of the record's, such as a full disk, hides no other.
-                if stop_reason not in (StopReason.ERROR, StopReason.CANCELLED):
-                    raise
 
     async def _converse(
         self, conversation: "Conversation", environment: BaseEnvironment
@@ -342,23 +347,24 @@ message. Each script starts in a fresh shell (files stay, variables and director
             conversation.tell(await self._execute(script, environment))
         return StopReason.MAX_TURNS
 
-    async def _introduce(self, environment: BaseEnvironment) -> str:
-        # The skills and MCP servers that the task brings, to be put behind the instruction.
-        told = ""
+    async def _introduce(self, conversation: "Conversation", environment: BaseEnvironment) -> None:
+        # What the task brings. Harbor before 0.22 knows of no conversation.
+        if getattr(self, "load_trajectory", None):
+            await conversation.load(self.load_trajectory)
         for server in self.mcp_servers:
-            told += f"\n\nMCP server: {server.model_dump_json(exclude_none=True)}"
+            conversation.tell(f"MCP server: {server.model_dump_json(exclude_none=True)}")
         if self.skills_dir:
             listing = _LIST_SKILLS.format(shlex.quote(self.skills_dir))
             listed = await self._execute(listing, environment)
-            told += f"\n\nSkills, to be read before they are used. {listed}"
-        return told and await defused(told, await self._shared_llm())
+            conversation.tell(f"Skills, to be read before they are used. {listed}")
 
     def script_in(self, reply: str) -> str | None:
         """The bash script that a reply asks to run; None if it asks for nothing.
 
         A NUL, which no script can hold, stands between blocks: each has to be whole by itself.
         """
-        blocks = [text for language, text in fenced_blocks(reply) if language in _SHELLS]
+        shells = ("bash", "sh", "shell")
+        blocks = [text for language, text in fenced_blocks(reply) if language in shells]
         return "\0".join(blocks) if blocks else None
 
     async def _execute(self, script: str, environment: BaseEnvironment) -> str:
@@ -406,14 +412,15 @@ message. Each script starts in a fresh shell (files stay, variables and director
     ) -> None:
         # Puts the run onto the context, then into the files. Raises OSError of these.
         turns = conversation.turns
-        usages = [turn.usage for turn in turns if turn.usage]
-        if usages:
-            context.n_input_tokens = sum(usage.prompt_tokens for usage in usages)
-            context.n_output_tokens = sum(usage.completion_tokens for usage in usages)
-            context.n_cache_tokens = sum(usage.cache_tokens for usage in usages)
-            # The price of some turns is not the run's.
-            costs = [usage.cost_usd for usage in usages if usage.cost_usd]
-            context.cost_usd = sum(costs) if len(costs) == len(turns) else None
+        totals = Counter()
+        for turn in turns:
+            totals.update(dict(turn.usage or {}))
+        context.n_input_tokens = totals.get("prompt_tokens")
+        context.n_output_tokens = totals.get("completion_tokens")
+        context.n_cache_tokens = totals.get("cache_tokens")
+        # 0.0 is an unknown price, and that of some turns is not the run's.
+        is_priced = all(turn.usage and turn.usage.cost_usd for turn in turns)
+        context.cost_usd = totals.get("cost_usd") if is_priced else None
         kept = {**conversation.metadata, "stop_reason": stop_reason, "n_episodes": len(turns)}
         if self.options.collect_rollout_details:
             context.rollout_details = rollout_details(turns)
@@ -447,42 +454,41 @@ message. Each script starts in a fresh shell (files stay, variables and director
         # A copy, for Harbor's LiteLLM writes into what it is given.
         options = self.options.model_copy(deep=True)
         model = self.model_name
-        provider = "tinker"
-        if options.model_client == "litellm":
+        provider = options.model_client
+        if provider == "litellm":
             import litellm
 
             # Else it prints a list of providers for each name that it does not know.
             litellm.suppress_debug_info = True
-            provider = ""
             # The client's own arguments may say what this cannot find.
             with contextlib.suppress(litellm.BadRequestError):
                 model, provider, *_ = litellm.get_llm_provider(model)
-        settings = {
-            name: self._settings.get(f"{provider.upper()}_{name}")
+        key, url, base = (
+            self._settings.get(f"{provider.upper()}_{name}")
             for name in ("API_KEY", "BASE_URL", "API_BASE")
-        }
+        )
         arguments = {
-            "api_key": settings["API_KEY"],
-            **(options.llm_kwargs or {}),
+            "api_key": key,
+            **options.llm_kwargs,
             "model_name": self.model_name,
             "max_tokens": options.max_tokens,
             "temperature": options.temperature,
-            "api_base": options.api_base or settings["BASE_URL"] or settings["API_BASE"],
+            "api_base": options.api_base or url or base,
         }
         arguments = {name: value for name, value in arguments.items() if value is not None}
-        limit = options.context_limit
         if provider == "tinker":
-            return TinkerClient(options.model_path, options.renderer_name, limit, **arguments)
+            arguments |= {"model_path": options.model_path, "renderer_name": options.renderer_name}
+            return TinkerClient(options.context_limit, **arguments)
         # gpt-oss' template refuses a history of its own headers.
         if options.collect_rollout_details and "api_base" in arguments and "gpt-oss" not in model:
-            client = VllmClient(model, limit, **arguments)
+            client = VllmClient(options.context_limit, model, **arguments)
             # This is no thread of an event loop's.
             if asyncio.run(client.connect()):
                 return client
             self.logger.warning("the server has no /tokenize: prompts are not exact")
         return chat_client(**arguments, collect_rollout_details=options.collect_rollout_details)
 
-    @functools.cached_property
+    @property
     def _cache_key(self) -> tuple:
         # All that makes two clients different: what a subclass adds may be the client's, too.
         options = self.options.model_dump(exclude=_NOT_THE_CLIENTS)
@@ -506,18 +512,9 @@ _NOT_THE_CLIENTS = {
 }
 
 # Harbor 0.20 to 0.22 looks for these; inside the class later ones would warn.
-BasicLoopAgent.SUPPORTS_RESUME = True
-BasicLoopAgent.SUPPORTS_LOAD_ATIF_TRAJECTORY = True
-
-# The options' defaults stand in one place only; `help` shows them in the constructor.
-*_named, _kwargs = inspect.signature(BasicLoopAgent.__init__).parameters.values()
-_options = inspect.signature(BasicLoopOptions).parameters.values()
-BasicLoopAgent.__init__.__signature__ = inspect.Signature([*_named, *_options, _kwargs])
-
+BasicLoopAgent.SUPPORTS_RESUME = BasicLoopAgent.SUPPORTS_LOAD_ATIF_TRAJECTORY = True
 
 # The commands: which text is a script, and how it is run.
-
-_SHELLS = ("bash", "sh", "shell")
 
 # CommonMark's fenced blocks and lists. The rule "code" is there for a fence that is indented like
 # code, which closes no block; without "inline" it takes two thirds of the time.
@@ -538,8 +535,8 @@ def fenced_blocks(text: str) -> list[tuple[str, str]]:
         if token.type == "fence" and token.markup.startswith("`"):
             first, end = token.map
             if end - first == token.content.count("\n") + 2:
-                language = token.info.split()[:1]
-                blocks.append(("".join(language).lower(), token.content))
+                language = token.info.lower().split()[:1]
+                blocks.append(("".join(language), token.content))
     return blocks
 
 
@@ -689,7 +686,7 @@ class Conversation(Chat):
         if options.system_prompt is None and options.max_turns > 1:
             self.system = agent.protocol.replace("{seconds}", str(options.command_timeout_sec))
         if self.system:
-            self.messages.append(message("system", self.system))
+            self.messages.append({"role": "system", "content": self.system})
         # Of a run: its turns, its steps in ATIF, and what else is to be kept of it.
         self.turns: list[Turn] = []
         self.steps = []
@@ -700,13 +697,9 @@ class Conversation(Chat):
         self._as_recorded = []
         self._last_ids = []
         self._n_tokens = 0
-        # When the call, or the command, that now takes its time began.
-        self._since = 0.0
 
-    def begin(self, instruction: str) -> None:
+    async def begin(self, instruction: str) -> None:
         """Start a run: after what it was not yet told, the model is told this."""
-        # Another event loop has other clients.
-        self._model = None
         if self.turns:
             self.steps = []
         self.turns = []
@@ -715,6 +708,8 @@ class Conversation(Chat):
             self.steps.append({"source": "system", "message": self.system})
         self.steps.append({"source": "user", "message": valid_text(instruction)})
         self._unsent.append(self.steps[-1])
+        # Any of Harbor's clients; another event loop has another. Chat has no public name for it.
+        self._model = await self.agent._shared_llm()
 
     def tell(self, text: str) -> None:
         """Have the model told this next; where prompts are exact, special tokens stay text."""
@@ -733,8 +728,6 @@ class Conversation(Chat):
         """
         if not self._unsent:
             raise RuntimeError("there is nothing to send: `tell` the model something first")
-        # It may be any of Harbor's clients; Chat has no public name for it.
-        self._model = self._model or await self.agent._shared_llm()
         options = self.agent.options
         is_edited = self.messages != self._as_recorded
         if not is_edited and self._n_tokens >= (options.context_limit or math.inf):
@@ -742,51 +735,46 @@ class Conversation(Chat):
         for told in self._unsent:
             # An instruction may have special tokens of its own.
             if "content" in told:
-                told["content"] = await defused(told["content"], self._model)
+                told["content"] = await self._defused(told["content"])
         prompt = "\n\n".join(told.get("content", told.get("message")) for told in self._unsent)
-        own = {}
-        if isinstance(self._model, Client):
-            own = {
-                "goes_on_from": [] if options.rerender_history or is_edited else self._last_ids,
-                "session_id": self.session_id,
-                "headers": dict.fromkeys(options.session_id_headers, self.session_id),
-            }
+        headers = options.llm_kwargs.get("extra_headers") or {}
+        ours = dict.fromkeys(options.session_id_headers, self.session_id)
+        request = {"extra_headers": headers | ours}
+        # Closed APIs refuse fields that they do not know, and return no ids either.
+        if options.collect_rollout_details:
+            request["extra_body"] = {"session_id": self.session_id}
+        if isinstance(self._model, ExactClient):
+            is_new = is_edited or options.rerender_history
+            request["goes_on_from"] = [] if is_new else self._last_ids
         self._since = time.monotonic()
         try:
-            reply = await self.chat(prompt, **own)
+            reply = await self.chat(prompt, **request)
         except OutputLengthExceededError as cut:
             # The text is all there is.
             reply = Turn(content=cut.truncated_response or "", cut_off=True)
-            self.messages.extend([message("user", prompt), message("assistant", reply.content)])
+            self.messages.append({"role": "user", "content": prompt})
+            self.messages.append({"role": "assistant", "content": reply.content})
         return self._append(Turn(**vars(reply)))
 
     def _append(self, turn: Turn) -> Turn:
         # Completes a reply's turn and records it: the only place that does.
         self._take_time("api_request_times_msec")
-        # A lone surrogate would fail the next call.
-        self.messages[-1] = {name: valid_text(text) for name, text in self.messages[-1].items()}
         # What the server calls reasoning is all of it, but for tags that the content begins with.
-        content = "<think></think>" * bool(turn.reasoning_content) + valid_text(turn.content)
+        content = "<think></think>" * bool(turn.reasoning_content) + turn.content
         thinking, turn.content = split_thinking(content, isinstance(self._model, ExactClient))
-        turn.reasoning_content = valid_text(turn.reasoning_content) + thinking
+        turn.reasoning_content += thinking
+        prompt_ids, ids = turn.prompt_token_ids, turn.completion_token_ids
+        if prompt_ids:
+            turn.breaks_prefix = prompt_ids[: len(self._last_ids)] != self._last_ids
+            self._last_ids = prompt_ids + (ids or [])
         self.turns.append(turn)
         self._unsent.clear()
         self._as_recorded = [dict(one) for one in self.messages]
-        prompt_ids = turn.prompt_token_ids
-        ids = turn.completion_token_ids
-        if prompt_ids:
-            turn.usage = turn.usage or usage_of(prompt_ids, ids or [])
-            turn.breaks_prefix = prompt_ids[: len(self._last_ids)] != self._last_ids
-            self._last_ids = prompt_ids + (ids or [])
-        usage = dict(turn.usage or {})
-        self._n_tokens = usage.get("prompt_tokens", 0) + usage.get("completion_tokens", 0)
-        metrics = {
-            "prompt_tokens": usage.get("prompt_tokens"),
-            "completion_tokens": usage.get("completion_tokens"),
-            "cached_tokens": usage.get("cache_tokens"),
-            # 0.0 is an unknown price.
-            "cost_usd": usage.get("cost_usd") or None,
-        }
+        metrics = dict(turn.usage or {})
+        self._n_tokens = metrics.get("prompt_tokens", 0) + metrics.get("completion_tokens", 0)
+        metrics["cached_tokens"] = metrics.pop("cache_tokens", None)
+        # 0.0 is an unknown price.
+        metrics["cost_usd"] = metrics.get("cost_usd") or None
         step = {
             "source": "agent",
             "message": turn.content,
@@ -795,17 +783,17 @@ class Conversation(Chat):
             "metrics": metrics,
         }
         self.steps.append(step)
-        options = self.agent.options
-        if options.collect_rollout_details:
+        if self.agent.options.collect_rollout_details:
             is_first = len(self.turns) == 1
-            metrics["completion_token_ids"] = ids
-            # Those of all turns would let the file grow with the square of the turns.
-            metrics["prompt_token_ids"] = prompt_ids if is_first else None
-            # JSON has no NaN.
-            metrics["logprobs"] = turn.logprobs if turn.is_trainable else None
+            metrics |= {
+                # Those of all turns would let the file grow with the square of the turns.
+                "prompt_token_ids": prompt_ids if is_first else None,
+                "completion_token_ids": ids,
+                # JSON has no NaN.
+                "logprobs": turn.logprobs if turn.is_trainable else None,
+            }
             # Later turns without ids are only counted.
-            is_refused = options.model_client == "litellm" and None in (ids, turn.logprobs)
-            if is_first and is_refused:
+            if is_first and None in (ids, turn.logprobs):
                 raise RuntimeError(
                     "collect_rollout_details=true, but the server returned no token ids with "
                     "logprobs"
@@ -817,8 +805,13 @@ class Conversation(Chat):
         self.metadata.setdefault(name, []).append(round(1000 * (now - self._since), 1))
         self._since = now
 
+    async def _defused(self, text: str) -> str:
+        # Elsewhere special tokens are the server's business.
+        is_exact = isinstance(self._model, ExactClient)
+        return await self._model.defused(text) if is_exact else text
+
     async def load(self, path: Path) -> None:
-        """Put an earlier conversation, a file in ATIF, before what is told from now on.
+        """Put an earlier conversation, a file in ATIF, before what the model was not yet told.
 
         Calls of tools become text of their step. Raises ValueError for any other file.
         """
@@ -831,27 +824,25 @@ class Conversation(Chat):
         for step in steps:
             # The files of pictures are not copied.
             step.message = text_of(step.message)
-            calls = [one.model_dump_json(exclude_none=True) for one in step.tool_calls or []]
+            calls = [call.model_dump_json(exclude_none=True) for call in step.tool_calls or []]
             said.append((step.source, "\n".join([step.message, *calls])))
             for result in step.observation.results if step.observation else []:
                 result.content = text_of(result.content)
                 said.append(("user", result.content))
-            self.steps.append(step.model_dump() | {"metrics": None, "is_copied_context": True})
+        copied = {"metrics": None, "is_copied_context": True}
+        self.steps[:0] = [step.model_dump() | copied for step in steps]
         # One system message, ours behind theirs, and roles that alternate: many templates want it.
         said += [("system", one["content"]) for one in self.messages]
         said.sort(key=lambda one: one[0] != "system")
         self.messages.clear()
         for source, texts in itertools.groupby(said, key=lambda one: one[0]):
             text = "\n\n".join(text for _, text in texts)
-            if source != "agent":
-                text = await defused(text, await self.agent._shared_llm())
-            self.messages.append(message(source.replace("agent", "assistant"), text))
+            if source == "agent":
+                self.messages.append({"role": "assistant", "content": text})
+            else:
+                self.messages.append({"role": source, "content": await self._defused(text)})
         if self.messages[-1]["role"] == "user":
-            self._unsent.append(self.messages.pop())
-
-
-def message(role: str, content: str) -> dict:
-    return {"role": role, "content": content}
+            self._unsent.insert(0, self.messages.pop())
 
 
 def text_of(content: str | list[atif.ContentPart] | None) -> str:
@@ -861,39 +852,14 @@ def text_of(content: str | list[atif.ContentPart] | None) -> str:
     return content or ""
 
 
-async def defused(text: str, client: Any) -> str:
-    """Text without special tokens, where the client sends ids: elsewhere that is the server's."""
-    return await client.defused(text) if isinstance(client, ExactClient) else text
-
-
-def usage_of(
-    prompt_ids: list[int], ids: list[int], cache_tokens: int = 0, cost_usd: float = 0.0
-) -> UsageInfo:
-    return UsageInfo(
-        prompt_tokens=len(prompt_ids),
-        completion_tokens=len(ids),
-        cache_tokens=cache_tokens,
-        cost_usd=cost_usd,
-    )
-
-
 # What a reply says.
 
 # What opens and closes thinking: most models, Mistral's, Seed-OSS, Cohere's.
-THINKING_TAGS = {
-    "<think>": "</think>",
-    "[THINK]": "[/THINK]",
-    "<seed:think>": "</seed:think>",
-    "<|START_THINKING|>": "<|END_THINKING|>",
-}
-_THOUGHT = "|".join(
-    rf"{re.escape(opening)}(.*?)(?:{re.escape(closing)}|\Z)"
-    for opening, closing in THINKING_TAGS.items()
-)
-_OPENING = "|".join(map(re.escape, THINKING_TAGS))
-_CLOSING = f"(?:{'|'.join(map(re.escape, THINKING_TAGS.values()))})"
-# Fenced blocks, to the text's end where they are not closed, and inline code.
-_CODE = r"(?ms)^[-*+.)\d \t]*(```|~~~).*?(?:^[ \t]*\1|\Z)|(?<!`)(`++)[^`\n]+\2(?!`)"
+_OPENING = r"<think>|\[THINK\]|<seed:think>|<\|START_THINKING\|>"
+_CLOSING = r"</think>|\[/THINK\]|</seed:think>|<\|END_THINKING\|>"
+_THOUGHT = rf"(?s)\s*(?:{_OPENING})(.*?)(?:{_CLOSING}|\Z)"
+# Fenced blocks, to their end or that of the text, and inline code.
+_CODE = r"(?ms)^[-*+.)\d \t]*(```|~~~).*?(?:^[ \t]*\1|\Z%s)|(?<!`)(`++)[^`\n]+\2(?!`)"
 
 
 def split_thinking(text: str, prompt_is_known: bool = False) -> tuple[str, str]:
@@ -906,15 +872,16 @@ def split_thinking(text: str, prompt_is_known: bool = False) -> tuple[str, str]:
     Where it is not known that the prompt opened nothing, a closing tag at a line's start counts in
     a fenced block, too: thinking may stop inside one.
     """
-    opened = re.match(rf"(?s)\s*(?:(?:{_THOUGHT})\s*)+", text)
-    if opened:
-        thoughts = re.findall(f"(?s){_THOUGHT}", opened[0])
-        return "".join(map("".join, thoughts)), text[opened.end() :]
-    prose = re.sub(_CODE, lambda code: "x" * len(code[0]), text)
-    tags = [re.search(_CLOSING, prose)]
-    if not prompt_is_known:
-        tags.append(re.search(rf"(?m)^[ \t]*{_CLOSING}", text))
-    tag = min(filter(None, tags), key=re.Match.start, default=None)
+    thinking = ""
+    answer = text
+    while opened := re.match(_THOUGHT, answer):
+        thinking += opened[1]
+        answer = answer[opened.end() :]
+    if answer != text:
+        return thinking, answer.lstrip()
+    ends = "" if prompt_is_known else rf"|(?=^[ \t]*(?:{_CLOSING}))"
+    prose = re.sub(_CODE % ends, lambda code: "x" * len(code[0]), text)
+    tag = re.search(_CLOSING, prose)
     if tag is None or re.search(_OPENING, prose[: tag.start()]):
         return "", text
     return text[: tag.start()], text[tag.end() :].lstrip()
@@ -994,11 +961,7 @@ def write_file(path: Path, text: str) -> None:
 Ids = list[int]
 
 
-class Client:
-    """A client of this file: its `call` takes what a conversation knows of itself."""
-
-
-class ExactClient(Client):
+class ExactClient:
     """Prompts that begin with the tokens of the turn before, as they were sampled.
 
     A client adds `render` (messages to the ids of the template's view of them, and the text of
@@ -1009,6 +972,8 @@ class ExactClient(Client):
     # Most tokens of a conversation, and of a reply.
     context_limit: float
     max_tokens: int
+    # The tokens of a probe up to the end of its reply; see `next_prompt`. No prompt begins so.
+    _start: Ids = [-1]  # noqa: RUF012
 
     async def call(
         self, prompt: str, message_history: list = (), goes_on_from: Ids = (), **request: Any
@@ -1018,7 +983,7 @@ class ExactClient(Client):
         Raises ContextLengthExceededError when the context has no room for a reply, and what the
         client raises.
         """
-        messages = [*message_history, message("user", prompt)]
+        messages = [*message_history, {"role": "user", "content": prompt}]
         prompt_ids, end = await self.next_prompt(messages, goes_on_from)
         room = self.context_limit - len(prompt_ids)
         if room < 1:
@@ -1030,8 +995,8 @@ class ExactClient(Client):
                 raise ContextLengthExceededError(str(error)) from error
             raise
         # Where the template has opened thinking, the reply begins in it.
-        opened = [tag for tag in THINKING_TAGS if end.rstrip().endswith(tag)]
-        turn.content = "".join(opened) + tagged(turn.content)
+        opened = re.search(rf"({_OPENING})\s*\Z", end)
+        turn.content = (opened[1] if opened else "") + tagged(turn.content)
         return turn
 
     async def defused(self, text: str) -> str:
@@ -1046,31 +1011,32 @@ class ExactClient(Client):
         """The ids of the last turn as sampled, and what the template puts behind a reply.
 
             goes_on_from <|im_start|> user hi <|im_end|> <|im_start|> assistant hello <|im_end|>
-            one probe    ... <|im_start|> assistant b <|im_end|> <|im_start|> user NEW ...
-            another      ... <|im_start|> assistant c <|im_end|> <|im_start|> user NEW ...
+            the probe    ... <|im_start|> assistant b <|im_end|> <|im_start|> user NEW ...
 
-        What the probes share at their end begins with the stop token, which is not repeated. All is
-        rendered from the messages where that cannot be trusted: in the first turn, after an edit of
-        the history, and after a reply that has no stop token or another than the template's.
+        What stands behind the reply "b" begins with the stop token, which is not repeated. A second
+        probe, with another reply, has the same at its end: so it is found, and what stands before
+        it is kept for as long as probes begin with it (a template may show the date).
+
+        All is rendered from the messages where that cannot be trusted: in the first turn, after an
+        edit of the history, and after a reply without the template's stop token.
         """
         if goes_on_from:
-            system = [one for one in messages[:1] if one["role"] == "system"]
-            tail, end = await self.behind_a_reply(system, messages[-1])
+            said = [one for one in messages[:1] if one["role"] == "system"]
+            said.append({"role": "user", "content": "a"})
+            reply = {"role": "assistant", "content": "b"}
+            ids, end = await self.render([*said, reply, messages[-1]])
+            start = self._start
+            if ids[: len(start)] != start:
+                other, _ = await self.render([*said, {**reply, "content": "c"}, messages[-1]])
+                # It takes any lists.
+                tail = os.path.commonprefix([ids[::-1], other[::-1]])  # noqa: RUF071
+                start = self._start = ids[: len(ids) - len(tail)]
+            tail = ids[len(start) :]
             # Inkling's template closes the message before it stops: two tokens were sampled.
             for n_sampled in (1, 2):
                 if goes_on_from[-n_sampled:] == tail[:n_sampled]:
                     return goes_on_from + tail[n_sampled:], end
         return await self.render(messages)
-
-    async def behind_a_reply(self, system: list[dict], new: dict) -> tuple[Ids, str]:
-        """What the template puts behind a reply: what two probes share at their end; its text."""
-        backwards = []
-        for reply in "bc":
-            probe = [*system, message("user", "a"), message("assistant", reply), new]
-            ids, end = await self.render(probe)
-            backwards.append(ids[::-1])
-        # It takes any lists.
-        return os.path.commonprefix(backwards)[::-1], end  # noqa: RUF071
 
 
 # A tokenizer is shared by all threads, and raises "Already borrowed" when two use it at once.
@@ -1086,11 +1052,11 @@ class TinkerClient(ExactClient):
 
     def __init__(
         self,
-        model_path: str | None,
-        renderer_name: str | None,
         context_limit: int | None,
         *,
         model_name: str,
+        model_path: str | None,
+        renderer_name: str | None,
         max_tokens: int,
         api_base: str | None = None,
         api_key: str | None = None,
@@ -1121,21 +1087,17 @@ class TinkerClient(ExactClient):
         source = {"model_path": model_path} if model_path else {"base_model": model_name}
         if record_stability_info:
             source["record_stability_info"] = True
-        self._open = functools.partial(open_sampling_client, source, api_base, api_key)
+        self._open = lambda: open_sampling_client(source, api_base, api_key)
         self._sampling_client = self._open()
         self._reopening = asyncio.Lock()
-        self._starts: dict[str, Ids] = {}
 
     async def render(self, messages: list[dict]) -> tuple[Ids, str]:
         in_parts = []
         for one in messages:
-            thinking = ""
             if one["role"] == "assistant":
-                thinking, answer = split_thinking(one["content"], prompt_is_known=True)
-                one = message("assistant", answer)
-            if thinking:
-                parts = {"thinking": thinking, "text": answer}
-                one = message("assistant", [{"type": kind, kind: parts[kind]} for kind in parts])
+                thinking, text = split_thinking(one["content"], prompt_is_known=True)
+                parts = [{"type": "thinking", "thinking": thinking}, {"type": "text", "text": text}]
+                one = {"role": "assistant", "content": parts if thinking else text}
             in_parts.append(one)
         with _tokenizing:
             try:
@@ -1145,23 +1107,6 @@ class TinkerClient(ExactClient):
                 prompt = self._renderer.build_generation_prompt(messages)
             ids = prompt.to_ints()
             return ids, self._tokenizer.decode(ids[-8:])
-
-    async def behind_a_reply(self, system: list[dict], new: dict) -> tuple[Ids, str]:
-        # To tokenize the new message twice a turn shows in the CPU: what stands before the tail of
-        # a probe is kept for each system message.
-        said = [*system, message("user", "a"), message("assistant", "b")]
-        start = self._starts.get(str(system))
-        if start is None:
-            short = message("user", "d")
-            tail, _ = await super().behind_a_reply(system, short)
-            ids, _ = await self.render([*said, short])
-            start = self._starts[str(system)] = ids[: len(ids) - len(tail)]
-        ids, end = await self.render([*said, new])
-        if ids[: len(start)] != start:
-            # The template has changed its mind, as one does at midnight that shows the date.
-            del self._starts[str(system)]
-            return [], end
-        return ids[len(start) :], end
 
     async def special_texts(self, text: str) -> list[str]:
         return self._special_texts
@@ -1189,11 +1134,8 @@ class TinkerClient(ExactClient):
             response = await result_of(self._sampling_client.sample(**call))
         sequence = response.sequences[0]
         ids = list(sequence.tokens)
-        # SDK 0.25 and later.
-        cache_tokens = getattr(response, "prompt_cache_hit_tokens", None) or 0
-        return Turn(
+        turn = Turn(
             content=self._text_of(ids),
-            usage=usage_of(prompt_ids, ids, cache_tokens),
             prompt_token_ids=prompt_ids,
             completion_token_ids=ids,
             logprobs=sequence.logprobs and list(sequence.logprobs),
@@ -1201,6 +1143,9 @@ class TinkerClient(ExactClient):
             # SDK 0.26 and later.
             extra={"sequence_id": getattr(sequence, "sequence_id", None)},
         )
+        # SDK 0.25 and later.
+        turn.usage.cache_tokens = getattr(response, "prompt_cache_hit_tokens", None) or 0
+        return turn
 
     def _text_of(self, ids: Ids) -> str:
         # A reply's text up to its stop token, or stop text (role_colon's).
@@ -1265,8 +1210,8 @@ class VllmClient(ExactClient):
 
     def __init__(
         self,
-        model: str,
         context_limit: int | None,
+        model: str,
         *,
         max_tokens: int,
         api_base: str,
@@ -1276,7 +1221,6 @@ class VllmClient(ExactClient):
         ssl_verify: bool = True,
         extra_headers: dict | None = None,
         extra_body: dict | None = None,
-        chat_template_kwargs: dict | None = None,
         model_info: dict | None = None,
         model_name: str = "",
         **body: Any,
@@ -1286,11 +1230,10 @@ class VllmClient(ExactClient):
         self.context_limit = context_limit or math.inf
         self.max_tokens = max_tokens
         self._prices = model_info or {}
-        body |= extra_body or {}
-        self._body = body | {"model": model}
-        options = {"reasoning_effort": body.get("reasoning_effort"), **(chat_template_kwargs or {})}
-        options |= body.get("chat_template_kwargs") or {}
-        self._template = {name: value for name, value in options.items() if value is not None}
+        self._body = body | (extra_body or {}) | {"model": model}
+        # What the chat endpoint would give the template.
+        effort = {name: self._body[name] for name in ("reasoning_effort",) if name in self._body}
+        self._template = effort | (self._body.get("chat_template_kwargs") or {})
         self._server = AsyncOpenAI(
             base_url=api_base.rstrip("/").removesuffix("/v1"),
             api_key=api_key,
@@ -1307,7 +1250,7 @@ class VllmClient(ExactClient):
         Raises openai.OpenAIError for any answer but that there is no such thing.
         """
         try:
-            answer = await self._tokenize(messages=[message("user", "a")])
+            answer = await self._tokenize(messages=[{"role": "user", "content": "a"}])
             self.context_limit = min(self.context_limit, int(answer["max_model_len"]))
             return bool(answer["tokens"] and answer["token_strs"])
         except (LookupError, TypeError, ValueError):
@@ -1339,39 +1282,43 @@ class VllmClient(ExactClient):
         return [piece for piece in set(answer["token_strs"]) if re.fullmatch(looks, piece)]
 
     async def generate(
-        self, prompt_ids: Ids, max_tokens: int, headers: dict | None = None, **request: Any
+        self,
+        prompt_ids: Ids,
+        max_tokens: int,
+        extra_headers: dict | None = None,
+        extra_body: dict | None = None,
+        **_: Any,
     ) -> Turn:
         body = {
             **self._body,
-            "session_id": request.get("session_id"),
+            **(extra_body or {}),
             "prompt": prompt_ids,
             "max_tokens": max_tokens,
             "logprobs": 0,
             "return_token_ids": True,
             "skip_special_tokens": False,
         }
-        options = {"headers": headers or {}}
+        options = {"headers": extra_headers or {}}
         answer = await self._server.post(
             "/v1/completions", cast_to=object, body=body, options=options
         )
         # What is left of it, such as routed_experts, is kept.
         reply = answer["choices"][0]
-        # As the server had it: an option may have cut it.
-        prompt_ids = reply.pop("prompt_token_ids", None) or prompt_ids
-        ids = reply.pop("token_ids", None)
-        logprobs = reply.pop("logprobs", None) or {}
-        cached = (answer.get("usage") or {}).get("prompt_tokens_details") or {}
-        cost = len(prompt_ids) * self._prices.get("input_cost_per_token", 0.0)
-        cost += len(ids or []) * self._prices.get("output_cost_per_token", 0.0)
-        return Turn(
+        turn = Turn(
             content=reply.pop("text"),
             cut_off=reply.pop("finish_reason") not in WHOLE,
-            usage=usage_of(prompt_ids, ids or [], cached.get("cached_tokens") or 0, cost),
-            prompt_token_ids=prompt_ids,
-            completion_token_ids=ids,
-            logprobs=logprobs.get("token_logprobs"),
+            # As the server had it: an option may have cut it.
+            prompt_token_ids=reply.pop("prompt_token_ids", None) or prompt_ids,
+            completion_token_ids=reply.pop("token_ids", None),
+            logprobs=(reply.pop("logprobs", None) or {}).get("token_logprobs"),
             extra=reply,
         )
+        cached = (answer.get("usage") or {}).get("prompt_tokens_details") or {}
+        usage = turn.usage
+        usage.cache_tokens = cached.get("cached_tokens") or 0
+        usage.cost_usd = usage.prompt_tokens * self._prices.get("input_cost_per_token", 0.0)
+        usage.cost_usd += usage.completion_tokens * self._prices.get("output_cost_per_token", 0.0)
+        return turn
 
 
 # What a server says of a reply that is whole; else it is length, abort, content_filter, ...
@@ -1381,33 +1328,17 @@ WHOLE = ("stop", "tool_calls", "function_call")
 _finish_reason: ContextVar[str] = ContextVar("finish_reason")
 
 
-def chat_client(**arguments: Any) -> Client:
-    """Harbor's LiteLLM, for whole replies, and with the trial's session id.
-
-    What is private is the same in Harbor 0.13 to 0.25.
-    """
+def chat_client(**arguments: Any) -> Any:
+    """Harbor's LiteLLM, for whole replies. What is private is the same in Harbor 0.13 to 0.25."""
     from harbor.llms.lite_llm import LiteLLM
 
-    class ChatClient(Client, LiteLLM):
+    class ChatClient(LiteLLM):
         """Defined here, for importing LiteLLM takes seconds."""
 
-        async def call(
-            self,
-            prompt: str,
-            message_history: list = (),
-            goes_on_from: Ids = (),
-            session_id: str | None = None,
-            headers: dict | None = None,
-            **kwargs: Any,
-        ) -> Turn:
+        async def call(self, prompt: str, **request: Any) -> Turn:
             """One model call. Raises what Harbor's LiteLLM raises, after its three attempts."""
-            own = self._llm_kwargs.get("extra_headers") or {}
-            kwargs["extra_headers"] = own | (headers or {})
-            # Closed APIs refuse fields that they do not know, and return no ids either.
-            if self._collect_rollout_details:
-                kwargs["extra_body"] = {"session_id": session_id}
             _finish_reason.set("stop")
-            response = await super().call(prompt, list(message_history), **kwargs)
+            response = await super().call(prompt, **request)
             return Turn(**vars(response), cut_off=_finish_reason.get() not in WHOLE)
 
         def get_model_output_limit(self) -> int:
@@ -1522,7 +1453,7 @@ class Trajectory:
 
 
 # The exceptions after which Harbor scores on purpose. (0.25: `TrialResult.reward_valid`.)
-_SCORED_EXCEPTIONS = ("AgentTimeoutError", "NonZeroAgentExitCodeError")
+_SCORED_EXCEPTIONS = {"AgentTimeoutError", "NonZeroAgentExitCodeError"}
 
 
 def trial_to_trajectory(trial: TrialResult) -> Trajectory | None:
@@ -1535,25 +1466,19 @@ def trial_to_trajectory(trial: TrialResult) -> Trajectory | None:
     steps = trial.step_results or [trial]
     contexts = [step.agent_result or AgentContext() for step in steps]
     segments = [segment for context in contexts for segment in context.rollout_details or []]
+    rewards = getattr(trial.verifier_result, "rewards", None) or {}
     try:
         turns = [turn for segment in segments for turn in turns_of(segment)]
+        if not all(map(math.isfinite, rewards.values())):
+            raise ValueError(f"a reward is no number: {rewards}")
     except ValueError as error:
         raise ValueError(f"trial {trial.trial_name}: {error}") from error
-    rewards = getattr(trial.verifier_result, "rewards", None) or {}
-    if not all(turn.is_trainable for turn in turns):
-        raise ValueError(
-            f"trial {trial.trial_name}: ids and logprobs are not aligned, or no numbers"
-        )
-    if not all(map(math.isfinite, rewards.values())):
-        raise ValueError(f"trial {trial.trial_name}: a reward is no number: {rewards}")
-    exceptions = [part.exception_info for part in (trial, *steps) if part.exception_info]
-    has_failed = any(one.exception_type not in _SCORED_EXCEPTIONS for one in exceptions)
-    if has_failed or not (rewards or turns) or (exceptions and not rewards):
+    raised = {part.exception_info.exception_type for part in (trial, *steps) if part.exception_info}
+    if raised - _SCORED_EXCEPTIONS or not (rewards or turns) or (raised and not rewards):
         return None
     only = next(iter(rewards.values())) if len(rewards) == 1 else None
-    return Trajectory(
-        turns, rewards.get("reward", only), (contexts[-1].metadata or {}).get("stop_reason"), trial
-    )
+    stop_reason = (contexts[-1].metadata or {}).get("stop_reason")
+    return Trajectory(turns, rewards.get("reward", only), stop_reason, trial)
 
 
 # Kept for code that was written against its first name.
@@ -1561,13 +1486,16 @@ _trial_to_trajectory = trial_to_trajectory
 
 
 def turns_of(segment: dict) -> list[Turn]:
-    """The turns of a RolloutDetail. Raises ValueError where its lists differ in length."""
+    """The turns of a RolloutDetail. Raises ValueError where they are not aligned, or no numbers."""
     extra = segment.get("extra") or {}
-    turns = []
     columns = [segment.get(name) or [] for name in _IDS]
-    for row in zip(*columns, *extra.values(), strict=True):
-        ids = dict(zip(_IDS, row[:3], strict=True))
-        turns.append(Turn(**ids, extra=dict(zip(extra, row[3:], strict=True))))
+    turns = []
+    for prompt_ids, ids, logprobs, *values in zip(*columns, *extra.values(), strict=True):
+        turn = Turn(prompt_token_ids=prompt_ids, completion_token_ids=ids, logprobs=logprobs)
+        turn.extra = dict(zip(extra, values, strict=True))
+        if not turn.is_trainable:
+            raise ValueError("ids and logprobs are not aligned, or no numbers")
+        turns.append(turn)
     return turns
 
 
@@ -1585,8 +1513,9 @@ def to_tinker(trajectory: Trajectory) -> "tinker_cookbook.rl.types.Trajectory": 
     for turn in trajectory.turns:
         is_last = turn is trajectory.turns[-1]
         cut_off = is_last and trajectory.stop_reason == StopReason.MAX_TOKENS
-        ids, logprobs = turn.completion_token_ids, turn.logprobs
-        action = TokensWithLogprobs(ids, logprobs, "length" if cut_off else "stop")
+        action = TokensWithLogprobs(
+            turn.completion_token_ids, turn.logprobs, "length" if cut_off else "stop"
+        )
         # A field of cookbook 0.6.
         action.sequence_id = (turn.extra or {}).get("sequence_id")
         prompt = ModelInput.from_ints(turn.prompt_token_ids)

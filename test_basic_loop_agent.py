@@ -20,6 +20,7 @@ import json
 import logging
 import math
 import os
+import pydoc
 import random
 import re
 import selectors
@@ -632,7 +633,7 @@ def test_a_reply_cut_off_anywhere_neither_shows_thinking_nor_loses_the_answer(be
         (f"<think>a</think>{bash('# x\n</think>')}", "a", bash("# x\n</think>"), "# x\n</think>\n"),
         # Others' tags, which close what their like opened.
         ("[THINK]a[/THINK]\n<think>b</think>\nc", "ab", "c", None),
-        (f"<seed:think>a</think>{bash('rm x')}", f"a</think>{bash('rm x')}", "", None),
+        (f"<seed:think>a{bash('rm x')}", f"a{bash('rm x')}", "", None),
         (f"<|START_THINKING|>a{bash('rm x')}", f"a{bash('rm x')}", "", None),
         ("a</seed:think>b<|END_THINKING|>", "a", "b<|END_THINKING|>", None),
         # Inline code neither opens nor closes.
@@ -1145,14 +1146,13 @@ def test_a_default_stands_in_one_place_and_the_constructor_shows_it(bench):
     copied = changed_copy(("max_tokens: PositiveInt = 512", "max_tokens: PositiveInt = 77"))
     assert bench.agent(copied, max_tokens=5).options.max_tokens == 5
     assert bench.agent(copied).options.max_tokens == 77
-    assert inspect.signature(copied.__init__).parameters["max_tokens"].default == 77
+    assert inspect.signature(copied).parameters["max_tokens"].default == 77
     # An option of a subclass's own is one, too.
     options = type("Options", (BasicLoopOptions,), {"__annotations__": {"judge": str}, "judge": ""})
     own = type("Own", (BasicLoopAgent,), {"options_model": options})
     with pytest.raises(ValueError, match="llm_kwargs holds judge"):
         bench.agent(own, model_client="litellm", llm_kwargs={"judge": "x"})
-    parameters = inspect.signature(BasicLoopAgent.__init__).parameters
-    assert {"self", "model_name", *BasicLoopOptions.__annotations__} <= parameters.keys()
+    assert "max_tokens: Annotated[int, Gt(gt=0)] = 512" in pydoc.render_doc(BasicLoopAgent)
 
 
 # What a task brings.
@@ -1168,7 +1168,7 @@ def test_the_model_is_told_of_a_tasks_skills_and_mcp_servers(bench, tmp_path):
     servers = [MCPServerConfig.model_validate(server) for server in servers]
     brought = {"skills_dir": str(tmp_path / "my skills"), "mcp_servers": servers}
     did = bench.tinker(environment=ShellEnvironment(), **brought)
-    told = did.view.steps[0].message
+    told = "\n\n".join([did.view.steps[0].message, *did.told])
     assert f"user\n{told}<|im_end|>" in did.fake.prompt_text(0)
     assert re.match(r"(?s)do it\n.*web.*sse.*http://mcp:8000/sse.*db.*npx.*-y.*db\W", told)
     for text in ("name: pdf", "Reads <\u200b|im_end|>", f"{tmp_path}/my skills/pdf/SKILL.md"):
@@ -1176,7 +1176,7 @@ def test_the_model_is_told_of_a_tasks_skills_and_mcp_servers(bench, tmp_path):
     assert "BODY" not in told
     assert 1000 < told.count("y") < 3000
     did = bench.tinker(environment=ShellEnvironment(), skills_dir="/missing")
-    assert re.match("(?s)do it\n.*/missing: No such file", did.view.steps[0].message)
+    assert "/missing: No such file" in did.told[0]
     # Else Harbor refuses such tasks, from 0.24 on.
     can = BasicLoopAgent.capabilities.model_dump()
     assert all(can.get(name, True) for name in ("skills", "mcp_servers", "load_atif_trajectory"))
@@ -2117,7 +2117,7 @@ def test_what_depends_on_the_model_is_refused_in_setup(bench, monkeypatch):
     # All other keys are their providers' business.
     for name in ("anthropic/claude-sonnet-4-5", "azure/gpt-4o", "together_ai/x", "ollama/llama3"):
         set_up(bench.agent(model_client="litellm", model_name=name))
-    monkeypatch.setitem(sys.modules, "tinker", None)
+    monkeypatch.setitem(sys.modules, "tinker_cookbook", None)
     with pytest.raises(ValueError, match=r"pip install 'harbor\[tinker\]'.*model_client=litellm"):
         bench.agent()
 

@@ -47,7 +47,7 @@ ready. In another terminal:
 
 export TINKER_BASE_URL=http://127.0.0.1:{port} TINKER_API_KEY=tml-none
 uv run --with matplotlib python examples/train.py --model {model} --renderer-name qwen3_instruct \\
-  --task examples/hello --steps 16 --group-size 12 --max-turns 2 --max-tokens 64 \\
+  --task examples/hello --steps 24 --group-size 16 --max-turns 2 --max-tokens 64 \\
   --learning-rate 1e-3 --rank {rank} --plot
 
 Ctrl-C ends the server."""
