@@ -372,10 +372,12 @@ message. Each script starts in a fresh shell (files stay, variables and director
         limit = self.options.command_timeout_sec
         most = self.options.max_output_chars
         mark = uuid4().hex
-        blocks = f"BASIC_LOOP_BLOCKS='{valid_text(script).translate(_ESCAPES)}'"
-        command = f"BASIC_LOOP_RUN={mark} {blocks} {in_bash(f'run {mark} {most} {limit}')}"
+        blocks = [block.encode() for block in valid_text(script).split("\0")]
+        sizes = " ".join(str(len(block)) for block in blocks)
+        runs = in_bash(f"run {mark} {most} {limit} {sizes}", b"".join(blocks))
+        command = f"BASIC_LOOP_RUN={mark} {runs}"
         # Modal takes 65,536 bytes of arguments, and some environments quote the command once more.
-        if len(shlex.quote(command).encode()) > 65_000:
+        if len(shlex.quote(command)) > 65_000:
             return "Not run: the script is too long. Split it into smaller ones."
         output = lost = "[the output was lost: what runs the script was killed or written into]"
         try:
@@ -388,7 +390,7 @@ message. Each script starts in a fresh shell (files stay, variables and director
             output = lost if parts else before
             with contextlib.suppress(ValueError):
                 in_base64, _ = parts
-                output = base64.b64decode(in_base64).decode("utf-8", "replace")
+                output = base64.b64decode(in_base64)
         except Exception as error:
             # Some environments raise another error when they are cancelled.
             if not timer.expired() and not isinstance(error, TimeoutError):
@@ -403,8 +405,8 @@ message. Each script starts in a fresh shell (files stay, variables and director
                 # The environment may be gone, and the trial goes on, or ends, for its own reason.
                 await asyncio.shield(asyncio.gather(ending, return_exceptions=True))
         # What others print has not been cut.
-        texts = [text[: most + 200] for text in (output, valid_text(result.stderr))]
-        shown = "\n".join(text.removesuffix("\n") for text in texts if text) or "(none)"
+        texts = [valid_text(text)[: most + 200] for text in (output, result.stderr) if text]
+        shown = "\n".join(text.removesuffix("\n") for text in texts) or "(none)"
         return f"Exit code: {result.return_code}\nOutput:\n{shown}"
 
     def _record(
@@ -540,11 +542,11 @@ def fenced_blocks(text: str) -> list[tuple[str, str]]:
     return blocks
 
 
-# `run MARK BYTES SECONDS` runs a script inside the environment. Its blocks come by
-# $BASIC_LOOP_BLOCKS, escaped, and this text by $BASIC_LOOP_TEXT: no argument holds them, so no
-# `pgrep -f` finds them. What the model is to see goes back in base64, which any environment can
-# decode, between two marks, to tell it from what others print; only about BYTES of it cross
-# `exec`. The exit code is the script's. No file is written:
+# `run MARK BYTES SECONDS SIZE...` runs a script inside the environment. This text, and the script's
+# blocks behind it, which have these sizes, come in base64 by $BASIC_LOOP_TEXT: no argument holds
+# them, so no `pgrep -f` finds them. What the model is to see goes back in base64, which any
+# environment can decode, between two marks, to tell it from what others print; only about BYTES of
+# it cross `exec`. The exit code is the script's. No file is written:
 #
 #     :3f2a:eQp5CnkKCltlbmRlZDog(...):3f2a:
 #
@@ -557,7 +559,7 @@ _RUN = r"""syntax() { LC_ALL=C; eval "set -n; $1" 2>&1; }
 # In the first line, for bash counts the lines of what is evaluated from there.
 
 exec 2>/dev/null
-export -n BASIC_LOOP_RUN BASIC_LOOP_TEXT BASIC_LOOP_BLOCKS
+export -n BASIC_LOOP_RUN BASIC_LOOP_TEXT
 
 end_processes() {
   for _ in 1 2 3; do
@@ -570,11 +572,14 @@ end_processes() {
 }
 
 read_blocks() {
-  local IFS=$'\f'
   script= refused=
-  set -f
-  for block in $BASIC_LOOP_BLOCKS; do
-    printf -v block %b "${block//$'\a'/\'}"
+  # Bytes, not characters. The last one is no block's: `in_bash` says what it is.
+  local LC_ALL=C
+  at=$((${#BASIC_LOOP_TEXT} - 1))
+  for size; do at=$((at - size)); done
+  for size; do
+    block=${BASIC_LOOP_TEXT:at:size}
+    at=$((at + size))
     script+=$block$'\n\n'
     # Only what is not whole is refused: what else is no syntax here may be some when it is run, as
     # with extglob. In front of a backtick is what bash says, behind it what the script does.
@@ -584,7 +589,6 @@ read_blocks() {
         printf -v refused %q "[nothing was run: a block is not whole: line ${said#*line }]"
     esac
   done
-  set +f
   [ -z "$refused" ] || script="echo $refused; exit 2"
 }
 
@@ -599,7 +603,7 @@ run_script() {
 run() {
   mark=$1 shown=$2 limit=$3 most=4000000 end="end-of-$1" output= why= late=
   printf ":$mark:"
-  read_blocks
+  read_blocks "${@:4}"
   exec 3< <(run_script)
   runner=$!
   # Bytes, not characters.
@@ -656,17 +660,19 @@ run() {
 }
 """
 
-# Of what would end the quotes or a variable, and of what stands for it.
-_ESCAPES = str.maketrans({"'": "\a", "\0": "\f", "\a": r"\a", "\f": r"\f", "\\": r"\\"})
 
-
-def in_bash(call: str) -> str:
+def in_bash(call: str, blocks: bytes = b"") -> str:
     """The command that calls a function of _RUN."""
-    return f"BASIC_LOOP_TEXT={shlex.quote(_RUN + call)} exec bash -c 'eval \"$BASIC_LOOP_TEXT\"'"
+    # A full stop at the end, where $( ) drops newlines.
+    text = base64.b64encode(f"{_RUN}{call}; exit\n".encode() + blocks + b".").decode()
+    decodes = 'BASIC_LOOP_TEXT="$(printf %s $BASIC_LOOP_TEXT | base64 -d)"'
+    return f"BASIC_LOOP_TEXT={text} exec bash -c '{decodes}; eval \"$BASIC_LOOP_TEXT\"'"
 
 
-def valid_text(text: str | None) -> str:
+def valid_text(text: str | bytes | None) -> str:
     """Text that tokenizers and files accept: lone surrogates are replaced, None becomes ""."""
+    if isinstance(text, bytes):
+        text = text.decode("utf-8", "replace")
     return (text or "").encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 

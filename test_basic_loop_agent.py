@@ -5,6 +5,7 @@ the model's answers and the container are the fakes below and those of examples/
 """
 
 import asyncio
+import base64
 import concurrent.futures
 import contextlib
 import copy
@@ -111,11 +112,13 @@ class ScriptedEnvironment:
         self.scripts, self.timeouts = [], []
 
     async def exec(self, command: str, timeout_sec: int | None = None, **kwargs: Any) -> ExecResult:
-        runs = command.startswith("BASIC_LOOP_RUN=")
-        (blocks,) = re.findall("(?s) BASIC_LOOP_BLOCKS='(.*?)'", command) or [""]
-        # A quote and a NUL go as other characters; a backslash is written twice.
-        script = blocks.replace("\a", "'").replace("\f", "\n").replace("\\\\", "\\")
-        self.scripts.append(script if runs else None)
+        text = base64.b64decode(re.search(r"BASIC_LOOP_TEXT=(\S+)", command)[1])
+        call, _, text = text.removeprefix(basic_loop_agent._RUN.encode()).partition(b"; exit\n")
+        blocks = []
+        for size in call.split()[4:]:
+            blocks.append(text[: int(size)].decode())
+            text = text[int(size) :]
+        self.scripts.append("\n".join(blocks) if call.startswith(b"run ") else None)
         self.timeouts.append(timeout_sec)
         return await next_answer(self.script)
 
@@ -1376,7 +1379,7 @@ def test_a_script_finds_neither_itself_nor_its_text(bench):
     assert text == "Exit code: 0\nOutput:\nBASIC_LOOP_SCRIPT"
 
 
-def test_a_script_costs_three_programs_and_no_file(bench, tmp_path):
+def test_a_script_costs_four_programs_and_no_file(bench, tmp_path):
     programs = tmp_path / "bin"
     programs.mkdir()
     # All that an image has to have; `grep` and `cut` end a script, `cat` reads what outlives it.
@@ -1388,7 +1391,7 @@ def test_a_script_costs_three_programs_and_no_file(bench, tmp_path):
     environment = ShellEnvironment(PATH=str(programs))
     assert bench.shell("echo x", environment) == "Exit code: 0\nOutput:\nx"
     ran = (tmp_path / "ran").read_text().split()
-    assert sorted(ran) == ["base64", "bash", "bash"]
+    assert sorted(ran) == ["base64", "base64", "bash", "bash"]
 
     class NoFiles(ShellEnvironment):
         async def exec(self, command: str, **kwargs: Any) -> ExecResult:
