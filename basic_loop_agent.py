@@ -465,17 +465,21 @@ message. Each script starts in a fresh shell (files stay, variables and director
             # The client's own arguments may say what this cannot find.
             with contextlib.suppress(litellm.BadRequestError):
                 model, provider, *_ = litellm.get_llm_provider(model)
-        key, url, base = (
-            self._settings.get(f"{provider.upper()}_{name}")
-            for name in ("API_KEY", "BASE_URL", "API_BASE")
-        )
+
+        def setting(name: str) -> str | None:
+            return self._settings.get(f"{provider.upper()}_{name}")
+
+        base = options.api_base or setting("BASE_URL") or setting("API_BASE")
+        if base and provider in ("openai", "hosted_vllm"):
+            # Of an address alone all would be "Not Found".
+            base = re.sub(r"(//[^/]+)/?\Z", r"\1/v1", base)
         arguments = {
-            "api_key": key,
+            "api_key": setting("API_KEY"),
             **options.llm_kwargs,
             "model_name": self.model_name,
             "max_tokens": options.max_tokens,
             "temperature": options.temperature,
-            "api_base": options.api_base or url or base,
+            "api_base": base,
         }
         arguments = {name: value for name, value in arguments.items() if value is not None}
         if provider == "tinker":
@@ -530,10 +534,10 @@ def fenced_blocks(text: str) -> list[tuple[str, str]]:
     quoted and none either.
     """
     blocks = []
-    # 80,000 characters of list items alone take a third of a second. Without a newline a last line
-    # of content would count as the block's end.
-    tokens = _MARKDOWN.parse(text.replace("\0", "") + "\n") if "```" in text else []
-    for token in tokens:
+    # Behind the last fence is no block: 80,000 characters of list items take a third of a second.
+    until = re.match("(?s).*```[^\n]*", text.replace("\0", ""))
+    # Without a newline a last line of content would count as the block's end.
+    for token in _MARKDOWN.parse(f"{until[0]}\n") if until else []:
         if token.type == "fence" and token.markup.startswith("`"):
             first, end = token.map
             if end - first == token.content.count("\n") + 2:

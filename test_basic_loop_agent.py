@@ -2150,14 +2150,16 @@ def test_keys_and_urls_are_the_agents_or_the_processs_and_stay_unseen(bench, mon
     run(bench.agent(extra_env=own, max_tokens=3))
     assert len(fake.services) == 3
     own = {"OPENAI_API_KEY": "key-own", "OPENAI_BASE_URL": "http://own"}
+    # An address alone means its /v1.
+    rllm = {"OPENAI_API_BASE": "http://rllm/of/a/trial"}
     for options, key, url in (
-        ({}, "key-process", "http://process"),
-        ({"extra_env": own}, "key-own", "http://own"),
-        ({"extra_env": {"OPENAI_API_BASE": "http://rllm"}}, "key-process", "http://rllm"),
-        ({"extra_env": own, "api_base": "http://x"}, "key-own", "http://x"),
-        ({"extra_env": own, "llm_kwargs": {"api_key": "key-kwargs"}}, "key-kwargs", "http://own"),
+        ({}, "key-process", "http://process/v1"),
+        ({"extra_env": own}, "key-own", "http://own/v1"),
+        ({"extra_env": rllm}, "key-process", "http://rllm/of/a/trial"),
+        ({"extra_env": own, "api_base": "http://x:1/"}, "key-own", "http://x:1/v1"),
+        ({"extra_env": own, "llm_kwargs": {"api_key": "key-2"}}, "key-2", "http://own/v1"),
         # A name without its provider.
-        ({"extra_env": own, "model_name": "gpt-4o"}, "key-own", "http://own"),
+        ({"extra_env": own, "model_name": "gpt-4o"}, "key-own", "http://own/v1"),
     ):
         did = bench.lite("hello", **options)
         assert (did.fake[-1]["api_key"], did.fake[-1]["api_base"]) == (key, url)
