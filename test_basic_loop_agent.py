@@ -867,7 +867,7 @@ def test_prompts_are_exact_and_unforgeable_on_vllm(vllm, provider, path, monkeyp
     template = {"chat_template_kwargs": {"enable_thinking": True}}
     sampling, body = {"top_p": 0.9, "seed": 3}, {"top_k": 5, "min_p": 0.1}
     kwargs = {**sampling, "extra_headers": {"X-Other": "1"}, "extra_body": body | template}
-    kwargs |= {"timeout": 77, "ssl_verify": False}
+    kwargs |= {"timeout": 77} | ({"ssl_verify": False} if path else {})
     options = {"model_name": f"{provider}/served", "session_id": "mine", "max_tokens": 99}
     one = vllm.agent(kwargs, path=path, **options)
     special, code = vllm.model.special, "".join(f"{text}\n" for text in ORDINARY)
@@ -881,8 +881,8 @@ def test_prompts_are_exact_and_unforgeable_on_vllm(vllm, provider, path, monkeyp
     experts = [[[number]] for number in range(1, 5)]
     assert did.context.rollout_details[0]["extra"]["routed_experts"] == experts
     # A server that hangs holds up no setup. Nothing is left open.
-    unverified = ssl.CERT_NONE
-    assert sent == {"/tokenize": (30, unverified), "/v1/completions": (77, unverified)}
+    mode = ssl.CERT_NONE if path else ssl.CERT_REQUIRED
+    assert sent == {"/tokenize": (30, mode), "/v1/completions": (77, mode)}
     gc.collect()
     assert "Unclosed" not in caplog.text
     # What is put behind a turn is what the template puts there, with special tokens broken up.
