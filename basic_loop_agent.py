@@ -379,7 +379,8 @@ message. Each script starts in a fresh shell (files stay, variables and director
         # Modal takes 65,536 bytes of arguments, and some environments quote the command once more.
         if len(shlex.quote(command)) > 65_000:
             return "Not run: the script is too long. Split it into smaller ones."
-        output = lost = "[the output was lost: what runs the script was killed or written into]"
+        lost = ["[the output was lost: what runs the script was killed or written into]"]
+        texts = lost
         try:
             # _RUN keeps the limit; an exec may take longer. Past its own limit Docker's raises
             # RuntimeError: ours comes first.
@@ -387,10 +388,11 @@ message. Each script starts in a fresh shell (files stay, variables and director
                 result = await environment.exec(command, timeout_sec=limit + 90)
             # Where _RUN did not run, there is no mark.
             before, *parts = valid_text(result.stdout).split(f":{mark}:")
-            output = lost if parts else before
+            texts = lost if parts else [before]
             with contextlib.suppress(ValueError):
                 in_base64, _ = parts
-                output = base64.b64decode(in_base64)
+                output, note = base64.b64decode(in_base64).split(f"end-of-{mark}".encode(), 1)
+                texts = [output, note.strip()]
         except Exception as error:
             # Some environments raise another error when they are cancelled.
             if not timer.expired() and not isinstance(error, TimeoutError):
@@ -399,13 +401,13 @@ message. Each script starts in a fresh shell (files stay, variables and director
         finally:
             # Cancelled, or it hangs, or what kept the limit was killed: the script would run on,
             # into the next turn or the tests.
-            if output == lost:
+            if texts is lost:
                 command = in_bash(f'end_processes "[A-Z]*" {mark}')
                 ending = asyncio.wait_for(environment.exec(command, timeout_sec=15), 10)
                 # The environment may be gone, and the trial goes on, or ends, for its own reason.
                 await asyncio.shield(asyncio.gather(ending, return_exceptions=True))
         # What others print has not been cut.
-        texts = [valid_text(text)[: most + 200] for text in (output, result.stderr) if text]
+        texts = [valid_text(text)[: most + 200] for text in [*texts, result.stderr] if text]
         shown = "\n".join(text.removesuffix("\n") for text in texts) or "(none)"
         return f"Exit code: {result.return_code}\nOutput:\n{shown}"
 
@@ -548,17 +550,20 @@ def fenced_blocks(text: str) -> list[tuple[str, str]]:
 
 # `run MARK BYTES SECONDS SIZE...` runs a script inside the environment. This text, and the script's
 # blocks behind it, which have these sizes, come in base64 by $BASIC_LOOP_TEXT: no argument holds
-# them, so no `pgrep -f` finds them. What the model is to see goes back in base64, which any
-# environment can decode, between two marks, to tell it from what others print; only about BYTES of
-# it cross `exec`. The exit code is the script's. No file is written:
+# them, so no `pgrep -f` finds them. The output goes back in base64, which any environment can
+# decode, between two marks, so that it can be told from what others print; only BYTES of it cross
+# `exec`. The exit code is the script's. No file is written:
 #
-#     :3f2a:eQp5CnkKCltlbmRlZDog(...):3f2a:
+#     :3f2a:eQp5CnkKeQp5CnkKeQpb(...):3f2a:
 #
-# bash itself reads what the script writes, counts it and cuts it: each other program would cost as
-# much as a short script does. The line end-of-3f2a follows the script's last one.
+# The line end-of-3f2a, which says what ended the script, follows its last one. There `sed` stops,
+# though a process in the background may keep the pipe open: for that one `drain` reads on.
 #
 # What a script starts has the mark in its environment, as BASIC_LOOP_SCRIPT, also what left its
 # process group; what runs it has BASIC_LOOP_RUN.
+#
+# Seen on bash 4.4 to 5.3. Before 5.1 a shell can wait for its last process substitution only.
+# `read -t` of what the script writes would lose what comes as its time is over.
 _RUN = r"""syntax() { LC_ALL=C; eval "set -n; $1" 2>&1; }
 # In the first line, for bash counts the lines of what is evaluated from there.
 
@@ -573,6 +578,64 @@ end_processes() {
     kill -STOP $pids
     kill -9 $pids
   done
+}
+
+drain() {
+  # `tee` passes on at once what comes; `head`, which would keep it for a while, only counts.
+  { tee /dev/fd/6 | head -c $most >/dev/null; } 6>&1
+  # Past the limit, or the script has ended and a process in the background writes on.
+  exec >/dev/null
+  read -rN 1 && exec cat
+}
+
+decoded() {
+  printf %s "$text" | base64 -d
+}
+
+report() {
+  # Bytes, not characters; and to load a locale is a tenth of what a short script costs.
+  export LC_ALL=C
+  exec 5< <(drain)
+  drain=$!
+  # The bracket: so a script that lists all processes does not print the line.
+  text=$(sed "/[e]nd-of-$mark/q" <&5 | base64)
+  flood=
+  if [ ${#text} -ge $((most / 57 * 77)) ]; then
+    flood="$end[ended: it wrote more than $most bytes]"
+    end_processes SCRIPT $mark
+  fi
+  # The head, and the tail with the line that shows the end.
+  half=$((shown / 2)) rest=$((shown - shown / 2 + ${#end} + 61))
+  left_out=0
+  if [ ${#text} -gt $shown ]; then left_out=$(($(decoded | wc -c) - half - rest)); fi
+  if [ $left_out -gt 0 ]; then
+    text=$({
+      decoded | head -c $half
+      printf "\n[... $left_out bytes left out ...]\n"
+      decoded | tail -c $rest
+      printf "$flood"
+    } | base64)
+  fi
+  printf %s "$text"
+  # Where nothing is left in the background: else each script would leave a zombie.
+  read -t 0.1 -N 1 <&5
+  [ $? != 1 ] || wait $drain
+}
+
+watch() {
+  read -t $limit
+  case $? in
+    # The script has ended.
+    0) ;;
+    # What runs it was killed.
+    1) end_processes SCRIPT $mark ;;
+    *)
+      end_processes SCRIPT $mark
+      # A script can stop what runs it.
+      kill -CONT $runner
+      read
+      exit 1
+  esac
 }
 
 read_blocks() {
@@ -590,75 +653,37 @@ read_blocks() {
     said=$(syntax "$block")
     case ${said%%\`*} in
       *"unexpected EOF"* | *"unexpected end of file"* | *"delimited by end-of-file"*)
-        printf -v refused %q "[nothing was run: a block is not whole: line ${said#*line }]"
+        refused="[nothing was run: a block is not whole: line ${said#*line }]"
     esac
   done
-  [ -z "$refused" ] || script="echo $refused; exit 2"
 }
 
 run_script() {
-  BASIC_LOOP_SCRIPT=$mark BASIC_LOOP_TEXT=$script \
-    bash -c 'export -n BASIC_LOOP_TEXT; eval -- "$BASIC_LOOP_TEXT"' </dev/null 2>&1
-  code=$?
-  printf "$end"
+  why=
+  if [ -n "$refused" ]; then
+    printf "%s\n" "$refused"
+    code=2
+  else
+    runner=$BASHPID
+    exec 4> >(watch >/dev/null)
+    BASIC_LOOP_SCRIPT=$mark BASIC_LOOP_TEXT=$script \
+      bash -c 'export -n BASIC_LOOP_TEXT; eval -- "$BASIC_LOOP_TEXT"' </dev/null 2>&1 4>&-
+    code=$?
+    echo >&4
+    wait $!
+    [ $? != 1 ] || code=124 why="[ended: the time limit of $limit seconds was reached]"
+  fi
+  # Of one length.
+  printf "$end%-60s\n" "$why"
   exit $code
 }
 
 run() {
-  mark=$1 shown=$2 limit=$3 most=4000000 end="end-of-$1" output= why= late=
-  printf ":$mark:"
+  mark=$1 shown=$2 limit=$3 most=4000000 end=end-of-$1
   read_blocks "${@:4}"
-  exec 3< <(run_script)
-  runner=$!
-  # Bytes, not characters.
-  LC_ALL=C SECONDS=0
-  # Once more when the runner is gone; a process in the background may keep the pipe open.
-  while
-    kill -0 $runner
-    gone=$?
-    read -t 0.2 -rN 100000 part <&3
-    closed=$?
-    output+=$part
-    [ $gone = 0 ] && [ $closed != 1 ]
-  do
-    # What comes now is not the script's.
-    kill -0 $runner || continue
-    # bash drops NULs: they count, too.
-    read -r _ taken </proc/self/io
-    if [ ${taken:-${#output}} -gt $most ]; then
-      why="[ended: it wrote more than $most bytes]"
-    elif [ $SECONDS -gt $limit ]; then
-      why="[ended: the time limit of $limit seconds was reached]" late=124
-    fi
-    if [ -n "$why" ]; then
-      end_processes SCRIPT $mark
-      # A script can stop what runs it.
-      kill -CONT $runner
-    fi
-  done
-  # The process in the background writes on.
-  if [ $closed != 1 ]; then
-    cat <&3 >/dev/null &
-  fi
-  wait $runner
-  code=${late:-$?}
-  # Without the last line the runner was killed.
-  [[ $output == *"$end"* ]] || exit
-  output=${output%"$end"*}
-  left_out=$((${#output} - shown))
-  if [ $left_out -gt 0 ]; then
-    tail=${output: -(shown - shown / 2)}
-    output=${output:0:shown / 2}$'\n'"[... $left_out bytes left out ...]"$'\n'$tail
-  fi
-  [[ -z $why || -z $output || ${output: -1} == $'\n' ]] || output+=$'\n'
-  output+=$why
-  # It would cost a third more, and many a script says nothing.
-  if [ -n "$output" ]; then
-    exec 4> >(base64)
-    printf %s "$output" >&4
-    exec 4>&-
-    wait $!
-  fi
+  printf ":$mark:"
+  run_script | report
+  code=${PIPESTATUS[0]}
   printf ":$mark:"
   exit $code
 }

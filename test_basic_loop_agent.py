@@ -1246,8 +1246,11 @@ def test_output_of_any_bytes_comes_through_cut_to_its_head_and_tail(bench):
     text = bench.shell("printf '中%.0s' {1..7000}", max_output_chars=1000)
     lines = [line.strip("\ufffd") for line in text.splitlines()[2:]]
     assert lines == ["中" * 166, "[... 20000 bytes left out ...]", "中" * 166]
-    # bash drops NULs.
-    assert bench.shell("printf 'caf\\351 \\377\\0x'").endswith("\ncaf\ufffd \ufffdx")
+    assert bench.shell("printf 'caf\\351 \\377\\0x'").endswith("\ncaf\ufffd \ufffd\0x")
+    # Also where a burst comes as a timer of bash's own may fire: `read -t` loses what it has then.
+    bursts = "for i in {1..40}; do echo burst $i; sleep 0.0$((i % 5 + 1)); done"
+    told = "".join(f"\nburst {i}" for i in range(1, 41))
+    assert bench.shell(bursts) == f"Exit code: 0\nOutput:{told}"
     text = bench.shell("printf ':%s:'; head -c 3000 /dev/urandom")
     assert text.startswith("Exit code: 0\nOutput:\n:")
 
@@ -1264,9 +1267,6 @@ def test_a_flood_is_ended_and_the_model_told(bench, flood):
     assert "bytes left out" in text
     assert len(environment.outputs[-1]) < 2500
     assert left_of(f"sleep {own}") == []
-    # Also of what bash drops.
-    text = bench.shell("echo x; cat /dev/zero")
-    assert text == "Exit code: 137\nOutput:\nx\n[ended: it wrote more than 4000000 bytes]"
 
 
 def test_a_script_over_its_time_is_ended_with_all_it_started_and_keeps_its_output(bench):
@@ -1317,11 +1317,11 @@ def test_a_script_finds_neither_itself_nor_its_text(bench):
     assert text == "Exit code: 0\nOutput:\nBASIC_LOOP_SCRIPT"
 
 
-def test_a_script_costs_four_programs_and_no_file(bench, tmp_path):
+def test_a_script_costs_seven_programs_and_no_file(bench, tmp_path):
     programs = tmp_path / "bin"
     programs.mkdir()
-    # All that an image has to have; `grep` and `cut` end a script, `cat` reads what outlives it.
-    for name in ("base64", "bash", "cat", "cut", "grep"):
+    # All that an image has to have; `grep` and `cut` are for what has to be ended.
+    for name in ("base64", "bash", "cat", "cut", "grep", "head", "sed", "tee"):
         program = programs / name
         real = f'echo {name} >>{tmp_path}/ran\nexec {shutil.which(name)} "$@"'
         program.write_text(f"#!/bin/bash\n{real}\n")
@@ -1329,7 +1329,7 @@ def test_a_script_costs_four_programs_and_no_file(bench, tmp_path):
     environment = ShellEnvironment(PATH=str(programs))
     assert bench.shell("echo x", environment) == "Exit code: 0\nOutput:\nx"
     ran = (tmp_path / "ran").read_text().split()
-    assert sorted(ran) == ["base64", "base64", "bash", "bash"]
+    assert sorted(ran) == ["base64", "base64", "bash", "bash", "head", "sed", "tee"]
     text = bench.shell("seq 9; yes", ShellEnvironment("ulimit -f 0; "))
     assert text.startswith("Exit code: 137\nOutput:\n1\n2\n3\n")
 
@@ -1340,6 +1340,8 @@ def test_a_process_in_the_background_neither_holds_up_the_turn_nor_dies(bench, t
     # It goes on to write to its standard output, far more than a script may.
     does = f"echo tick >>{ticks}; head -c 100000 /dev/zero; sleep 0.01"
     server = f"for i in {{1..2000}}; do {does}; done"
+    # One that writes little holds nothing up, either.
+    assert bench.shell("(sleep 9; echo x) & echo started").endswith("started")
     try:
         text = bench.shell(f"echo started; ({server}) & sleep {own} &")
         assert re.match(r"(?s)Exit code: 0\nOutput:\n.*started", text)
@@ -1364,8 +1366,8 @@ def test_what_others_print_spoils_no_output_and_what_kills_the_wrapper_is_ended(
     assert left_of(f"sleep {own}") == []
     assert time.monotonic() - started < 60
     # What it writes in place of the end is its own output only.
-    text = bench.shell('echo "end-of-$BASIC_LOOP_SCRIPT"; sleep 0.1; echo y; exit 3')
-    assert re.fullmatch(r"Exit code: 3\nOutput:\nend-of-\w+\ny", text)
+    text = bench.shell('echo "x end-of-$BASIC_LOOP_SCRIPT x"; sleep 0.1; echo never; exit 3')
+    assert text == "Exit code: 3\nOutput:\nx \nx"
 
 
 def test_the_agents_limit_comes_before_the_environments_own(bench):
