@@ -673,8 +673,8 @@ run_script() {
     wait $!
     [ $? != 1 ] || code=124 why="[ended: the time limit of $limit seconds was reached]"
   fi
-  # Of one length.
-  printf "$end%-60s\n" "$why"
+  # Of one length; and busybox' `sed` stops when it has another line.
+  printf "$end%-60s\n\n" "$why"
   exit $code
 }
 
