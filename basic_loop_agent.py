@@ -114,7 +114,9 @@ class BasicLoopOptions(
         is_tinker = self.model_client == "tinker"
         if self.collect_rollout_details is None:
             self.collect_rollout_details = is_tinker
-        taken = self.llm_kwargs.keys() & {*type(self).model_fields, "model_name"}
+        # Harbor 0.25 has fields of its own, and refuses them for an agent that declares none.
+        ours = {*type(self).model_fields, "model_name"} - AgentOptions.model_fields.keys()
+        taken = self.llm_kwargs.keys() & ours
         if taken:
             raise ValueError(f"llm_kwargs holds {', '.join(taken)}: use the option of that name")
         if not is_tinker and (self.model_path or self.renderer_name):
@@ -239,6 +241,7 @@ message. Each script starts in a fresh shell (files stay, variables and director
 
     def __init__(self, *, model_name: str | None, **kwargs: Any) -> None:
         super().__init__(model_name=model_name, **kwargs)
+        self._earlier: Path | None = None
         # `--ae KEY=value` comes before the process's environment. `jobs resume` gives what Harbor
         # has saved, where a key is starred: sk-r****456.
         self._given = kwargs.get("extra_env") or {}
@@ -283,12 +286,16 @@ message. Each script starts in a fresh shell (files stay, variables and director
     async def run(
         self, instruction: str, environment: BaseEnvironment, context: AgentContext
     ) -> None:
-        """Solve a task in a new conversation, or in the one that it brings."""
+        """Solve a task in a new conversation."""
         self._conversation = Conversation(self)
         await self.resume(instruction, environment, context)
 
-    # Harbor's name where the task brings a conversation: `self.load_trajectory`, an ATIF file.
-    load = run
+    async def load(
+        self, instruction: str, environment: BaseEnvironment, context: AgentContext
+    ) -> None:
+        """Solve a task in a conversation that goes on from the ATIF file `self.load_trajectory`."""
+        self._earlier = self.load_trajectory
+        await self.run(instruction, environment, context)
 
     async def resume(
         self, instruction: str, environment: BaseEnvironment, context: AgentContext
@@ -301,10 +308,10 @@ message. Each script starts in a fresh shell (files stay, variables and director
         stop_reason = StopReason.CANCELLED
         try:
             async with asyncio.timeout(self.options.max_seconds) as limit:
-                is_new = not conversation.steps
                 await conversation.begin(instruction)
-                if is_new:
+                if conversation.is_new:
                     await self._introduce(conversation, environment)
+                    conversation.is_new = False
                 stop_reason = await self._converse(conversation, environment)
         except Exception:
             stop_reason = StopReason.ERROR
@@ -348,9 +355,10 @@ message. Each script starts in a fresh shell (files stay, variables and director
         return StopReason.MAX_TURNS
 
     async def _introduce(self, conversation: "Conversation", environment: BaseEnvironment) -> None:
-        # What the task brings. Harbor before 0.22 knows of no conversation.
-        if getattr(self, "load_trajectory", None):
-            await conversation.load(self.load_trajectory)
+        # What the task brings; Harbor loads in the first step only.
+        if self._earlier:
+            await conversation.load(self._earlier)
+            self._earlier = None
         for server in self.mcp_servers:
             conversation.tell(f"MCP server: {server.model_dump_json(exclude_none=True)}")
         if self.skills_dir:
@@ -473,8 +481,8 @@ message. Each script starts in a fresh shell (files stay, variables and director
 
         base = options.api_base or setting("BASE_URL") or setting("API_BASE")
         if base and provider in ("openai", "hosted_vllm"):
-            # Of an address alone all would be "Not Found".
-            base = re.sub(r"(//[^/]+)/?\Z", r"\1/v1", base)
+            # Of http://host:port alone, which no public API is, all would be "Not Found".
+            base = re.sub(r"(//[^/]+:\d+)/?\Z", r"\1/v1", base)
         arguments = {
             "api_key": setting("API_KEY"),
             **options.llm_kwargs,
@@ -722,6 +730,8 @@ class Conversation(Chat):
             self.system = agent.protocol.replace("{seconds}", str(options.command_timeout_sec))
         if self.system:
             self.messages.append({"role": "system", "content": self.system})
+        # Until it has been told what the task brings.
+        self.is_new = True
         # Of a run: its turns, its steps in ATIF, and what else is to be kept of it.
         self.turns: list[Turn] = []
         self.steps = []
@@ -828,7 +838,7 @@ class Conversation(Chat):
                 "logprobs": turn.logprobs if turn.is_trainable else None,
             }
             # Later turns without ids are only counted.
-            if is_first and None in (ids, turn.logprobs):
+            if is_first and (ids is None or (ids and turn.logprobs is None)):
                 raise RuntimeError(
                     "collect_rollout_details=true, but the server returned no token ids with "
                     "logprobs"
@@ -859,25 +869,26 @@ class Conversation(Chat):
         for step in steps:
             # The files of pictures are not copied.
             step.message = text_of(step.message)
+            step.is_copied_context = True
             calls = [call.model_dump_json(exclude_none=True) for call in step.tool_calls or []]
-            said.append((step.source, "\n".join([step.message, *calls])))
+            role = "assistant" if step.source == "agent" else step.source
+            said.append({"role": role, "content": "\n".join([step.message, *calls])})
             for result in step.observation.results if step.observation else []:
                 result.content = text_of(result.content)
-                said.append(("user", result.content))
-        copied = {"metrics": None, "is_copied_context": True}
-        self.steps[:0] = [step.model_dump() | copied for step in steps]
+                said.append({"role": "user", "content": result.content})
         # One system message, ours behind theirs, and roles that alternate: many templates want it.
-        said += [("system", one["content"]) for one in self.messages]
-        said.sort(key=lambda one: one[0] != "system")
-        self.messages.clear()
-        for source, texts in itertools.groupby(said, key=lambda one: one[0]):
-            text = "\n\n".join(text for _, text in texts)
-            if source == "agent":
-                self.messages.append({"role": "assistant", "content": text})
-            else:
-                self.messages.append({"role": source, "content": await self._defused(text)})
-        if self.messages[-1]["role"] == "user":
-            self._unsent.insert(0, self.messages.pop())
+        said = sorted(said + self.messages, key=lambda one: one["role"] != "system")
+        messages = []
+        for role, parts in itertools.groupby(said, key=lambda one: one["role"]):
+            text = "\n\n".join(part["content"] for part in parts)
+            if role != "assistant":
+                text = await self._defused(text)
+            messages.append({"role": role, "content": text})
+        # All at once, for `resume` does it again where it failed.
+        if messages[-1]["role"] == "user":
+            self._unsent.insert(0, messages.pop())
+        self.messages[:] = messages
+        self.steps[:0] = [step.model_dump(exclude={"metrics"}) for step in steps]
 
 
 def text_of(content: str | list[atif.ContentPart] | None) -> str:
@@ -892,7 +903,11 @@ def text_of(content: str | list[atif.ContentPart] | None) -> str:
 # What opens and closes thinking: most models, Mistral's, Seed-OSS, Cohere's.
 _OPENING = r"<think>|\[THINK\]|<seed:think>|<\|START_THINKING\|>"
 _CLOSING = r"</think>|\[/THINK\]|</seed:think>|<\|END_THINKING\|>"
-_THOUGHT = rf"(?s)\s*(?:{_OPENING})(.*?)(?:{_CLOSING}|\Z)"
+# Each is closed by its own, or the text's end.
+_THOUGHT = r"""(?xs) \s* (?: <think> (.*?) (?: </think> | \Z )
+    | \[THINK\] (.*?) (?: \[/THINK\] | \Z )
+    | <seed:think> (.*?) (?: </seed:think> | \Z )
+    | <\|START_THINKING\|> (.*?) (?: <\|END_THINKING\|> | \Z ) )"""
 # Fenced blocks, to their end or that of the text, and inline code.
 _CODE = r"(?ms)^[-*+.)\d \t]*(```|~~~).*?(?:^[ \t]*\1|\Z%s)|(?<!`)(`++)[^`\n]+\2(?!`)"
 
@@ -910,7 +925,7 @@ def split_thinking(text: str, prompt_is_known: bool = False) -> tuple[str, str]:
     thinking = ""
     answer = text
     while opened := re.match(_THOUGHT, answer):
-        thinking += opened[1]
+        thinking += opened[opened.lastindex]
         answer = answer[opened.end() :]
     if answer != text:
         return thinking, answer.lstrip()
@@ -923,7 +938,7 @@ def split_thinking(text: str, prompt_is_known: bool = False) -> tuple[str, str]:
 
 
 # Where a message of gpt-oss or of Inkling ends; elsewhere such a mark is quoted.
-_HEADER_BEGINS = r"\s*(?:to=\S+\s*)?<\|(?:channel|start|message_model)\|>"
+_HEADER_BEGINS = r"\s*(?:to=\S{1,200}\s*)?<\|(?:channel|start|message_model)\|>"
 _MESSAGE_ENDS = rf"<\|(?:end|call|return|end_message)\|>(?={_HEADER_BEGINS}|\s*\Z)"
 
 
@@ -1114,9 +1129,8 @@ class TinkerClient(ExactClient):
         with _tokenizing:
             # Private, and the same in Harbor 0.13 to 0.25.
             self._renderer = TinkerLLM(model_name, renderer_name=renderer_name)._renderer
-            self._tokenizer = self._renderer.tokenizer
             # The tokenizer of the Inkling models has no list of its special texts, and needs none.
-            special = getattr(self._tokenizer, "get_added_vocab", dict)()
+            special = getattr(self._renderer.tokenizer, "get_added_vocab", dict)()
             stop = self._renderer.get_stop_sequences()
         self._special_texts = [text for text in special if len(text.strip()) > 1]
         self.context_limit = context_limit or 32_000
@@ -1146,7 +1160,7 @@ class TinkerClient(ExactClient):
                 # llama3 and role_colon know of no thinking.
                 prompt = self._renderer.build_generation_prompt(messages)
             ids = prompt.to_ints()
-            return ids, self._tokenizer.decode(ids[-8:])
+            return ids, self._renderer.tokenizer.decode(ids[-8:])
 
     async def special_texts(self, text: str) -> list[str]:
         return self._special_texts
@@ -1190,11 +1204,11 @@ class TinkerClient(ExactClient):
     def _text_of(self, ids: Ids) -> str:
         # A reply's text up to its stop token, or stop text (role_colon's).
         stop = self._params.stop
-        ends = {*stop, self._tokenizer.eos_token_id}
+        ends = {*stop, self._renderer.tokenizer.eos_token_id}
         ids = list(itertools.takewhile(lambda token: token not in ends, ids))
         try:
             with _tokenizing:
-                text = self._tokenizer.decode(ids)
+                text = self._renderer.tokenizer.decode(ids)
         except Exception:
             # What no tokenizer can read is neither an answer nor commands.
             return ""
@@ -1208,17 +1222,17 @@ async def result_of(sampling: Any) -> Any:
 
 def check_tinker_key(settings: Mapping[str, str]) -> None:
     """Raise ValueError where the Tinker SDK would find no key."""
-    has_key = settings.get("TINKER_API_KEY") or _given_service is not None
-    if not has_key:
-        # From 0.38 on it may also be stored, or printed by a command.
-        with contextlib.suppress(ImportError):
-            from tinker.auth import tinker_has_credentials
+    if settings.get("TINKER_API_KEY") or _given_service:
+        return
+    # From 0.38 on it may also be stored, or printed by a command.
+    with contextlib.suppress(ImportError):
+        from tinker.auth import tinker_has_credentials
 
-            has_key = tinker_has_credentials()
-    if not has_key:
-        raise ValueError(
-            "no API key for Tinker: set TINKER_API_KEY, or model_client=litellm for other models"
-        )
+        if tinker_has_credentials():
+            return
+    raise ValueError(
+        "no API key for Tinker: set TINKER_API_KEY, or model_client=litellm for other models"
+    )
 
 
 def is_gone(error: Exception) -> bool:
@@ -1317,8 +1331,10 @@ class VllmClient(ExactClient):
 
     async def special_texts(self, text: str) -> list[str]:
         answer = await self._tokenize(prompt=text, add_special_tokens=False)
-        # Those that look like <|im_end|>, <think>, </s>, [INST]; <?> and [:] are ordinary tokens.
-        looks = r"(?s)<.*[^\W\d_].*>|\[.*[^\W\d_].*\]"
+        # Those that look like <|im_end|>, <think>, </s>, [INST], ]~b]. <?> and [:] are ordinary;
+        # HTML's tags, which Gemma has as tokens, structure no prompt.
+        html = "caption|t(able|head|body|foot|[rdh])|h[1-6]|blockquote|code|strong|em|[biu]|su[bp]"
+        looks = rf"(?s)(?!</?(?:{html})>)<.*[^\W\d_].*>|\[.*[^\W\d_].*\]|[][]e?~!?b?[][]"
         return [piece for piece in set(answer["token_strs"]) if re.fullmatch(looks, piece)]
 
     async def generate(
@@ -1391,9 +1407,8 @@ def chat_client(**arguments: Any) -> Any:
             choice = response["choices"][0]
             # litellm makes a "stop" of what it does not know, and keeps the server's own word.
             fields = getattr(choice, "provider_specific_fields", None) or {}
-            is_broken = re.search(
-                "(?i)abort|error|malformed", fields.get("native_finish_reason", "")
-            )
+            native = str(fields.get("native_finish_reason"))
+            is_broken = re.search("(?i)abort|error|malformed", native)
             _finish_reason.set("abort" if is_broken else choice["finish_reason"])
             choice["finish_reason"] = "stop"
             return super()._extract_usage_info(response)
@@ -1529,8 +1544,9 @@ def turns_of(segment: dict) -> list[Turn]:
     """The turns of a RolloutDetail. Raises ValueError where they are not aligned, or no numbers."""
     extra = segment.get("extra") or {}
     columns = [segment.get(name) or [] for name in _IDS]
+    columns += [values or [] for values in extra.values()]
     turns = []
-    for prompt_ids, ids, logprobs, *values in zip(*columns, *extra.values(), strict=True):
+    for prompt_ids, ids, logprobs, *values in zip(*columns, strict=True):
         turn = Turn(prompt_token_ids=prompt_ids, completion_token_ids=ids, logprobs=logprobs)
         turn.extra = dict(zip(extra, values, strict=True))
         if not turn.is_trainable:

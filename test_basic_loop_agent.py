@@ -463,7 +463,8 @@ class Bench:
             if isinstance(message, str):
                 message = {"role": "assistant", "content": message}
             n_turns = sum(message["role"] == "assistant" for message in request["messages"])
-            fields = {"token_ids": [3, 4, 5], "routed_experts": [[n_turns]]} if ids else None
+            fields = {"token_ids": [3, 4, 5], "routed_experts": [[n_turns]]} if ids else {}
+            fields["native_finish_reason"] = None  # As OpenRouter does at times.
             choice = {"message": message, "finish_reason": finish}
             choice["provider_specific_fields"] = fields
             usage = {"prompt_tokens": 10, "completion_tokens": 3, "total_tokens": 13}
@@ -623,7 +624,8 @@ def test_a_reply_cut_off_anywhere_neither_shows_thinking_nor_loses_the_answer(be
         (f"<think>a</think>{bash('# x\n</think>')}", "a", bash("# x\n</think>"), "# x\n</think>\n"),
         # Others' tags, which close what their like opened.
         ("[THINK]a[/THINK]\n<think>b</think>\nc", "ab", "c", None),
-        (f"<seed:think>a{bash('rm x')}", f"a{bash('rm x')}", "", None),
+        (f"<seed:think>a</think>{bash('rm x')}", f"a</think>{bash('rm x')}", "", None),
+        (f"<think>[/THINK]{bash('rm x')}</think>b", f"[/THINK]{bash('rm x')}", "b", None),
         (f"<|START_THINKING|>a{bash('rm x')}", f"a{bash('rm x')}", "", None),
         ("a</seed:think>b<|END_THINKING|>", "a", "b<|END_THINKING|>", None),
         # Inline code neither opens nor closes.
@@ -902,6 +904,10 @@ def test_prompts_are_exact_and_unforgeable_on_vllm(vllm, provider, path, monkeyp
         elif body.get("messages", [{}])[0].get("content") == "do it":
             assert body["chat_template_kwargs"] == template["chat_template_kwargs"]
     # A reply that was cut off keeps its ids, and is not run.
+    client = one._conversation._model
+    pieces = ["]~b]", "[e~[", "<s>", "[INST]", "<h1>", "</td>", "<?>", "[:]"]
+    client._tokenize = unittest.mock.AsyncMock(return_value={"token_strs": pieces})
+    assert set(asyncio.run(client.special_texts("x"))) == set(pieces[:4])
     for reason in ("length", "abort"):
         vllm.script, vllm.returned = [COMMAND, (bash("rm x"), reason)], []
         did = run(vllm.agent())
@@ -1136,6 +1142,10 @@ def test_the_model_is_told_of_a_tasks_skills_and_mcp_servers(bench, tmp_path):
     assert 1000 < told.count("y") < 3000
     did = bench.tinker(environment=ShellEnvironment(), skills_dir="/missing")
     assert "/missing: No such file" in did.told[0]
+    # A step that failed before it was told all is made up for by the next.
+    answers = ScriptedEnvironment(RuntimeError("gone"), ExecResult(stdout="LIST", return_code=0))
+    did = bench.tinker("hello", environment=answers, raises=RuntimeError, skills_dir="/x")
+    assert "LIST" in did.resumed("next").fake.prompt_text(0)
     # Else Harbor refuses such tasks, from 0.24 on.
     can = BasicLoopAgent.capabilities.model_dump()
     assert all(can.get(name, True) for name in ("skills", "mcp_servers", "load_atif_trajectory"))
@@ -1445,9 +1455,6 @@ def test_what_ends_a_script_is_finished_whatever_is_cancelled_meanwhile(bench):
     assert did.stop_reason == "cancelled"
 
 
-# The endings.
-
-
 OVERFLOW = litellm.ContextWindowExceededError("too long", "mock", "openai")
 
 
@@ -1596,9 +1603,6 @@ def test_a_second_run_starts_clean_and_resume_goes_on_exactly(bench):
     assert did.completion == ""
 
 
-# What a trial leaves.
-
-
 @pytest.mark.parametrize("trap", ["link", "pipe", "folder", "file"])
 @pytest.mark.parametrize("name", ["completion.txt", "trajectory.json"])
 def test_what_a_command_puts_at_a_files_name_is_no_trap(bench, tmp_path, name, trap):
@@ -1671,9 +1675,6 @@ async def stopped_after(n_steps: int, did: Run) -> None:
         await asyncio.sleep(0)
     trial.cancel()
     await asyncio.gather(trial, return_exceptions=True)
-
-
-# Exact conversations.
 
 
 def datums(turns: list[tuple[list[int], list[int], list[float]]]) -> list[Any]:
@@ -1990,9 +1991,6 @@ def test_event_loops_in_threads_share_tokenizer_and_session(bench, tmp_path, mon
     assert not any(overlaps)
 
 
-# The options and the keys.
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -2066,16 +2064,16 @@ def test_keys_and_urls_are_the_agents_or_the_processs_and_stay_unseen(bench, mon
     run(bench.agent(extra_env=own, max_tokens=3))
     assert len(fake.services) == 3
     own = {"OPENAI_API_KEY": "key-own", "OPENAI_BASE_URL": "http://own"}
-    # An address alone means its /v1.
+    # An address with a port, alone, means its /v1.
     rllm = {"OPENAI_API_BASE": "http://rllm/of/a/trial"}
     for options, key, url in (
-        ({}, "key-process", "http://process/v1"),
-        ({"extra_env": own}, "key-own", "http://own/v1"),
+        ({}, "key-process", "http://process"),
+        ({"extra_env": own}, "key-own", "http://own"),
         ({"extra_env": rllm}, "key-process", "http://rllm/of/a/trial"),
         ({"extra_env": own, "api_base": "http://x:1/"}, "key-own", "http://x:1/v1"),
-        ({"extra_env": own, "llm_kwargs": {"api_key": "key-2"}}, "key-2", "http://own/v1"),
+        ({"extra_env": own, "llm_kwargs": {"api_key": "key-2"}}, "key-2", "http://own"),
         # A name without its provider.
-        ({"extra_env": own, "model_name": "gpt-4o"}, "key-own", "http://own/v1"),
+        ({"extra_env": own, "model_name": "gpt-4o"}, "key-own", "http://own"),
     ):
         did = bench.lite("hello", **options)
         assert (did.fake[-1]["api_key"], did.fake[-1]["api_base"]) == (key, url)
