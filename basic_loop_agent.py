@@ -1337,24 +1337,17 @@ class VllmClient(ExactClient):
         looks = rf"(?s)(?!</?(?:{html})>)<.*[^\W\d_].*>|\[.*[^\W\d_].*\]|[][]e?~!?b?[][]"
         return [piece for piece in set(answer["token_strs"]) if re.fullmatch(looks, piece)]
 
-    async def generate(
-        self,
-        prompt_ids: Ids,
-        max_tokens: int,
-        extra_headers: dict | None = None,
-        extra_body: dict | None = None,
-        **_: Any,
-    ) -> Turn:
+    async def generate(self, prompt_ids: Ids, max_tokens: int, **request: Any) -> Turn:
         body = {
             **self._body,
-            **(extra_body or {}),
+            **(request.get("extra_body") or {}),
             "prompt": prompt_ids,
             "max_tokens": max_tokens,
             "logprobs": 0,
             "return_token_ids": True,
             "skip_special_tokens": False,
         }
-        options = {"headers": extra_headers or {}}
+        options = {"headers": request.get("extra_headers") or {}}
         answer = await self._server.post(
             "/v1/completions", cast_to=object, body=body, options=options
         )
@@ -1424,7 +1417,7 @@ _clients: dict[tuple, Any] = {}
 _locks: dict[tuple, asyncio.Lock] = {}
 
 # The process's sessions with Tinker, by server and key; each holds about 11 file descriptors.
-_services: dict[str, Any] = {}
+_services: dict[tuple, Any] = {}
 _opening = threading.Lock()
 _given_service: Any = None
 
@@ -1463,20 +1456,21 @@ def open_sampling_client(source: dict, api_base: str | None, api_key: str | None
     """
     import tinker
 
-    server = {"base_url": api_base, "api_key": api_key}
+    server = (api_base, api_key)
     with _opening:
-        old = _given_service or _services.get(str(server))
+        old = _given_service or _services.get(server)
         if old:
             try:
                 return sampling_client_of(old, source)
             except Exception as error:
                 if _given_service or not is_gone(error):
                     raise
-        fresh = tinker.ServiceClient(**{name: x for name, x in server.items() if x})
+        # None: as the environment says, or the SDK.
+        fresh = tinker.ServiceClient(base_url=api_base, api_key=api_key)
         unused = fresh
         try:
             client = sampling_client_of(fresh, source)
-            _services[str(server)] = fresh
+            _services[server] = fresh
             unused = old
             return client
         finally:

@@ -1792,7 +1792,7 @@ def test_tinker_gets_every_option_and_a_server_of_its_own(bench):
     assert fake.services[-1].arguments["base_url"] == "http://localhost:1"
     run(bench.agent(temperature=None))
     assert fake.requests[-1][1].temperature == 1.0
-    assert "base_url" not in fake.services[-1].arguments
+    assert fake.services[-1].arguments["base_url"] is None
     assert fake.samplers[-1] == {"base_model": fake.name}
 
 
@@ -2060,7 +2060,7 @@ def test_keys_and_urls_are_the_agents_or_the_processs_and_stay_unseen(bench, mon
     ):
         did = run(bench.agent(**options))
         arguments = fake.services[-1].arguments
-        assert (arguments.get("api_key", "key-process"), arguments.get("base_url")) == (key, url)
+        assert (arguments["api_key"] or "key-process", arguments["base_url"]) == (key, url)
     run(bench.agent(extra_env=own, max_tokens=3))
     assert len(fake.services) == 3
     own = {"OPENAI_API_KEY": "key-own", "OPENAI_BASE_URL": "http://own"}
