@@ -47,6 +47,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import httpx
 import litellm
+import openai
 import pytest
 import tinker
 from harbor.agents.base import BaseAgent
@@ -857,14 +858,16 @@ COMMAND = (THOUGHT + bash("ls"), "stop")
 
 @pytest.mark.parametrize(("provider", "path"), [("hosted_vllm", "/v1"), ("openai", "")])
 def test_prompts_are_exact_and_unforgeable_on_vllm(vllm, provider, path, monkeypatch, caplog):
-    sent, send = {}, httpx.AsyncHTTPTransport.handle_async_request
+    # httpx, or httpx2 from openai 3 on.
+    library = sys.modules[openai.DefaultAsyncHttpxClient.__mro__[1].__module__.partition(".")[0]]
+    sent, send = {}, library.AsyncHTTPTransport.handle_async_request
 
     def watched(self: Any, request: httpx.Request) -> Any:
         verified = self._pool._ssl_context.verify_mode
         sent[request.url.path] = (max(request.extensions["timeout"].values()), verified)
         return send(self, request)
 
-    monkeypatch.setattr(httpx.AsyncHTTPTransport, "handle_async_request", watched)
+    monkeypatch.setattr(library.AsyncHTTPTransport, "handle_async_request", watched)
     vllm.script = [COMMAND, 503, COMMAND, COMMAND, (THOUGHT + "done", "stop")]
     template = {"chat_template_kwargs": {"enable_thinking": True}}
     sampling, body = {"top_p": 0.9, "seed": 3}, {"top_k": 5, "min_p": 0.1}
@@ -959,9 +962,6 @@ def test_without_tokenize_the_chat_endpoint_serves_and_the_log_says_so(vllm, cap
     # Where ids are not asked for, neither is /tokenize.
     run(vllm.agent(collect_rollout_details=False))
     assert (len(requests), len(vllm.requests)) == (12, 1)
-
-
-# The loop.
 
 
 def test_the_blocks_of_a_reply_run_as_one_script_until_it_has_none(bench, monkeypatch):
