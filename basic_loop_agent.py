@@ -497,7 +497,7 @@ message. Each script starts in a fresh shell (files stay, variables and director
             return TinkerClient(options.context_limit, **arguments)
         # gpt-oss' template refuses a history of its own headers.
         if options.collect_rollout_details and "api_base" in arguments and "gpt-oss" not in model:
-            client = VllmClient(options.context_limit, model, **arguments)
+            client = VllmClient(options.context_limit, **arguments | {"model_name": model})
             # This is no thread of an event loop's.
             if asyncio.run(client.connect()):
                 return client
@@ -600,6 +600,11 @@ decoded() {
   printf %s "$text" | base64 -d
 }
 
+# The last line, which says what ended the script. Of one length, for the tail is cut with it.
+end_with() {
+  printf "$end%-60s\n" "$1"
+}
+
 report() {
   # Bytes, not characters; and to load a locale is a tenth of what a short script costs.
   export LC_ALL=C
@@ -607,10 +612,9 @@ report() {
   drain=$!
   # The bracket: so a script that lists all processes does not print the line.
   text=$(sed "/[e]nd-of-$mark/q" <&5 | base64)
-  flood=
   if [ ${#text} -ge $((most / 57 * 77)) ]; then
-    flood="$end[ended: it wrote more than $most bytes]"
     end_processes SCRIPT $mark
+    text=$({ decoded; end_with "[ended: it wrote more than $most bytes]"; } | base64)
   fi
   # The head, and the tail with the line that shows the end.
   half=$((shown / 2)) rest=$((shown - shown / 2 + ${#end} + 61))
@@ -621,7 +625,6 @@ report() {
       decoded | head -c $half
       printf "\n[... $left_out bytes left out ...]\n"
       decoded | tail -c $rest
-      printf "$flood"
     } | base64)
   fi
   printf %s "$text"
@@ -681,8 +684,9 @@ run_script() {
     wait $!
     [ $? != 1 ] || code=124 why="[ended: the time limit of $limit seconds was reached]"
   fi
-  # Of one length; and busybox' `sed` stops when it has another line.
-  printf "$end%-60s\n\n" "$why"
+  end_with "$why"
+  # busybox' `sed` stops when it has another line.
+  echo
   exit $code
 }
 
@@ -742,6 +746,8 @@ class Conversation(Chat):
         self._as_recorded = []
         self._last_ids = []
         self._n_tokens = 0
+        # When the call, or the command, that now takes its time began.
+        self._since = 0.0
 
     async def begin(self, instruction: str) -> None:
         """Start a run: after what it was not yet told, the model is told this."""
@@ -789,8 +795,8 @@ class Conversation(Chat):
         if options.collect_rollout_details:
             request["extra_body"] = {"session_id": self.session_id}
         if isinstance(self._model, ExactClient):
-            is_new = is_edited or options.rerender_history
-            request["goes_on_from"] = [] if is_new else self._last_ids
+            starts_anew = is_edited or options.rerender_history
+            request["goes_on_from"] = [] if starts_anew else self._last_ids
         self._since = time.monotonic()
         try:
             reply = await self.chat(prompt, **request)
@@ -900,7 +906,7 @@ def text_of(content: str | list[atif.ContentPart] | None) -> str:
 
 # What a reply says.
 
-# What opens and closes thinking: most models, Mistral's, Seed-OSS, Cohere's.
+# What opens and closes thinking: most models, Mistral's, Seed-OSS, Cohere's; each is in all three.
 _OPENING = r"<think>|\[THINK\]|<seed:think>|<\|START_THINKING\|>"
 _CLOSING = r"</think>|\[/THINK\]|</seed:think>|<\|END_THINKING\|>"
 # Each is closed by its own, or the text's end.
@@ -1265,8 +1271,8 @@ class VllmClient(ExactClient):
     def __init__(
         self,
         context_limit: int | None,
-        model: str,
         *,
+        model_name: str,
         max_tokens: int,
         api_base: str,
         api_key: str = "none",
@@ -1276,7 +1282,6 @@ class VllmClient(ExactClient):
         extra_headers: dict | None = None,
         extra_body: dict | None = None,
         model_info: dict | None = None,
-        model_name: str = "",
         **body: Any,
     ) -> None:
         from openai import AsyncOpenAI, DefaultAsyncHttpxClient
@@ -1284,10 +1289,11 @@ class VllmClient(ExactClient):
         self.context_limit = context_limit or math.inf
         self.max_tokens = max_tokens
         self._prices = model_info or {}
-        self._body = body | (extra_body or {}) | {"model": model}
+        self._body = body | (extra_body or {}) | {"model": model_name}
         # What the chat endpoint would give the template.
-        effort = {name: self._body[name] for name in ("reasoning_effort",) if name in self._body}
-        self._template = effort | (self._body.get("chat_template_kwargs") or {})
+        self._template = dict(self._body.get("chat_template_kwargs") or {})
+        if "reasoning_effort" in self._body:
+            self._template.setdefault("reasoning_effort", self._body["reasoning_effort"])
         self._server = AsyncOpenAI(
             base_url=api_base.rstrip("/").removesuffix("/v1"),
             api_key=api_key,
@@ -1502,7 +1508,7 @@ class Trajectory:
 
 
 # The exceptions after which Harbor scores on purpose. (0.25: `TrialResult.reward_valid`.)
-_SCORED_EXCEPTIONS = {"AgentTimeoutError", "NonZeroAgentExitCodeError"}
+SCORED_EXCEPTIONS = {"AgentTimeoutError", "NonZeroAgentExitCodeError"}
 
 
 def trial_to_trajectory(trial: TrialResult) -> Trajectory | None:
@@ -1523,7 +1529,7 @@ def trial_to_trajectory(trial: TrialResult) -> Trajectory | None:
     except ValueError as error:
         raise ValueError(f"trial {trial.trial_name}: {error}") from error
     raised = {part.exception_info.exception_type for part in (trial, *steps) if part.exception_info}
-    if raised - _SCORED_EXCEPTIONS or not (rewards or turns) or (raised and not rewards):
+    if raised - SCORED_EXCEPTIONS or not (rewards or turns) or (raised and not rewards):
         return None
     only = next(iter(rewards.values())) if len(rewards) == 1 else None
     stop_reason = (contexts[-1].metadata or {}).get("stop_reason")

@@ -52,13 +52,10 @@ from tinker_cookbook.rl.metrics import compute_kl_sample_train
 from tinker_cookbook.rl.types import TrajectoryGroup
 from tinker_cookbook.utils.ml_log import setup_logging
 
-from basic_loop_agent import Trajectory, write_file
+from basic_loop_agent import SCORED_EXCEPTIONS, Trajectory, write_file
 
 # How long Tinker keeps what a step saves; the final checkpoint stays for good.
 WEEK_SEC = 7 * 24 * 3600
-
-# Exceptions that Harbor records of a trial, and scores it all the same.
-SCORED_EXCEPTIONS = ("AgentTimeoutError", "NonZeroAgentExitCodeError")
 
 # What a second start may change: all else decides what is learned.
 FREE_OPTIONS = {
