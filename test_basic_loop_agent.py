@@ -1142,10 +1142,12 @@ def test_the_model_is_told_of_a_tasks_skills_and_mcp_servers(bench, tmp_path):
     assert 1000 < told.count("y") < 3000
     did = bench.tinker(environment=ShellEnvironment(), skills_dir="/missing")
     assert "/missing: No such file" in did.told[0]
+    assert "command_exec_times_msec" not in did.context.metadata
     # A step that failed before it was told all is made up for by the next.
     answers = ScriptedEnvironment(RuntimeError("gone"), ExecResult(stdout="LIST", return_code=0))
     did = bench.tinker("hello", environment=answers, raises=RuntimeError, skills_dir="/x")
-    assert "LIST" in did.resumed("next").fake.prompt_text(0)
+    did = did.resumed("next").resumed("again")
+    assert [did.fake.prompt_text(number).count("LIST") for number in (0, 1)] == [1, 1]
     # Else Harbor refuses such tasks, from 0.24 on.
     can = BasicLoopAgent.capabilities.model_dump()
     assert all(can.get(name, True) for name in ("skills", "mcp_servers", "load_atif_trajectory"))
@@ -1259,8 +1261,7 @@ def test_output_of_any_bytes_comes_through_cut_to_its_head_and_tail(bench):
     assert bench.shell("printf 'caf\\351 \\377\\0x'").endswith("\ncaf\ufffd \ufffd\0x")
     # Also where a burst comes as a timer of bash's own may fire: `read -t` loses what it has then.
     bursts = "for i in {1..40}; do echo burst $i; sleep 0.0$((i % 5 + 1)); done"
-    told = "".join(f"\nburst {i}" for i in range(1, 41))
-    assert bench.shell(bursts) == f"Exit code: 0\nOutput:{told}"
+    assert bench.shell(bursts).splitlines()[2:] == [f"burst {i}" for i in range(1, 41)]
     text = bench.shell("printf ':%s:'; head -c 3000 /dev/urandom")
     assert text.startswith("Exit code: 0\nOutput:\n:")
 
@@ -1345,20 +1346,20 @@ def test_a_script_costs_seven_programs_and_no_file(bench, tmp_path):
 
 
 def test_a_process_in_the_background_neither_holds_up_the_turn_nor_dies(bench, tmp_path):
-    own = own_seconds()
-    ticks = tmp_path / "ticks"
+    own, ticks = own_seconds(), tmp_path / "ticks"
     # It goes on to write to its standard output, far more than a script may.
-    does = f"echo tick >>{ticks}; head -c 100000 /dev/zero; sleep 0.01"
-    server = f"for i in {{1..2000}}; do {does}; done"
-    # One that writes little holds nothing up, either.
-    assert bench.shell("(sleep 9; echo x) & echo started").endswith("started")
+    server = f"for i in {{1..2000}}; do echo >>{ticks}; head -c 99999 /dev/zero; sleep .01; done"
     try:
+        # Nor one that writes little.
+        text = bench.shell(f"(sleep {own}; echo x) & echo started", command_timeout_sec=1)
+        assert text == "Exit code: 0\nOutput:\nstarted"
+        subprocess.run(["pkill", "-f", own])
         text = bench.shell(f"echo started; ({server}) & sleep {own} &")
         assert re.match(r"(?s)Exit code: 0\nOutput:\n.*started", text)
         assert len([line for line in processes(own) if line.startswith("sleep")]) == 1
         n_ticks = len(ticks.read_bytes())
-        asyncio.run(until(lambda: len(ticks.read_bytes()) >= n_ticks + 300))
-        assert len(ticks.read_bytes()) >= n_ticks + 300
+        asyncio.run(until(lambda: len(ticks.read_bytes()) >= n_ticks + 60))
+        assert len(ticks.read_bytes()) >= n_ticks + 60
     finally:
         subprocess.run(["pkill", "-f", own])
 
@@ -2065,11 +2066,10 @@ def test_keys_and_urls_are_the_agents_or_the_processs_and_stay_unseen(bench, mon
     assert len(fake.services) == 3
     own = {"OPENAI_API_KEY": "key-own", "OPENAI_BASE_URL": "http://own"}
     # An address with a port, alone, means its /v1.
-    rllm = {"OPENAI_API_BASE": "http://rllm/of/a/trial"}
     for options, key, url in (
         ({}, "key-process", "http://process"),
         ({"extra_env": own}, "key-own", "http://own"),
-        ({"extra_env": rllm}, "key-process", "http://rllm/of/a/trial"),
+        ({"extra_env": {"OPENAI_API_BASE": "http://rllm/a/b"}}, "key-process", "http://rllm/a/b"),
         ({"extra_env": own, "api_base": "http://x:1/"}, "key-own", "http://x:1/v1"),
         ({"extra_env": own, "llm_kwargs": {"api_key": "key-2"}}, "key-2", "http://own"),
         # A name without its provider.
