@@ -399,7 +399,9 @@ message. Each script starts in a fresh shell (files stay, variables and director
             texts = lost if parts else [before]
             with contextlib.suppress(ValueError):
                 in_base64, _ = parts
-                output, note = base64.b64decode(in_base64).split(f"end-of-{mark}".encode(), 1)
+                output, end = base64.b64decode(in_base64).split(f"end-of-{mark}".encode(), 1)
+                _, code, note = end.split(b" ", 2)
+                result.return_code = int(code)
                 texts = [output, note.strip()]
         except Exception as error:
             # Some environments raise another error when they are cancelled.
@@ -560,18 +562,19 @@ def fenced_blocks(text: str) -> list[tuple[str, str]]:
 # blocks behind it, which have these sizes, come in base64 by $BASIC_LOOP_TEXT: no argument holds
 # them, so no `pgrep -f` finds them. The output goes back in base64, which any environment can
 # decode, between two marks, so that it can be told from what others print; only BYTES of it cross
-# `exec`. The exit code is the script's. No file is written:
+# `exec`. No file is written:
 #
 #     :3f2a:eQp5CnkKeQp5CnkKeQpb(...):3f2a:
 #
-# The line end-of-3f2a, which says what ended the script, follows its last one. There `sed` stops,
-# though a process in the background may keep the pipe open: for that one `drain` reads on.
+# The line end-of-3f2a, with the exit code and what ended the script, follows its last one. There
+# `sed` stops, though a process in the background may keep the pipe open: for it `cat` reads on.
 #
 # What a script starts has the mark in its environment, as BASIC_LOOP_SCRIPT, also what left its
 # process group; what runs it has BASIC_LOOP_RUN.
 #
-# Seen on bash 4.4 to 5.3. Before 5.1 a shell can wait for its last process substitution only.
-# `read -t` of what the script writes would lose what comes as its time is over.
+# Seen on bash 4.4 to 5.3. Before 5.1 a shell can wait for its last process substitution only, and
+# pipelines within the last part of a pipeline spoil PIPESTATUS. `read -t` of what the script writes
+# would lose what comes as its time is over.
 _RUN = r"""syntax() { LC_ALL=C; eval "set -n; $1" 2>&1; }
 # In the first line, for bash counts the lines of what is evaluated from there.
 
@@ -588,36 +591,30 @@ end_processes() {
   done
 }
 
-drain() {
-  # `tee` passes on at once what comes; `head`, which would keep it for a while, only counts.
-  { tee /dev/fd/6 | head -c $most >/dev/null; } 6>&1
-  # Past the limit, or the script has ended and a process in the background writes on.
-  exec >/dev/null
-  read -rN 1 && exec cat
-}
-
 decoded() {
   printf %s "$text" | base64 -d
 }
 
-# The last line, which says what ended the script. Of one length, for the tail is cut with it.
+# The last line: exit code, and what ended the script. Of one length, for the tail is cut with it.
 end_with() {
-  printf "$end%-60s\n" "$1"
+  printf "$end %-3s %-60s\n" $1 "$2"
 }
 
 report() {
+  exec 6< <(run_script)
+  runner=$!
   # Bytes, not characters; and to load a locale is a tenth of what a short script costs.
   export LC_ALL=C
-  exec 5< <(drain)
-  drain=$!
+  exec 5< <(exec head -c $most <&6)
+  reader=$!
   # The bracket: so a script that lists all processes does not print the line.
-  text=$(sed "/[e]nd-of-$mark/q" <&5 | base64)
+  sed "/[e]nd-of-$mark/q" <&5 | text=$(base64)
   if [ ${#text} -ge $((most / 57 * 77)) ]; then
     end_processes SCRIPT $mark
-    text=$({ decoded; end_with "[ended: it wrote more than $most bytes]"; } | base64)
+    text=$({ decoded; end_with 137 "[ended: it wrote more than $most bytes]"; } | base64)
   fi
   # The head, and the tail with the line that shows the end.
-  half=$((shown / 2)) rest=$((shown - shown / 2 + ${#end} + 61))
+  half=$((shown / 2)) rest=$((shown - shown / 2 + ${#end} + 66))
   left_out=0
   if [ ${#text} -gt $shown ]; then left_out=$(($(decoded | wc -c) - half - rest)); fi
   if [ $left_out -gt 0 ]; then
@@ -628,9 +625,12 @@ report() {
     } | base64)
   fi
   printf %s "$text"
-  # Where nothing is left in the background: else each script would leave a zombie.
-  read -t 0.1 -N 1 <&5
-  [ $? != 1 ] || wait $drain
+  # What is behind the last line. A process in the background may go on to write.
+  read -t 0.1 -N 200000 <&6
+  if [ $? != 1 ]; then cat <&6 >/dev/null & fi
+  # Else each script would leave zombies.
+  kill $reader
+  wait $reader $runner
 }
 
 watch() {
@@ -670,7 +670,6 @@ read_blocks() {
 }
 
 run_script() {
-  why=
   if [ -n "$refused" ]; then
     printf "%s\n" "$refused"
     code=2
@@ -684,18 +683,18 @@ run_script() {
     wait $!
     [ $? != 1 ] || code=124 why="[ended: the time limit of $limit seconds was reached]"
   fi
-  end_with "$why"
-  # busybox' `sed` stops when it has another line.
-  echo
+  end_with $code "$why"
+  # For `head` keeps what it has for a while, and busybox' `sed` stops when it has another line.
+  printf "\n%65536s"
   exit $code
 }
 
 run() {
-  mark=$1 shown=$2 limit=$3 most=4000000 end=end-of-$1
+  mark=$1 shown=$2 limit=$3 most=4000000 end=end-of-$1 why=
   read_blocks "${@:4}"
   printf ":$mark:"
-  run_script | report
-  code=${PIPESTATUS[0]}
+  report
+  code=$?
   printf ":$mark:"
   exit $code
 }
@@ -706,7 +705,10 @@ def in_bash(call: str, blocks: bytes = b"") -> str:
     """The command that calls a function of _RUN."""
     # A full stop at the end, where $( ) drops newlines.
     text = base64.b64encode(f"{_RUN}{call}; exit\n".encode() + blocks + b".").decode()
-    decodes = 'BASIC_LOOP_TEXT="$(printf %s $BASIC_LOOP_TEXT | base64 -d)"'
+    # lastpipe saves a process for each pipe into a variable.
+    decodes = (
+        "shopt -s lastpipe; printf %s $BASIC_LOOP_TEXT | BASIC_LOOP_TEXT=$(LC_ALL=C base64 -d)"
+    )
     return f"BASIC_LOOP_TEXT={text} exec bash -c '{decodes}; eval \"$BASIC_LOOP_TEXT\"'"
 
 
