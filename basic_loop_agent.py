@@ -492,10 +492,11 @@ message. Each script starts in a fresh shell (files stay, variables and director
             "max_tokens": options.max_tokens,
             "temperature": options.temperature,
             "api_base": base,
+            "model_path": options.model_path,
+            "renderer_name": options.renderer_name,
         }
         arguments = {name: value for name, value in arguments.items() if value is not None}
         if provider == "tinker":
-            arguments |= {"model_path": options.model_path, "renderer_name": options.renderer_name}
             return TinkerClient(options.context_limit, **arguments)
         # gpt-oss' template refuses a history of its own headers.
         if options.collect_rollout_details and "api_base" in arguments and "gpt-oss" not in model:
@@ -1118,9 +1119,9 @@ class TinkerClient(ExactClient):
         context_limit: int | None,
         *,
         model_name: str,
-        model_path: str | None,
-        renderer_name: str | None,
         max_tokens: int,
+        model_path: str | None = None,
+        renderer_name: str | None = None,
         api_base: str | None = None,
         api_key: str | None = None,
         temperature: float = 1.0,
