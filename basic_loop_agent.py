@@ -7,7 +7,9 @@ One model, one conversation, one script a turn. There is no compaction of long c
 native tool calls, no commands side by side: for these write your own loop in `_converse`.
 
 From top to bottom: the options, the record of a turn, the agent with its loop, the commands, the
-conversation, what a reply says, the three model clients, their cache, training data.
+conversation, what a reply says, what a trial leaves, the three model clients, their cache, training
+data. A turn is one model call. Where a prompt is "exact", it is sent as token ids, and goes on from
+those of the turn before; so do Tinker and vLLM.
 """
 
 import asyncio
@@ -92,15 +94,15 @@ class BasicLoopOptions(
     llm_kwargs: dict = Field({}, repr=False)
     """More arguments of the client: top_p, seed, ..."""
     collect_rollout_details: bool | None = None
-    """Record token ids; default: with the Tinker client only."""
+    """Record token ids (with api_base: vLLM by ids); default: true for tinker."""
     context_limit: PositiveInt | None = None
     """Most tokens of a conversation; default: the server's, Tinker 32,000."""
     rerender_history: bool = False
-    """Render the history anew each turn, as the template would."""
+    """Tinker, vLLM: render the history anew each turn, as the template would."""
     interleaved_thinking: bool = False
-    """Send a chat reply's reasoning back with the history, as reasoning_content."""
+    """Chat endpoints: send the reasoning back with the history, as reasoning_content."""
     session_id: str | None = None
-    """Sent with each request, for routers; default: the trial's."""
+    """Sent with each request to a server, for routers; default: the trial's."""
     session_id_headers: list[str] = ["X-Session-ID"]
     """The headers that carry the session id."""
     command_timeout_sec: PositiveInt = 120
@@ -110,11 +112,11 @@ class BasicLoopOptions(
 
     @model_validator(mode="after")
     def _fits_the_client(self) -> Self:
-        # Refuses what would be ignored in silence, and fills in the default that depends on it.
+        # Refuses one client's options with the other, and fills in the default that depends on it.
         is_tinker = self.model_client == "tinker"
         if self.collect_rollout_details is None:
             self.collect_rollout_details = is_tinker
-        # Harbor 0.25 has fields of its own, and refuses them for an agent that declares none.
+        # Not the fields of Harbor 0.25's own AgentOptions: llm_kwargs may hold these.
         ours = {*type(self).model_fields, "model_name"} - AgentOptions.model_fields.keys()
         taken = self.llm_kwargs.keys() & ours
         if taken:
@@ -166,7 +168,7 @@ class Turn(LLMResponse):
     client has of a turn, by name (Tinker: sequence_id; vLLM: routed_experts). A cost of 0.0 dollars
     means unknown.
 
-    A turn that was read back from a trial's result has ids, logprobs and `extra` only.
+    A turn that was read back from a trial's result has ids, logprobs and `extra`, but no text.
     """
 
     content: str = ""
@@ -204,21 +206,11 @@ class Turn(LLMResponse):
         )
 
 
-# Prints each skill's place, and its frontmatter: its name and what it is for.
-_LIST_SKILLS = """\
-cd -- {} || exit
-for file in */SKILL.md; do
-  [ -f "$file" ] && printf '\\n%s\\n' "$PWD/$file" || continue
-  sed -n '1!{{/^---/q;p;}}' "$file" | head -c 2000
-done
-"""
-
-
 class BasicLoopAgent(BaseAgent):
     """Samples from one model, runs the bash blocks of its replies if asked to, and records it all.
 
     A trial leaves token counts, cost (None: unknown), `metadata` and one RolloutDetail, whose lists
-    have an entry for each `Turn`, on the context; completion.txt, the last reply, and
+    have an entry for each trainable `Turn`, on the context; completion.txt, the last reply, and
     trajectory.json, in Harbor's format ATIF, in `logs_dir`.
 
     Takes the options of `BasicLoopOptions` by keyword, and raises ValueError for a bad one.
@@ -227,7 +219,7 @@ class BasicLoopAgent(BaseAgent):
     options_model = BasicLoopOptions
     # For `help`: the options and their defaults stand in one place only.
     __signature__ = inspect.signature(BasicLoopOptions)
-    # Unchecked, for Harbor 0.23 does not know the last two.
+    # `model_construct`: Harbor 0.23 would refuse the last two.
     capabilities = AgentCapabilities.model_construct(
         atif=True, resume=True, load_atif_trajectory=True, skills=True, mcp_servers=True
     )
@@ -241,7 +233,7 @@ message. Each script starts in a fresh shell (files stay, variables and director
 
     def __init__(self, *, model_name: str | None, **kwargs: Any) -> None:
         super().__init__(model_name=model_name, **kwargs)
-        self._earlier: Path | None = None
+        self._file_to_load: Path | None = None
         # `--ae KEY=value` comes before the process's environment. `jobs resume` gives what Harbor
         # has saved, where a key is starred: sk-r****456.
         self._given = kwargs.get("extra_env") or {}
@@ -277,6 +269,7 @@ message. Each script starts in a fresh shell (files stay, variables and director
         if lost:
             raise ValueError(f"Harbor saved {', '.join(lost)} with stars: export it, then resume")
         if self.options.model_client == "tinker":
+            # But openai/gpt-oss is a model of Tinker's.
             apis = r"(anthropic|gemini|hosted_vllm|openai|openrouter)/(?!.*gpt-oss)"
             if re.match(apis, self.model_name):
                 raise ValueError(f"{self.model_name} is an API model: set model_client=litellm")
@@ -294,15 +287,16 @@ message. Each script starts in a fresh shell (files stay, variables and director
         self, instruction: str, environment: BaseEnvironment, context: AgentContext
     ) -> None:
         """Solve a task in a conversation that goes on from the ATIF file `self.load_trajectory`."""
-        self._earlier = self.load_trajectory
+        self._file_to_load = self.load_trajectory
         await self.run(instruction, environment, context)
 
     async def resume(
         self, instruction: str, environment: BaseEnvironment, context: AgentContext
     ) -> None:
-        """Go on with the conversation that `run` began. Only this call's turns are recorded.
+        """Go on with the conversation that `run` began (`run` calls this, too).
 
-        They are on the context and in the files before anything is raised.
+        Only this call's turns are recorded. They are on the context and in the files before
+        anything is raised.
         """
         conversation = self._conversation
         stop_reason = StopReason.CANCELLED
@@ -315,12 +309,12 @@ message. Each script starts in a fresh shell (files stay, variables and director
                 stop_reason = await self._converse(conversation, environment)
         except Exception:
             stop_reason = StopReason.ERROR
-            # A client may raise another error for the TimeoutError.
+            # A client may raise an error of its own when the time is over.
             if not limit.expired():
                 raise
             stop_reason = StopReason.ROLLOUT_TIMEOUT
         finally:
-            # An error of the record's, such as a full disk, hides no other.
+            # Where the run has failed, an error of the record's (a full disk) must not hide that.
             is_raised = stop_reason in (StopReason.ERROR, StopReason.CANCELLED)
             with contextlib.suppress(Exception if is_raised else ()):
                 self._record(conversation, stop_reason, context)
@@ -356,15 +350,16 @@ message. Each script starts in a fresh shell (files stay, variables and director
 
     async def _introduce(self, conversation: "Conversation", environment: BaseEnvironment) -> None:
         # What the task brings; Harbor loads in the first step only.
-        if self._earlier:
-            await conversation.load(self._earlier)
-            self._earlier = None
-        for server in self.mcp_servers:
-            conversation.tell(f"MCP server: {server.model_dump_json(exclude_none=True)}")
+        if self._file_to_load:
+            await conversation.load(self._file_to_load)
+            self._file_to_load = None
+        # What may fail comes first, so that nothing is told twice.
         if self.skills_dir:
             listing = _LIST_SKILLS.format(shlex.quote(self.skills_dir))
             listed = await self._execute(listing, environment)
             conversation.tell(f"Skills, to be read before they are used. {listed}")
+        for server in self.mcp_servers:
+            conversation.tell(f"MCP server: {server.model_dump_json(exclude_none=True)}")
 
     def script_in(self, reply: str) -> str | None:
         """The bash script that a reply asks to run; None if it asks for nothing.
@@ -387,16 +382,16 @@ message. Each script starts in a fresh shell (files stay, variables and director
         # Modal takes 65,536 bytes of arguments, and some environments quote the command once more.
         if len(shlex.quote(command)) > 65_000:
             return "Not run: the script is too long. Split it into smaller ones."
-        lost = ["[the output was lost: what runs the script was killed or written into]"]
-        texts = lost
+        # What the script and the environment said; nothing: the output was lost.
+        texts = []
         try:
-            # _RUN keeps the limit; an exec may take longer. Past its own limit Docker's raises
-            # RuntimeError: ours comes first.
+            # Three limits: _RUN keeps the script's; ours is for an exec that takes longer; past the
+            # environment's Docker raises RuntimeError, which would end the trial.
             async with asyncio.timeout(limit + 30) as timer:
                 result = await environment.exec(command, timeout_sec=limit + 90)
-            # Where _RUN did not run, there is no mark.
             before, *parts = valid_text(result.stdout).split(f":{mark}:")
-            texts = lost if parts else [before]
+            # Where _RUN did not run, there is no mark.
+            texts = [] if parts else [before]
             with contextlib.suppress(ValueError):
                 in_base64, _ = parts
                 output, end = base64.b64decode(in_base64).split(f"end-of-{mark}".encode(), 1)
@@ -411,13 +406,16 @@ message. Each script starts in a fresh shell (files stay, variables and director
         finally:
             # Cancelled, or it hangs, or what kept the limit was killed: the script would run on,
             # into the next turn or the tests.
-            if texts is lost:
+            if not texts:
                 command = in_bash(f'end_processes "[A-Z]*" {mark}')
                 ending = asyncio.wait_for(environment.exec(command, timeout_sec=15), 10)
                 # The environment may be gone, and the trial goes on, or ends, for its own reason.
                 await asyncio.shield(asyncio.gather(ending, return_exceptions=True))
+        lost = ["[the output was lost: what runs the script was killed or written into]"]
         # What others print has not been cut.
-        texts = [valid_text(text)[: most + 200] for text in [*texts, result.stderr] if text]
+        texts = [
+            valid_text(text)[: most + 200] for text in [*(texts or lost), result.stderr] if text
+        ]
         shown = "\n".join(text.removesuffix("\n") for text in texts) or "(none)"
         return f"Exit code: {result.return_code}\nOutput:\n{shown}"
 
@@ -441,7 +439,7 @@ message. Each script starts in a fresh shell (files stay, variables and director
             kept["n_turns_without_ids"] = sum(not turn.is_trainable for turn in turns)
             kept["n_prefix_breaks"] = sum(turn.breaks_prefix for turn in turns)
         # Whatever was put there: what JSON cannot hold would cost the whole job its results.
-        text = json.dumps(kept, default=str, ensure_ascii=False)
+        text = json.dumps(kept, default=str, skipkeys=True, ensure_ascii=False)
         context.metadata = json.loads(valid_text(text))
         # Without a reply it is empty: an earlier step's, in the same folder, must not be scored.
         write_file(self.logs_dir / "completion.txt", turns[-1].content if turns else "")
@@ -474,7 +472,7 @@ message. Each script starts in a fresh shell (files stay, variables and director
 
             # Else it prints a list of providers for each name that it does not know.
             litellm.suppress_debug_info = True
-            # The client's own arguments may say what this cannot find.
+            # For a name that litellm does not know, llm_kwargs may name the provider.
             with contextlib.suppress(litellm.BadRequestError):
                 model, provider, *_ = litellm.get_llm_provider(model)
 
@@ -483,7 +481,7 @@ message. Each script starts in a fresh shell (files stay, variables and director
 
         base = options.api_base or setting("BASE_URL") or setting("API_BASE")
         if base and provider in ("openai", "hosted_vllm"):
-            # Of http://host:port alone, which no public API is, all would be "Not Found".
+            # A server at a bare http://host:port has its API under /v1; no public one is so.
             base = re.sub(r"(//[^/]+:\d+)/?\Z", r"\1/v1", base)
         arguments = {
             "api_key": setting("API_KEY"),
@@ -501,7 +499,7 @@ message. Each script starts in a fresh shell (files stay, variables and director
         # gpt-oss' template refuses a history of its own headers.
         if options.collect_rollout_details and "api_base" in arguments and "gpt-oss" not in model:
             client = VllmClient(options.context_limit, **arguments | {"model_name": model})
-            # This is no thread of an event loop's.
+            # A worker thread has no event loop yet.
             if asyncio.run(client.connect()):
                 return client
             self.logger.warning("the server has no /tokenize: prompts are not exact")
@@ -509,8 +507,8 @@ message. Each script starts in a fresh shell (files stay, variables and director
 
     @property
     def _cache_key(self) -> tuple:
-        # All that makes two clients different: what a subclass adds may be the client's, too.
-        options = self.options.model_dump(exclude=_NOT_THE_CLIENTS)
+        # All that makes two clients different, also the options that a subclass adds.
+        options = self.options.model_dump(exclude=_OPTIONS_OF_A_TRIAL)
         return (type(self), self.model_name, repr(options), repr(self._given), _given_service)
 
     async def _shared_llm(self) -> Any:
@@ -518,7 +516,7 @@ message. Each script starts in a fresh shell (files stay, variables and director
 
 
 # Options that trials which share a client may have as they like.
-_NOT_THE_CLIENTS = {
+_OPTIONS_OF_A_TRIAL = {
     "command_timeout_sec",
     "interleaved_thinking",
     "max_output_chars",
@@ -535,8 +533,8 @@ BasicLoopAgent.SUPPORTS_RESUME = BasicLoopAgent.SUPPORTS_LOAD_ATIF_TRAJECTORY = 
 
 # The commands: which text is a script, and how it is run.
 
-# CommonMark's fenced blocks and lists. The rule "code" is there for a fence that is indented like
-# code, which closes no block; without "inline" it takes two thirds of the time.
+# CommonMark's fenced blocks and lists. With the rule "code" a fence that is indented like code
+# closes no block; without "inline" parsing takes two thirds of the time.
 _MARKDOWN = MarkdownIt("zero").enable(["fence", "list", "code"]).disable("inline")
 
 
@@ -577,7 +575,7 @@ def fenced_blocks(text: str) -> list[tuple[str, str]]:
 # pipelines within the last part of a pipeline spoil PIPESTATUS. `read -t` of what the script writes
 # would lose what comes as its time is over.
 _RUN = r"""syntax() { LC_ALL=C; eval "set -n; $1" 2>&1; }
-# In the first line, for bash counts the lines of what is evaluated from there.
+# It stays in the first line: bash counts a block's lines from where it is evaluated.
 
 exec 2>/dev/null
 export -n BASIC_LOOP_RUN BASIC_LOOP_TEXT
@@ -652,7 +650,7 @@ watch() {
 
 read_blocks() {
   script= refused=
-  # Bytes, not characters. The last one is no block's: `in_bash` says what it is.
+  # Bytes, not characters. The last one is the full stop of `in_bash`.
   local LC_ALL=C
   at=$((${#BASIC_LOOP_TEXT} - 1))
   for size; do at=$((at - size)); done
@@ -685,7 +683,7 @@ run_script() {
     [ $? != 1 ] || code=124 why="[ended: the time limit of $limit seconds was reached]"
   fi
   end_with $code "$why"
-  # For `head` keeps what it has for a while, and busybox' `sed` stops when it has another line.
+  # Pushes the last line out of the buffer of `head`; and busybox' `sed` stops when it has another.
   printf "\n%65536s"
   exit $code
 }
@@ -699,6 +697,16 @@ run() {
   printf ":$mark:"
   exit $code
 }
+"""
+
+
+# Prints each skill's place, and its frontmatter: its name and what it is for.
+_LIST_SKILLS = """\
+cd -- {} || exit
+for file in */SKILL.md; do
+  [ -f "$file" ] && printf '\\n%s\\n' "$PWD/$file" || continue
+  sed -n '1!{{/^---/q;p;}}' "$file" | head -c 2000
+done
 """
 
 
@@ -758,7 +766,7 @@ class Conversation(Chat):
             self.steps = []
         self.turns = []
         self.metadata = {}
-        if self.system:
+        if self.system and not self.steps:
             self.steps.append({"source": "system", "message": self.system})
         self.steps.append({"source": "user", "message": valid_text(instruction)})
         self._unsent.append(self.steps[-1])
@@ -890,7 +898,7 @@ class Conversation(Chat):
         messages = []
         for role, parts in itertools.groupby(said, key=lambda one: one["role"]):
             text = "\n\n".join(part["content"] for part in parts)
-            if role != "assistant":
+            if role == "user":
                 text = await self._defused(text)
             messages.append({"role": role, "content": text})
         # All at once, for `resume` does it again where it failed.
