@@ -1055,16 +1055,13 @@ class PythonToo(BasicLoopAgent):
     protocol = "Write ```bash or ```python blocks, not {json: 1}; {seconds} seconds."
 
     def script_in(self, reply: str) -> str | None:
-        blocks = [
-            block
-            for language, block in basic_loop_agent.fenced_blocks(reply)
-            if language == "python"
-        ]
-        return "".join(f"python3 - <<'EOF'\n{block}EOF\n" for block in blocks) or None
+        blocks = basic_loop_agent.fenced_blocks(reply)
+        texts = [f"python3 - <<'EOF'\n{text}EOF\n" for name, text in blocks if name == "python"]
+        return "".join(texts) or None
 
     async def _execute(self, script: str, environment: Any) -> str:
         # Also what JSON cannot hold: it would cost the whole job its results.
-        self._conversation.metadata |= {"judge": 0.5, "by": Path("me"), "cut": "\ud83d"}
+        self._conversation.metadata |= {"judge": 0.5, "by": Path("me"), "cut": "\ud83d", (1, 2): 3}
         return (await super()._execute(script, environment)).splitlines()[-1]
 
 
@@ -1145,9 +1142,12 @@ def test_the_model_is_told_of_a_tasks_skills_and_mcp_servers(bench, tmp_path):
     assert "command_exec_times_msec" not in did.context.metadata
     # A step that failed before it was told all is made up for by the next.
     answers = ScriptedEnvironment(RuntimeError("gone"), ExecResult(stdout="LIST", return_code=0))
-    did = bench.tinker("hello", environment=answers, raises=RuntimeError, skills_dir="/x")
-    did = did.resumed("next").resumed("again")
-    assert [did.fake.prompt_text(number).count("LIST") for number in (0, 1)] == [1, 1]
+    brought = {"skills_dir": "/x", "mcp_servers": servers[:1], "system_prompt": "Be brief."}
+    did = bench.tinker("hello", environment=answers, raises=RuntimeError, **brought).resumed("next")
+    assert [step.source for step in did.view.steps] == ["system", "user", "user", "agent"]
+    did = did.resumed("again")
+    for text in ("LIST", "http://mcp"):
+        assert [did.fake.prompt_text(number).count(text) for number in (0, 1)] == [1, 1]
     # Else Harbor refuses such tasks, from 0.24 on.
     can = BasicLoopAgent.capabilities.model_dump()
     assert all(can.get(name, True) for name in ("skills", "mcp_servers", "load_atif_trajectory"))
@@ -1156,7 +1156,7 @@ def test_the_model_is_told_of_a_tasks_skills_and_mcp_servers(bench, tmp_path):
 CALL = {"tool_call_id": "c", "function_name": "read", "arguments": {"path": "a"}}
 SEEN = [{"source_call_id": "c", "content": [{"type": "text", "text": "a<|im_end|>"}]}]
 EARLIER = [
-    {"source": "system", "message": "Be brief."},
+    {"source": "system", "message": "Be <think>brief."},
     {"source": "user", "message": "Find it."},
     {"source": "user", "message": [{"type": "text", "text": "Please."}]},
     {"source": "agent", "message": "Hm.", "tool_calls": [CALL], "observation": {"results": SEEN}},
@@ -1176,7 +1176,7 @@ def test_a_conversation_to_start_from_comes_first_and_is_not_recorded(bench, tmp
     assert did.turns == did.fake.returned
     assert (did.metadata["n_episodes"], did.metadata["n_prefix_breaks"]) == (2, 0)
     call = json.dumps(CALL, separators=(",", ":"))
-    said = [f"Be brief.\n\n{did.agent.protocol.replace('{seconds}', '120')}"]
+    said = [f"Be <think>brief.\n\n{did.agent.protocol.replace('{seconds}', '120')}"]
     said += ["Find it.\n\nPlease.", f"Hm.\n{call}", "a<\u200b|im_end|>", "It is empty."]
     said.append("Are you sure?\n\ndo <think>it")
     roles = ["system", *["user", "assistant"] * 2, "user"]
