@@ -15,6 +15,7 @@ those of the turn before; so do Tinker and vLLM.
 import asyncio
 import base64
 import contextlib
+import functools
 import importlib.util
 import inspect
 import itertools
@@ -26,12 +27,13 @@ import shlex
 import threading
 import time
 from collections import ChainMap, Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar, Literal, Self
 from uuid import uuid4
 
@@ -511,8 +513,20 @@ message. Each script starts in a fresh shell (files stay, variables and director
         options = self.options.model_dump(exclude=_OPTIONS_OF_A_TRIAL)
         return (type(self), self.model_name, repr(options), repr(self._given), _given_service)
 
+    @staticmethod
+    @functools.lru_cache(maxsize=32)
+    def _place(loop: asyncio.AbstractEventLoop, configuration: tuple) -> SimpleNamespace:
+        # Where the trials of an event loop find the client of their configuration. (A training run
+        # brings a new checkpoint each step.)
+        return SimpleNamespace(client=None, building=asyncio.Lock())
+
     async def _shared_llm(self) -> Any:
-        return await shared_client(self._cache_key, self._build_llm)
+        # One trial builds the client, in a thread (the next, if that fails); all others share it.
+        place = self._place(asyncio.get_running_loop(), self._cache_key)
+        async with place.building:
+            if place.client is None:
+                place.client = await asyncio.to_thread(self._build_llm)
+        return place.client
 
 
 # Options that trials which share a client may have as they like.
@@ -1426,32 +1440,12 @@ def chat_client(**arguments: Any) -> Any:
     return ChatClient(**arguments)
 
 
-# The cache: one client for all trials of an event loop and configuration.
-
-# By event loop and configuration the newest clients, and the locks under which they are built. (A
-# training run brings a new checkpoint each step.)
-_clients: dict[tuple, Any] = {}
-_locks: dict[tuple, asyncio.Lock] = {}
+# Sessions with Tinker.
 
 # The process's sessions with Tinker, by server and key; each holds about 11 file descriptors.
 _services: dict[tuple, Any] = {}
 _opening = threading.Lock()
 _given_service: Any = None
-
-
-async def shared_client(configuration: tuple, build: Callable[[], Any]) -> Any:
-    """The client of this configuration that all trials of the event loop share.
-
-    One trial builds it, in a thread (the next, if that fails). Raises what `build` raises.
-    """
-    key = (asyncio.get_running_loop(), configuration)
-    async with _locks.setdefault(key, asyncio.Lock()):
-        if key not in _clients:
-            _clients[key] = await asyncio.to_thread(build)
-            for oldest in list(_clients)[:-32]:
-                _clients.pop(oldest, None)
-                _locks.pop(oldest, None)
-        return _clients[key]
 
 
 def use_service(service: Any) -> None:
