@@ -183,6 +183,7 @@ class Turn(LLMResponse):
         # A lone surrogate would fail the next call, and the record.
         self.content = valid_text(self.content)
         self.reasoning_content = valid_text(self.reasoning_content)
+        self.extra = self.extra or {}
         # What the client does not say of its tokens is counted.
         if self.usage is None and self.prompt_token_ids:
             self.usage = UsageInfo(
@@ -520,11 +521,12 @@ message. Each script starts in a fresh shell (files stay, variables and director
         # brings a new checkpoint each step.)
         return SimpleNamespace(client=None, building=asyncio.Lock())
 
-    async def _shared_llm(self) -> Any:
-        # One trial builds the client, in a thread (the next, if that fails); all others share it.
+    async def _shared_llm(self, gone: Any = None) -> Any:
+        # One trial builds the client, in a thread (the next, if that fails), and another one when
+        # that is gone; all others share it.
         place = self._place(asyncio.get_running_loop(), self._cache_key)
         async with place.building:
-            if place.client is None:
+            if place.client in (None, gone):
                 place.client = await asyncio.to_thread(self._build_llm)
         return place.client
 
@@ -796,6 +798,16 @@ class Conversation(Chat):
         if self.turns:
             self._take_time("command_exec_times_msec")
 
+    async def chat(self, prompt: str, **request: Any) -> LLMResponse:
+        """Harbor's, once more where the client's session is over: all trials get a new one."""
+        try:
+            return await super().chat(prompt, **request)
+        except Exception as error:
+            if not is_gone(error):
+                raise
+            self._model = await self.agent._shared_llm(gone=self._model)
+            return await super().chat(prompt, **request)
+
     async def sample(self) -> Turn:
         """Send what was not yet sent, and record the reply.
 
@@ -939,8 +951,9 @@ _THOUGHT = r"""(?xs) \s* (?: <think> (.*?) (?: </think> | \Z )
     | \[THINK\] (.*?) (?: \[/THINK\] | \Z )
     | <seed:think> (.*?) (?: </seed:think> | \Z )
     | <\|START_THINKING\|> (.*?) (?: <\|END_THINKING\|> | \Z ) )"""
-# Fenced blocks, to their end or that of the text, and inline code.
-_CODE = r"(?ms)^[-*+.)\d \t]*(```|~~~).*?(?:^[ \t]*\1|\Z%s)|(?<!`)(`++)[^`\n]+\2(?!`)"
+# Fenced blocks, to their end or that of the text, inline code, and the tags outside of them.
+_TAGS = rf"""(?xms) ^[-*+.)\d \t]*(```|~~~) .*? (?: ^[ \t]*\1 | \Z %s ) | (?<!`)(`++)[^`\n]+\2(?!`)
+    | (?P<opening> {_OPENING} ) | (?P<closing> {_CLOSING} )"""
 
 
 def split_thinking(text: str, prompt_is_known: bool = False) -> tuple[str, str]:
@@ -961,11 +974,12 @@ def split_thinking(text: str, prompt_is_known: bool = False) -> tuple[str, str]:
     if answer != text:
         return thinking, answer.lstrip()
     ends = "" if prompt_is_known else rf"|(?=^[ \t]*(?:{_CLOSING}))"
-    prose = re.sub(_CODE % ends, lambda code: "x" * len(code[0]), text)
-    tag = re.search(_CLOSING, prose)
-    if tag is None or re.search(_OPENING, prose[: tag.start()]):
-        return "", text
-    return text[: tag.start()], text[tag.end() :].lstrip()
+    for found in re.finditer(_TAGS % ends, text):
+        if found["closing"]:
+            return text[: found.start()], text[found.end() :].lstrip()
+        if found["opening"]:
+            break
+    return "", text
 
 
 # Where a message of gpt-oss or of Inkling ends; elsewhere such a mark is quoted.
@@ -1009,14 +1023,11 @@ def rollout_details(turns: list[Turn]) -> list[dict] | None:
     which misaligns all that follow. Where a turn's `extra` lacks a name, its entry is None.
     """
     kept = [turn for turn in turns if turn.is_trainable]
-    if not kept:
-        return None
     detail = {name: [getattr(turn, name) or [] for turn in kept] for name in _IDS}
-    extras = [turn.extra or {} for turn in kept]
-    names = set().union(*extras)
+    names = {name for turn in kept for name in turn.extra}
     if names:
-        detail["extra"] = {name: [extra.get(name) for extra in extras] for name in names}
-    return [detail]
+        detail["extra"] = {name: [turn.extra.get(name) for turn in kept] for name in names}
+    return [detail] if kept else None
 
 
 def write_file(path: Path, text: str) -> None:
@@ -1046,13 +1057,11 @@ class ExactClient:
     """Prompts that begin with the tokens of the turn before, as they were sampled.
 
     A client adds `render` (messages to the ids of the template's view of them, and the text of
-    their end), `generate` (a prompt's ids to a Turn) and `special_texts` (those in a text that
-    become one token each).
+    their end), `generate` (a prompt's ids to a Turn), `special_texts` (those in a text that become
+    one token each), and the most tokens of a conversation, `context_limit`, and of a reply,
+    `max_tokens`.
     """
 
-    # Most tokens of a conversation, and of a reply.
-    context_limit: float
-    max_tokens: int
     # Whether the system message may decide how a prompt ends, as the template of a server may ask.
     probes_system = True
     # The tokens of a probe up to the end of its reply; see `next_prompt`. No prompt begins so.
@@ -1078,8 +1087,8 @@ class ExactClient:
                 raise ContextLengthExceededError(str(error)) from error
             raise
         # Where the template has opened thinking, the reply begins in it.
-        opened = re.search(rf"({_OPENING})\s*\Z", end)
-        turn.content = (opened[1] if opened else "") + tagged(turn.content)
+        opened = re.findall(rf"({_OPENING})\s*\Z", end)
+        turn.content = "".join(opened) + tagged(turn.content)
         return turn
 
     async def defused(self, text: str) -> str:
@@ -1106,15 +1115,16 @@ class ExactClient:
         if goes_on_from:
             said = [one for one in messages[:1] if self.probes_system and one["role"] == "system"]
             said.append({"role": "user", "content": "a"})
-            reply = {"role": "assistant", "content": "b"}
-            ids, end = await self.render([*said, reply, messages[-1]])
-            start = self._start
-            if ids[: len(start)] != start:
-                other, _ = await self.render([*said, {**reply, "content": "c"}, messages[-1]])
+            probe, other = (
+                [*said, {"role": "assistant", "content": reply}, messages[-1]] for reply in "bc"
+            )
+            ids, end = await self.render(probe)
+            if ids[: len(self._start)] != self._start:
+                other_ids, _ = await self.render(other)
                 # It takes any lists.
-                tail = os.path.commonprefix([ids[::-1], other[::-1]])  # noqa: RUF071
-                start = self._start = ids[: len(ids) - len(tail)]
-            tail = ids[len(start) :]
+                tail = os.path.commonprefix([ids[::-1], other_ids[::-1]])  # noqa: RUF071
+                self._start = ids[: len(ids) - len(tail)]
+            tail = ids[len(self._start) :]
             # Inkling's template closes the message before it stops: two tokens were sampled.
             for n_sampled in (1, 2):
                 if goes_on_from[-n_sampled:] == tail[:n_sampled]:
@@ -1150,7 +1160,7 @@ class TinkerClient(ExactClient):
         top_p: float = 1.0,
         top_k: int = -1,
         seed: int | None = None,
-        record_stability_info: bool = False,
+        **source: Any,
     ) -> None:
         import tinker
         from harbor.llms.tinker import TinkerLLM, get_tokenizer
@@ -1169,12 +1179,8 @@ class TinkerClient(ExactClient):
         self._params = tinker.SamplingParams(
             temperature=temperature, top_p=top_p, top_k=top_k, seed=seed, stop=stop
         )
-        source = {"model_path": model_path} if model_path else {"base_model": model_name}
-        if record_stability_info:
-            source["record_stability_info"] = True
-        self._open = lambda: open_sampling_client(source, api_base, api_key)
-        self._sampling_client = self._open()
-        self._reopening = asyncio.Lock()
+        source |= {"model_path": model_path} if model_path else {"base_model": model_name}
+        self._sampling_client = open_sampling_client(source, api_base, api_key)
 
     async def render(self, messages: list[dict]) -> tuple[Ids, str]:
         in_parts = []
@@ -1201,22 +1207,15 @@ class TinkerClient(ExactClient):
 
         # Unchecked, for pydantic would look at each token of a long prompt in each turn.
         chunk = tinker.EncodedTextChunk.model_construct(tokens=prompt_ids)
-        call = {
-            "prompt": tinker.ModelInput(chunks=[chunk]),
-            "num_samples": 1,
-            "sampling_params": self._params.model_copy(update={"max_tokens": max_tokens}),
-        }
-        client = self._sampling_client
-        try:
-            response = await result_of(client.sample(**call))
-        except Exception as error:
-            if not is_gone(error):
-                raise
-            # The session is over: the first trial that sees it opens another one for all.
-            async with self._reopening:
-                if self._sampling_client is client:
-                    self._sampling_client = await asyncio.to_thread(self._open)
-            response = await result_of(self._sampling_client.sample(**call))
+        sampling = self._sampling_client.sample(
+            prompt=tinker.ModelInput(chunks=[chunk]),
+            num_samples=1,
+            sampling_params=self._params.model_copy(update={"max_tokens": max_tokens}),
+        )
+        if not inspect.isawaitable(sampling):
+            # A future of another kind before SDK 0.38.
+            sampling = asyncio.wrap_future(sampling)
+        response = await sampling
         sequence = response.sequences[0]
         ids = list(sequence.tokens)
         turn = Turn(
@@ -1244,11 +1243,6 @@ class TinkerClient(ExactClient):
             # What no tokenizer can read is neither an answer nor commands.
             return ""
         return text.partition(stop[0])[0].removeprefix(" ") if isinstance(stop[0], str) else text
-
-
-async def result_of(sampling: Any) -> Any:
-    # A future before SDK 0.38, awaitable from then on.
-    return await (sampling if inspect.isawaitable(sampling) else asyncio.wrap_future(sampling))
 
 
 def check_tinker_key(settings: Mapping[str, str]) -> None:
@@ -1467,12 +1461,17 @@ def open_sampling_client(source: dict, api_base: str | None, api_key: str | None
     """
     import tinker
 
+    def opened_in(service: Any) -> Any:
+        created = service.create_sampling_client(**source)
+        # A future from SDK 0.38 on.
+        return created.result() if hasattr(created, "result") else created
+
     server = (api_base, api_key)
     with _opening:
         old = _given_service or _services.get(server)
         if old:
             try:
-                return sampling_client_of(old, source)
+                return opened_in(old)
             except Exception as error:
                 if _given_service or not is_gone(error):
                     raise
@@ -1480,7 +1479,7 @@ def open_sampling_client(source: dict, api_base: str | None, api_key: str | None
         fresh = tinker.ServiceClient(base_url=api_base, api_key=api_key)
         unused = fresh
         try:
-            client = sampling_client_of(fresh, source)
+            client = opened_in(fresh)
             _services[server] = fresh
             unused = old
             return client
@@ -1488,12 +1487,6 @@ def open_sampling_client(source: dict, api_base: str | None, api_key: str | None
             # Gives its descriptors back, without waiting; SDKs before 0.30 cannot.
             if hasattr(unused, "close"):
                 unused.close("success")
-
-
-def sampling_client_of(service: Any, source: dict) -> Any:
-    created = service.create_sampling_client(**source)
-    # A future from SDK 0.38 on.
-    return created.result() if hasattr(created, "result") else created
 
 
 # Training data.
@@ -1525,10 +1518,10 @@ def trial_to_trajectory(trial: TrialResult) -> Trajectory | None:
     """
     steps = trial.step_results or [trial]
     contexts = [step.agent_result or AgentContext() for step in steps]
-    segments = [segment for context in contexts for segment in context.rollout_details or []]
+    segments = itertools.chain(*(context.rollout_details or [] for context in contexts))
     rewards = getattr(trial.verifier_result, "rewards", None) or {}
     try:
-        turns = [turn for segment in segments for turn in turns_of(segment)]
+        turns = list(itertools.chain(*map(turns_of, segments)))
         if not all(map(math.isfinite, rewards.values())):
             raise ValueError(f"a reward is no number: {rewards}")
     except ValueError as error:
@@ -1548,12 +1541,11 @@ _trial_to_trajectory = trial_to_trajectory
 def turns_of(segment: dict) -> list[Turn]:
     """The turns of a RolloutDetail. Raises ValueError where they are not aligned, or no numbers."""
     extra = segment.get("extra") or {}
-    columns = [segment.get(name) or [] for name in _IDS]
-    columns += [values or [] for values in extra.values()]
+    columns = {name: segment.get(name) for name in _IDS} | extra
     turns = []
-    for prompt_ids, ids, logprobs, *values in zip(*columns, strict=True):
-        turn = Turn(prompt_token_ids=prompt_ids, completion_token_ids=ids, logprobs=logprobs)
-        turn.extra = dict(zip(extra, values, strict=True))
+    for entry in zip(*(column or [] for column in columns.values()), strict=True):
+        of_turn = dict(zip(columns, entry, strict=True))
+        turn = Turn(extra={name: of_turn.pop(name) for name in extra}, **of_turn)
         if not turn.is_trainable:
             raise ValueError("ids and logprobs are not aligned, or no numbers")
         turns.append(turn)
@@ -1572,13 +1564,13 @@ def to_tinker(trajectory: Trajectory) -> "tinker_cookbook.rl.types.Trajectory": 
 
     transitions = []
     for turn in trajectory.turns:
-        is_last = turn is trajectory.turns[-1]
-        cut_off = is_last and trajectory.stop_reason == StopReason.MAX_TOKENS
-        action = TokensWithLogprobs(
-            turn.completion_token_ids, turn.logprobs, "length" if cut_off else "stop"
-        )
+        action = TokensWithLogprobs(turn.completion_token_ids, turn.logprobs)
         # A field of cookbook 0.6.
-        action.sequence_id = (turn.extra or {}).get("sequence_id")
+        action.sequence_id = turn.extra.get("sequence_id")
         prompt = ModelInput.from_ints(turn.prompt_token_ids)
-        transitions.append(types.Transition(prompt, action, reward=0.0, episode_done=is_last))
+        transitions.append(types.Transition(prompt, action, reward=0.0, episode_done=False))
+    if transitions:
+        transitions[-1].episode_done = True
+        if trajectory.stop_reason == StopReason.MAX_TOKENS:
+            transitions[-1].ac.stop_reason = "length"
     return types.Trajectory(transitions, ModelInput.empty(), trajectory.stop_reason)

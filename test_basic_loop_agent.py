@@ -187,7 +187,10 @@ class FakeService:
         self.ended: Exception | None = None
         self.closed = False
 
-    def create_sampling_client(self, **source: Any) -> Any:
+    def create_sampling_client(
+        self, model_path: str = "", base_model: str = "", record_stability_info: bool = False
+    ) -> Any:
+        source = {name: value for name, value in locals().items() if name != "self" and value}
         error = self.ended
         if "missing" in source.get("model_path", ""):
             error = refused(404, "no such checkpoint")
