@@ -514,21 +514,14 @@ message. Each script starts in a fresh shell (files stay, variables and director
         options = self.options.model_dump(exclude=_OPTIONS_OF_A_TRIAL)
         return (type(self), self.model_name, repr(options), repr(self._given), _given_service)
 
-    @staticmethod
-    @functools.lru_cache(maxsize=32)
-    def _place(loop: asyncio.AbstractEventLoop, configuration: tuple) -> SimpleNamespace:
-        # Where the trials of an event loop find the client of their configuration. (A training run
-        # brings a new checkpoint each step.)
-        return SimpleNamespace(client=None, building=asyncio.Lock())
-
     async def _shared_llm(self, gone: Any = None) -> Any:
         # One trial builds the client, in a thread (the next, if that fails), and another one when
         # that is gone; all others share it.
-        place = self._place(asyncio.get_running_loop(), self._cache_key)
-        async with place.building:
+        place = shared_place(asyncio.get_running_loop(), self._cache_key)
+        async with place.lock:
             if place.client in (None, gone):
                 place.client = await asyncio.to_thread(self._build_llm)
-        return place.client
+            return place.client
 
 
 # Options that trials which share a client may have as they like.
@@ -803,7 +796,7 @@ class Conversation(Chat):
         try:
             return await super().chat(prompt, **request)
         except Exception as error:
-            if not is_gone(error):
+            if not (isinstance(self._model, TinkerClient) and is_gone(error)):
                 raise
             self._model = await self.agent._shared_llm(gone=self._model)
             return await super().chat(prompt, **request)
@@ -1434,7 +1427,15 @@ def chat_client(**arguments: Any) -> Any:
     return ChatClient(**arguments)
 
 
-# Sessions with Tinker.
+# The cache: one client for all trials of an event loop and configuration, and Tinker's sessions.
+
+
+# The newest 32, for a training run brings a new checkpoint each step.
+@functools.lru_cache(maxsize=32)
+def shared_place(loop: asyncio.AbstractEventLoop, configuration: tuple) -> SimpleNamespace:
+    """Where all trials of an event loop and configuration find their client, and build it."""
+    return SimpleNamespace(client=None, lock=asyncio.Lock())
+
 
 # The process's sessions with Tinker, by server and key; each holds about 11 file descriptors.
 _services: dict[tuple, Any] = {}
