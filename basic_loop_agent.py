@@ -397,10 +397,10 @@ message. Each script starts in a fresh shell (files stay, variables and director
             texts = [] if parts else [before]
             with contextlib.suppress(ValueError):
                 in_base64, _ = parts
-                output, end = base64.b64decode(in_base64).split(f"end-of-{mark}".encode(), 1)
-                _, code, note = end.split(b" ", 2)
+                ends = base64.b64decode(in_base64).split(f"end-of-{mark}".encode())
+                _, code, note = ends[-1].split(b" ", 2)
                 result.return_code = int(code)
-                texts = [output, note.strip()]
+                texts = [ends[0], note.strip()]
         except Exception as error:
             # Some environments raise another error when they are cancelled.
             if not timer.expired() and not isinstance(error, TimeoutError):
@@ -613,11 +613,13 @@ report() {
   runner=$!
   # Bytes, not characters; and to load a locale is a tenth of what a short script costs.
   export LC_ALL=C
-  exec 5< <(exec head -c $most <&6)
+  # Room for the last line, too: three lines of base64, each of 57 bytes.
+  room=$((most + 171))
+  exec 5< <(exec head -c $room <&6)
   reader=$!
   # The bracket: so a script that lists all processes does not print the line.
   sed "/[e]nd-of-$mark/q" <&5 | text=$(base64)
-  if [ ${#text} -ge $((most / 57 * 77)) ]; then
+  if [ ${#text} -ge $((room / 57 * 77)) ]; then
     end_processes SCRIPT $mark
     text=$({ decoded; end_with 137 "[ended: it wrote more than $most bytes]"; } | base64)
   fi
@@ -637,7 +639,7 @@ report() {
   read -t 0.1 -N 200000 <&6
   if [ $? != 1 ]; then cat <&6 >/dev/null & fi
   # Else each script would leave zombies.
-  kill $reader
+  kill -9 $reader
   wait $reader $runner
 }
 
@@ -684,6 +686,8 @@ run_script() {
   else
     runner=$BASHPID
     exec 4> >(watch >/dev/null)
+    # bash 5.3 ignores them in what it runs in the background.
+    trap - INT QUIT
     BASIC_LOOP_SCRIPT=$mark BASIC_LOOP_TEXT=$script \
       bash -c 'export -n BASIC_LOOP_TEXT; eval -- "$BASIC_LOOP_TEXT"' </dev/null 2>&1 4>&-
     code=$?
@@ -723,11 +727,10 @@ def in_bash(call: str, blocks: bytes = b"") -> str:
     """The command that calls a function of _RUN."""
     # A full stop at the end, where $( ) drops newlines.
     text = base64.b64encode(f"{_RUN}{call}; exit\n".encode() + blocks + b".").decode()
-    # lastpipe saves a process for each pipe into a variable.
-    decodes = (
-        "shopt -s lastpipe; printf %s $BASIC_LOOP_TEXT | BASIC_LOOP_TEXT=$(LC_ALL=C base64 -d)"
-    )
-    return f"BASIC_LOOP_TEXT={text} exec bash -c '{decodes}; eval \"$BASIC_LOOP_TEXT\"'"
+    # lastpipe saves a process for each pipe into a variable. An image's BASH_ENV may set anything.
+    sets = "set +efmu; shopt -s lastpipe"
+    decodes = "printf %s $BASIC_LOOP_TEXT | BASIC_LOOP_TEXT=$(LC_ALL=C base64 -d)"
+    return f"BASIC_LOOP_TEXT={text} exec bash -c '{sets}; {decodes}; eval \"$BASIC_LOOP_TEXT\"'"
 
 
 def valid_text(text: str | bytes | None) -> str:

@@ -1223,8 +1223,7 @@ def own_seconds() -> str:
 def test_the_model_is_told_exit_code_and_output_as_it_was_written(bench):
     script = "for i in 1 2 3; do echo $i; echo e$i >&2; done; exit 3"
     assert bench.shell(script) == "Exit code: 3\nOutput:\n1\ne1\n2\ne2\n3\ne3"
-    told = "bash: line 1: -n: command not found\ny"
-    assert bench.shell("-n\necho y") == f"Exit code: 0\nOutput:\n{told}"
+    assert bench.shell("-n\necho y").endswith(":\nbash: line 1: -n: command not found\ny")
     assert bench.shell("cat") == "Exit code: 0\nOutput:\n(none)"
     assert bench.shell("printf '\\n\\nx'") == "Exit code: 0\nOutput:\n\n\nx"
     assert bench.shell("echo a; exec bash -c 'exit 4'; echo b") == "Exit code: 4\nOutput:\na"
@@ -1265,6 +1264,8 @@ def test_output_of_any_bytes_comes_through_cut_to_its_head_and_tail(bench):
     # Also where a burst comes as a timer of bash's own may fire: `read -t` loses what it has then.
     bursts = "for i in {1..40}; do echo burst $i; sleep 0.0$((i % 5 + 1)); done"
     assert bench.shell(bursts).splitlines()[2:] == [f"burst {i}" for i in range(1, 41)]
+    text = bench.shell("head -c 4000000 /dev/zero; exit 7", max_output_chars=10)
+    assert (text[:13], text.count("\n[")) == ("Exit code: 7\n", 1)
     text = bench.shell("printf ':%s:'; head -c 3000 /dev/urandom")
     assert text.startswith("Exit code: 0\nOutput:\n:")
 
@@ -1311,8 +1312,7 @@ def test_a_script_is_as_long_as_an_environment_takes(bench):
     assert bench.shell("cat <<E | wc -c\n" + "x" * 40_000 + "\nE").endswith("Output:\n40001")
     # Some environments take 65,536 bytes of arguments.
     environment = ScriptedEnvironment()
-    text = bench.shell("cat <<E\n" + "x" * 70_000 + "\nE", environment)
-    assert "too long. Split it" in text
+    assert "too long. Split it" in bench.shell("cat <<E\n" + "x" * 70_000 + "\nE", environment)
     assert environment.scripts == []
 
 
@@ -1324,11 +1324,9 @@ def test_a_script_finds_neither_itself_nor_its_text(bench):
     # It may list what runs it: that spoils no output.
     script = "cat /proc/*/cmdline 2>/dev/null | tr '\\0' '\\n'"
     assert bench.shell(f"{script}; exit 3").startswith("Exit code: 3\n")
-    text = bench.shell(f"{script} | grep -c 'end[_]processes'")
-    assert text == "Exit code: 1\nOutput:\n0"
+    assert bench.shell(f"{script} | grep -c 'end[_]processes'") == "Exit code: 1\nOutput:\n0"
     # Of what runs it, its environment has the mark.
-    text = bench.shell("env | sed 's/=.*//' | grep BASIC")
-    assert text == "Exit code: 0\nOutput:\nBASIC_LOOP_SCRIPT"
+    assert bench.shell("env | sed 's/=.*//' | grep BASIC").endswith(":\nBASIC_LOOP_SCRIPT")
 
 
 def test_a_script_costs_six_programs_and_no_file(bench, tmp_path):
@@ -1336,10 +1334,9 @@ def test_a_script_costs_six_programs_and_no_file(bench, tmp_path):
     programs.mkdir()
     # All that an image has to have; `grep` and `cut` are for what has to be ended.
     for name in ("base64", "bash", "cat", "cut", "grep", "head", "sed"):
-        program = programs / name
         real = f'echo {name} >>{tmp_path}/ran\nexec {shutil.which(name)} "$@"'
-        program.write_text(f"#!/bin/bash\n{real}\n")
-        program.chmod(0o755)
+        (programs / name).write_text(f"#!/bin/bash\n{real}\n")
+        (programs / name).chmod(0o755)
     environment = ShellEnvironment(PATH=str(programs))
     assert bench.shell("echo x", environment) == "Exit code: 0\nOutput:\nx"
     ran = (tmp_path / "ran").read_text().split()
@@ -1350,12 +1347,14 @@ def test_a_script_costs_six_programs_and_no_file(bench, tmp_path):
 
 def test_a_process_in_the_background_neither_holds_up_the_turn_nor_dies(bench, tmp_path):
     own, ticks = own_seconds(), tmp_path / "ticks"
+    (tmp_path / "env").write_text("set -efmu; trap '' TERM")
+    odd = ShellEnvironment(BASH_ENV=str(tmp_path / "env"))
     # It writes little, or goes on to write to its standard output, far more than a script may.
     server = f"for i in {{1..2000}}; do echo >>{ticks}; head -c 99999 /dev/zero; sleep .01; done"
     try:
-        text = bench.shell(f"(sleep {own}; echo x) & echo started", command_timeout_sec=1)
+        text = bench.shell(f"(sleep {own}; echo x) & echo started", odd, command_timeout_sec=1)
         assert text == "Exit code: 0\nOutput:\nstarted"
-        subprocess.run(["pkill", "-f", own])
+        subprocess.run(["pkill", "-9", "-f", own])
         text = bench.shell(f"echo started; ({server}) & sleep {own} &")
         assert re.match(r"(?s)Exit code: 0\nOutput:\n.*started", text)
         assert len([line for line in processes(own) if line.startswith("sleep")]) == 1
@@ -1363,7 +1362,7 @@ def test_a_process_in_the_background_neither_holds_up_the_turn_nor_dies(bench, t
         asyncio.run(until(lambda: len(ticks.read_bytes()) >= n_ticks + 60))
         assert len(ticks.read_bytes()) >= n_ticks + 60
     finally:
-        subprocess.run(["pkill", "-f", own])
+        subprocess.run(["pkill", "-9", "-f", own])
 
 
 LOST = "[the output was lost: what runs the script was killed or written into]"
@@ -1374,10 +1373,8 @@ def test_what_others_print_spoils_no_output_and_what_kills_the_wrapper_is_ended(
     assert bench.shell("echo x", noisy) == "Exit code: 0\nOutput:\nx"
     # Nothing keeps its time limit any more: it would go on into the next turn, or the tests.
     own = own_seconds()
-    started = time.monotonic()
     assert bench.shell(f"kill -9 $PPID; sleep {own}", noisy).endswith(f"Output:\n{LOST}")
     assert left_of(f"sleep {own}") == []
-    assert time.monotonic() - started < 60
     # What it writes in place of the end is believed, or no end.
     text = bench.shell('echo "x end-of-$BASIC_LOOP_SCRIPT 4 x"; sleep 0.1; echo never; exit 3')
     assert text == "Exit code: 4\nOutput:\nx \nx"
