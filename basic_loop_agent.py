@@ -27,7 +27,7 @@ import shlex
 import threading
 import time
 from collections import ChainMap, Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -492,16 +492,17 @@ message. Each script starts in a fresh shell (files stay, variables and director
             "model_name": self.model_name,
             "max_tokens": options.max_tokens,
             "temperature": options.temperature,
+            "context_limit": options.context_limit,
             "api_base": base,
             "model_path": options.model_path,
             "renderer_name": options.renderer_name,
         }
         arguments = {name: value for name, value in arguments.items() if value is not None}
         if provider == "tinker":
-            return TinkerClient(options.context_limit, **arguments)
+            return TinkerClient(**arguments)
         # gpt-oss' template refuses a history of its own headers.
-        if options.collect_rollout_details and "api_base" in arguments and "gpt-oss" not in model:
-            client = VllmClient(options.context_limit, **arguments | {"model_name": model})
+        if options.collect_rollout_details and base and "gpt-oss" not in model:
+            client = VllmClient(**arguments | {"model_name": model})
             # A worker thread has no event loop yet.
             if asyncio.run(client.connect()):
                 return client
@@ -795,7 +796,7 @@ class Conversation(Chat):
             self._take_time("command_exec_times_msec")
 
     async def chat(self, prompt: str, **request: Any) -> LLMResponse:
-        """Harbor's, once more where the client's session is over: all trials get a new one."""
+        """Harbor's, and once more where a session with Tinker is over: all trials get a new one."""
         try:
             return await super().chat(prompt, **request)
         except Exception as error:
@@ -1060,8 +1061,8 @@ class ExactClient:
 
     # Whether the system message may decide how a prompt ends, as the template of a server may ask.
     probes_system = True
-    # The tokens of a probe up to the end of its reply; see `next_prompt`. No prompt begins so.
-    _start: Ids = [-1]  # noqa: RUF012
+    # The tokens of a probe up to the end of its reply; see `next_prompt`.
+    _start: Ids = ()
 
     async def call(
         self, prompt: str, message_history: list = (), goes_on_from: Ids = (), **request: Any
@@ -1115,6 +1116,7 @@ class ExactClient:
                 [*said, {"role": "assistant", "content": reply}, messages[-1]] for reply in "bc"
             )
             ids, end = await self.render(probe)
+            # No list is equal to what it is at first.
             if ids[: len(self._start)] != self._start:
                 other_ids, _ = await self.render(other)
                 # It takes any lists.
@@ -1144,10 +1146,10 @@ class TinkerClient(ExactClient):
 
     def __init__(
         self,
-        context_limit: int | None,
         *,
         model_name: str,
         max_tokens: int,
+        context_limit: int = 32_000,
         model_path: str | None = None,
         renderer_name: str | None = None,
         api_base: str | None = None,
@@ -1170,7 +1172,7 @@ class TinkerClient(ExactClient):
             special = getattr(self._renderer.tokenizer, "get_added_vocab", dict)()
             stop = self._renderer.get_stop_sequences()
         self._special_texts = [text for text in special if len(text.strip()) > 1]
-        self.context_limit = context_limit or 32_000
+        self.context_limit = context_limit
         self.max_tokens = max_tokens
         self._params = tinker.SamplingParams(
             temperature=temperature, top_p=top_p, top_k=top_k, seed=seed, stop=stop
@@ -1285,11 +1287,11 @@ class VllmClient(ExactClient):
 
     def __init__(
         self,
-        context_limit: int | None,
         *,
         model_name: str,
         max_tokens: int,
         api_base: str,
+        context_limit: float = math.inf,
         api_key: str = "none",
         timeout: float = 600,
         max_retries: int = 2,
@@ -1301,7 +1303,7 @@ class VllmClient(ExactClient):
     ) -> None:
         from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
-        self.context_limit = context_limit or math.inf
+        self.context_limit = context_limit
         self.max_tokens = max_tokens
         self._prices = model_info or {}
         self._body = body | (extra_body or {}) | {"model": model_name}
@@ -1398,8 +1400,11 @@ WHOLE = ("stop", "tool_calls", "function_call")
 _finish_reason: ContextVar[str] = ContextVar("finish_reason")
 
 
-def chat_client(**arguments: Any) -> Any:
-    """Harbor's LiteLLM, for whole replies. What is private is the same in Harbor 0.13 to 0.25."""
+def chat_client(*, context_limit: int | None = None, **arguments: Any) -> Any:
+    """Harbor's LiteLLM, for whole replies. What is private is the same in Harbor 0.13 to 0.25.
+
+    A limit of the context is the conversation's to keep.
+    """
     from harbor.llms.lite_llm import LiteLLM
 
     class ChatClient(LiteLLM):
@@ -1522,10 +1527,9 @@ def trial_to_trajectory(trial: TrialResult) -> Trajectory | None:
     """
     steps = trial.step_results or [trial]
     contexts = [step.agent_result or AgentContext() for step in steps]
-    segments = itertools.chain(*(context.rollout_details or [] for context in contexts))
     rewards = getattr(trial.verifier_result, "rewards", None) or {}
     try:
-        turns = list(itertools.chain(*map(turns_of, segments)))
+        turns = list(itertools.chain(*map(turns_of, contexts)))
         if not all(map(math.isfinite, rewards.values())):
             raise ValueError(f"a reward is no number: {rewards}")
     except ValueError as error:
@@ -1542,18 +1546,17 @@ def trial_to_trajectory(trial: TrialResult) -> Trajectory | None:
 _trial_to_trajectory = trial_to_trajectory
 
 
-def turns_of(segment: dict) -> list[Turn]:
-    """The turns of a RolloutDetail. Raises ValueError where they are not aligned, or no numbers."""
-    extra = segment.get("extra") or {}
-    columns = {name: segment.get(name) for name in _IDS} | extra
-    turns = []
-    for entry in zip(*(column or [] for column in columns.values()), strict=True):
-        of_turn = dict(zip(columns, entry, strict=True))
-        turn = Turn(extra={name: of_turn.pop(name) for name in extra}, **of_turn)
-        if not turn.is_trainable:
-            raise ValueError("ids and logprobs are not aligned, or no numbers")
-        turns.append(turn)
-    return turns
+def turns_of(context: AgentContext) -> Iterator[Turn]:
+    """The turns of a run. Raises ValueError where their lists are not aligned, or no numbers."""
+    for segment in context.rollout_details or []:
+        extra = segment.get("extra") or {}
+        columns = {name: segment.get(name) for name in _IDS} | extra
+        for entry in zip(*(column or [] for column in columns.values()), strict=True):
+            of_turn = dict(zip(columns, entry, strict=True))
+            turn = Turn(extra={name: of_turn.pop(name) for name in extra}, **of_turn)
+            if not turn.is_trainable:
+                raise ValueError("ids and logprobs are not aligned, or no numbers")
+            yield turn
 
 
 def to_tinker(trajectory: Trajectory) -> "tinker_cookbook.rl.types.Trajectory":  # noqa: F821
