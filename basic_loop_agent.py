@@ -486,16 +486,13 @@ message. Each script starts in a fresh shell (files stay, variables and director
         if base and provider in ("openai", "hosted_vllm"):
             # A server at a bare http://host:port has its API under /v1; no public one is so.
             base = re.sub(r"(//[^/]+:\d+)/?\Z", r"\1/v1", base)
+        same = {"max_tokens", "temperature", "context_limit", "model_path", "renderer_name"}
         arguments = {
             "api_key": setting("API_KEY"),
             **options.llm_kwargs,
+            **options.model_dump(include=same),
             "model_name": self.model_name,
-            "max_tokens": options.max_tokens,
-            "temperature": options.temperature,
-            "context_limit": options.context_limit,
             "api_base": base,
-            "model_path": options.model_path,
-            "renderer_name": options.renderer_name,
         }
         arguments = {name: value for name, value in arguments.items() if value is not None}
         if provider == "tinker":
@@ -1061,7 +1058,7 @@ class ExactClient:
 
     # Whether the system message may decide how a prompt ends, as the template of a server may ask.
     probes_system = True
-    # The tokens of a probe up to the end of its reply; see `next_prompt`.
+    # The tokens of a probe up to the end of its reply; see `next_prompt`. () is equal to no list.
     _start: Ids = ()
 
     async def call(
@@ -1116,7 +1113,6 @@ class ExactClient:
                 [*said, {"role": "assistant", "content": reply}, messages[-1]] for reply in "bc"
             )
             ids, end = await self.render(probe)
-            # No list is equal to what it is at first.
             if ids[: len(self._start)] != self._start:
                 other_ids, _ = await self.render(other)
                 # It takes any lists.
@@ -1340,9 +1336,13 @@ class VllmClient(ExactClient):
 
     async def _tokenize(self, **body: Any) -> dict:
         body |= {"model": self._body["model"], "return_token_strs": True}
-        # An outage of some seconds, three times a turn, ends no trial.
-        options = {"timeout": 30, "max_retries": 5}
-        return await self._server.post("/tokenize", cast_to=object, body=body, options=options)
+        return await self._server.post(
+            "/tokenize",
+            cast_to=object,
+            body=body,
+            # An outage of some seconds, three times a turn, ends no trial.
+            options={"timeout": 30, "max_retries": 5},
+        )
 
     async def render(self, messages: list[dict]) -> tuple[Ids, str]:
         answer = await self._tokenize(
@@ -1370,9 +1370,11 @@ class VllmClient(ExactClient):
             "return_token_ids": True,
             "skip_special_tokens": False,
         }
-        options = {"headers": request.get("extra_headers") or {}}
         answer = await self._server.post(
-            "/v1/completions", cast_to=object, body=body, options=options
+            "/v1/completions",
+            cast_to=object,
+            body=body,
+            options={"headers": request.get("extra_headers") or {}},
         )
         # What is left of it, such as routed_experts, is kept.
         reply = answer["choices"][0]
@@ -1571,13 +1573,12 @@ def to_tinker(trajectory: Trajectory) -> "tinker_cookbook.rl.types.Trajectory": 
 
     transitions = []
     for turn in trajectory.turns:
-        action = TokensWithLogprobs(turn.completion_token_ids, turn.logprobs)
+        is_last = turn is trajectory.turns[-1]
+        cut_off = is_last and trajectory.stop_reason == StopReason.MAX_TOKENS
+        ending = "length" if cut_off else "stop"
+        action = TokensWithLogprobs(turn.completion_token_ids, turn.logprobs, ending)
         # A field of cookbook 0.6.
         action.sequence_id = turn.extra.get("sequence_id")
         prompt = ModelInput.from_ints(turn.prompt_token_ids)
-        transitions.append(types.Transition(prompt, action, reward=0.0, episode_done=False))
-    if transitions:
-        transitions[-1].episode_done = True
-        if trajectory.stop_reason == StopReason.MAX_TOKENS:
-            transitions[-1].ac.stop_reason = "length"
+        transitions.append(types.Transition(prompt, action, reward=0.0, episode_done=is_last))
     return types.Trajectory(transitions, ModelInput.empty(), trajectory.stop_reason)
