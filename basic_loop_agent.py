@@ -797,7 +797,7 @@ class Conversation(Chat):
         try:
             return await super().chat(prompt, **request)
         except Exception as error:
-            if not (isinstance(self._model, TinkerClient) and is_gone(error)):
+            if not (isinstance(self._model, TinkerClient) and session_is_gone(error)):
                 raise
             self._model = await self.agent._shared_llm(gone=self._model)
             return await super().chat(prompt, **request)
@@ -937,7 +937,8 @@ def text_of(content: str | list[atif.ContentPart] | None) -> str:
 
 # What a reply says.
 
-# What opens and closes thinking: most models, Mistral's, Seed-OSS, Cohere's; each is in all three.
+# What opens and closes thinking: most models', Mistral's, Seed-OSS', Cohere's. Another pair of tags
+# goes into all three patterns.
 _OPENING = r"<think>|\[THINK\]|<seed:think>|<\|START_THINKING\|>"
 _CLOSING = r"</think>|\[/THINK\]|</seed:think>|<\|END_THINKING\|>"
 # Each is closed by its own, or the text's end.
@@ -1013,8 +1014,8 @@ _IDS = ("prompt_token_ids", "completion_token_ids", "logprobs")
 def rollout_details(turns: list[Turn]) -> list[dict] | None:
     """One Harbor RolloutDetail, an entry per turn in each list; None without any ids.
 
-    Turns that cannot be trained on are left out whole: Chat.rollout_details drops pieces of them,
-    which misaligns all that follow. Where a turn's `extra` lacks a name, its entry is None.
+    Turns that cannot be trained on are left out whole, for a piece of one would misalign all that
+    follow. Where a turn's `extra` lacks a name, its entry is None.
     """
     kept = [turn for turn in turns if turn.is_trainable]
     detail = {name: [getattr(turn, name) or [] for turn in kept] for name in _IDS}
@@ -1046,6 +1047,9 @@ def write_file(path: Path, text: str) -> None:
 
 Ids = list[int]
 
+# What a server says of a reply that is whole; else it is length, abort, content_filter, ...
+WHOLE = ("stop", "tool_calls", "function_call")
+
 
 class ExactClient:
     """Prompts that begin with the tokens of the turn before, as they were sampled.
@@ -1056,7 +1060,7 @@ class ExactClient:
     `max_tokens`.
     """
 
-    # Whether the system message may decide how a prompt ends, as the template of a server may ask.
+    # Whether a prompt's end may depend on the system message: of a server's template nobody knows.
     probes_system = True
     # The tokens of a probe up to the end of its reply; see `next_prompt`. () is equal to no list.
     _start: Ids = ()
@@ -1064,7 +1068,9 @@ class ExactClient:
     async def call(
         self, prompt: str, message_history: list = (), goes_on_from: Ids = (), **request: Any
     ) -> Turn:
-        """Sample a reply to these messages; of the history `goes_on_from` has the ids, or nothing.
+        """Sample a reply to these messages.
+
+        `goes_on_from` are the ids of the history, as sampled; none: it is rendered.
 
         Raises ContextLengthExceededError when the context has no room for a reply, and what the
         client raises.
@@ -1096,10 +1102,12 @@ class ExactClient:
     async def next_prompt(self, messages: list[dict], goes_on_from: Ids) -> tuple[Ids, str]:
         """The ids of the last turn as sampled, and what the template puts behind a reply.
 
+        A probe shows that: a short conversation that ends in the new message.
+
             goes_on_from <|im_start|> user hi <|im_end|> <|im_start|> assistant hello <|im_end|>
             the probe    ... <|im_start|> assistant b <|im_end|> <|im_start|> user NEW ...
 
-        What stands behind the reply "b" begins with the stop token, which is not repeated. A second
+        What stands behind its reply "b" begins with the stop token, which is not repeated. Another
         probe, with another reply, has the same at its end: so it is found, and what stands before
         it is kept for as long as probes begin with it (a template may show the date).
 
@@ -1124,6 +1132,17 @@ class ExactClient:
                 if goes_on_from[-n_sampled:] == tail[:n_sampled]:
                     return goes_on_from + tail[n_sampled:], end
         return await self.render(messages)
+
+
+def says_context_is_full(error: Exception) -> bool:
+    """Whether a prompt was refused for its length; the phrases are those of Harbor's clients.
+
+    Only an error in what was asked is a prompt's: a maintenance may "take too long", too.
+    """
+    is_user_error = str(getattr(error, "category", "")) == "user"
+    is_bad_request = getattr(error, "status_code", None) in (400, 413, 422)
+    phrases = "(?i)context length|context_length|maximum context|token limit|too long"
+    return (is_user_error or is_bad_request) and bool(re.search(phrases, str(error)))
 
 
 # A tokenizer is shared by all threads, and raises "Already borrowed" when two use it at once.
@@ -1239,42 +1258,6 @@ class TinkerClient(ExactClient):
         return text.partition(stop[0])[0].removeprefix(" ") if isinstance(stop[0], str) else text
 
 
-def check_tinker_key(settings: Mapping[str, str]) -> None:
-    """Raise ValueError where the Tinker SDK would find no key."""
-    if settings.get("TINKER_API_KEY") or _given_service:
-        return
-    # From 0.38 on it may also be stored, or printed by a command.
-    with contextlib.suppress(ImportError):
-        from tinker.auth import tinker_has_credentials
-
-        if tinker_has_credentials():
-            return
-    raise ValueError(
-        "no API key for Tinker: set TINKER_API_KEY, or model_client=litellm for other models"
-    )
-
-
-def is_gone(error: Exception) -> bool:
-    """Whether a Tinker session, or a checkpoint, does not exist (any more).
-
-    The SDK (0.38) has no class for what a client says that was closed, or one that polls.
-    """
-    phrases = r"(?s)is closed$|polling failed.*code: (404|410)"
-    has_status = getattr(error, "status_code", None) in (404, 410)
-    return has_status or bool(re.search(phrases, str(error)))
-
-
-def says_context_is_full(error: Exception) -> bool:
-    """Whether a prompt was refused for its length; the phrases are those of Harbor's clients.
-
-    Only an error in what was asked is a prompt's: a maintenance may "take too long", too.
-    """
-    is_user_error = str(getattr(error, "category", "")) == "user"
-    is_bad_request = getattr(error, "status_code", None) in (400, 413, 422)
-    phrases = "(?i)context length|context_length|maximum context|token limit|too long"
-    return (is_user_error or is_bad_request) and bool(re.search(phrases, str(error)))
-
-
 class VllmClient(ExactClient):
     """vLLM by token ids: /tokenize renders, /v1/completions samples (seen on 0.32).
 
@@ -1318,7 +1301,7 @@ class VllmClient(ExactClient):
         )
 
     async def connect(self) -> bool:
-        """Whether the server tokenizes. It says how many tokens it holds, too.
+        """Whether the server tokenizes. Takes its limit of the context over, too.
 
         Raises openai.OpenAIError for any answer but that there is no such thing.
         """
@@ -1354,9 +1337,9 @@ class VllmClient(ExactClient):
 
     async def special_texts(self, text: str) -> list[str]:
         answer = await self._tokenize(prompt=text, add_special_tokens=False)
-        # Those that look like <|im_end|>, <think>, </s>, [INST], ]~b]. <?> and [:] are ordinary;
         # HTML's tags, which Gemma has as tokens, structure no prompt.
         html = "caption|t(able|head|body|foot|[rdh])|h[1-6]|blockquote|code|strong|em|[biu]|su[bp]"
+        # What looks like <|im_end|>, <think> or </s>, [INST], MiniMax' ]~b]; but not <?> or [:].
         looks = rf"(?s)(?!</?(?:{html})>)<.*[^\W\d_].*>|\[.*[^\W\d_].*\]|[][]e?~!?b?[][]"
         return [piece for piece in set(answer["token_strs"]) if re.fullmatch(looks, piece)]
 
@@ -1394,9 +1377,6 @@ class VllmClient(ExactClient):
         usage.cost_usd += usage.completion_tokens * self._prices.get("output_cost_per_token", 0.0)
         return turn
 
-
-# What a server says of a reply that is whole; else it is length, abort, content_filter, ...
-WHOLE = ("stop", "tool_calls", "function_call")
 
 # How the server says that the reply to the current call ended; trials share the client.
 _finish_reason: ContextVar[str] = ContextVar("finish_reason")
@@ -1463,6 +1443,31 @@ def use_service(service: Any) -> None:
     _given_service = service
 
 
+def check_tinker_key(settings: Mapping[str, str]) -> None:
+    """Raise ValueError where the Tinker SDK would find no key."""
+    if settings.get("TINKER_API_KEY") or _given_service:
+        return
+    # From 0.38 on it may also be stored, or printed by a command.
+    with contextlib.suppress(ImportError):
+        from tinker.auth import tinker_has_credentials
+
+        if tinker_has_credentials():
+            return
+    raise ValueError(
+        "no API key for Tinker: set TINKER_API_KEY, or model_client=litellm for other models"
+    )
+
+
+def session_is_gone(error: Exception) -> bool:
+    """Whether a Tinker session, or a checkpoint, does not exist (any more).
+
+    The SDK (0.38) has no class for what a client says that was closed, or one that polls.
+    """
+    phrases = r"(?s)is closed$|polling failed.*code: (404|410)"
+    has_status = getattr(error, "status_code", None) in (404, 410)
+    return has_status or bool(re.search(phrases, str(error)))
+
+
 def open_sampling_client(source: dict, api_base: str | None, api_key: str | None) -> Any:
     """A sampling client in the process's session, or in a new one if that is over. Blocks.
 
@@ -1484,7 +1489,7 @@ def open_sampling_client(source: dict, api_base: str | None, api_key: str | None
             try:
                 return opened_in(old)
             except Exception as error:
-                if _given_service or not is_gone(error):
+                if _given_service or not session_is_gone(error):
                     raise
         # None: as the environment says, or the SDK.
         fresh = tinker.ServiceClient(base_url=api_base, api_key=api_key)
