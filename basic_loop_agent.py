@@ -185,9 +185,9 @@ class Turn(LLMResponse):
         self.reasoning_content = valid_text(self.reasoning_content)
         self.extra = self.extra or {}
         # What the client does not say of its tokens is counted.
-        if self.usage is None and self.prompt_token_ids:
+        if self.usage is None:
             self.usage = UsageInfo(
-                prompt_tokens=len(self.prompt_token_ids),
+                prompt_tokens=len(self.prompt_token_ids or []),
                 completion_tokens=len(self.completion_token_ids or []),
                 cache_tokens=0,
                 cost_usd=0.0,
@@ -429,12 +429,13 @@ message. Each script starts in a fresh shell (files stay, variables and director
         turns = conversation.turns
         totals = Counter()
         for turn in turns:
-            totals.update(dict(turn.usage or {}))
-        context.n_input_tokens = totals.get("prompt_tokens")
-        context.n_output_tokens = totals.get("completion_tokens")
-        context.n_cache_tokens = totals.get("cache_tokens")
+            totals.update(dict(turn.usage))
+        # No prompt has no tokens: 0 is an unknown number.
+        context.n_input_tokens = totals["prompt_tokens"] or None
+        context.n_output_tokens = totals["completion_tokens"] or None
+        context.n_cache_tokens = totals["cache_tokens"]
         # 0.0 is an unknown price, and that of some turns is not the run's.
-        is_priced = all(turn.usage and turn.usage.cost_usd for turn in turns)
+        is_priced = all(turn.usage.cost_usd for turn in turns)
         context.cost_usd = totals.get("cost_usd") if is_priced else None
         kept = {**conversation.metadata, "stop_reason": stop_reason, "n_episodes": len(turns)}
         if self.options.collect_rollout_details:
@@ -746,8 +747,11 @@ class Conversation(Chat):
 
     def __init__(self, agent: BasicLoopAgent) -> None:
         options = agent.options
-        super().__init__(model=None, interleaved_thinking=options.interleaved_thinking)
+        # Chat has a reply from the `call` below.
+        super().__init__(model=self, interleaved_thinking=options.interleaved_thinking)
         self.agent = agent
+        # Any of Harbor's; another event loop has another.
+        self.client = None
         # Harbor 0.13 gives a trial no id.
         self.session_id = options.session_id or getattr(agent, "session_id", None) or uuid4().hex
         self.system = valid_text(options.system_prompt)
@@ -780,8 +784,7 @@ class Conversation(Chat):
             self.steps.append({"source": "system", "message": self.system})
         self.steps.append({"source": "user", "message": valid_text(instruction)})
         self._unsent.append(self.steps[-1])
-        # Any of Harbor's clients; another event loop has another. Chat has no public name for it.
-        self._model = await self.agent._shared_llm()
+        self.client = await self.agent._shared_llm()
 
     def tell(self, text: str) -> None:
         """Have the model told this next; where prompts are exact, special tokens stay text."""
@@ -792,15 +795,22 @@ class Conversation(Chat):
         if self.turns:
             self._take_time("command_exec_times_msec")
 
-    async def chat(self, prompt: str, **request: Any) -> LLMResponse:
-        """Harbor's, and once more where a session with Tinker is over: all trials get a new one."""
+    async def call(self, **request: Any) -> Turn:
+        """One model call, once more where the client's session is over: all trials get a new one.
+
+        Raises ContextLengthExceededError where the context is full, and what the client raises.
+        """
         try:
-            return await super().chat(prompt, **request)
+            reply = await self.client.call(**request)
+        except OutputLengthExceededError as cut:
+            # The text is all there is.
+            return Turn(content=cut.truncated_response, cut_off=True)
         except Exception as error:
-            if not (isinstance(self._model, TinkerClient) and session_is_gone(error)):
+            if not (isinstance(self.client, TinkerClient) and session_is_gone(error)):
                 raise
-            self._model = await self.agent._shared_llm(gone=self._model)
-            return await super().chat(prompt, **request)
+            self.client = await self.agent._shared_llm(gone=self.client)
+            reply = await self.client.call(**request)
+        return Turn(**vars(reply))
 
     async def sample(self) -> Turn:
         """Send what was not yet sent, and record the reply.
@@ -825,25 +835,18 @@ class Conversation(Chat):
         # Closed APIs refuse fields that they do not know, and return no ids either.
         if options.collect_rollout_details:
             request["extra_body"] = {"session_id": self.session_id}
-        if isinstance(self._model, ExactClient):
+        if isinstance(self.client, ExactClient):
             starts_anew = is_edited or options.rerender_history
             request["goes_on_from"] = [] if starts_anew else self._last_ids
         self._since = time.monotonic()
-        try:
-            reply = await self.chat(prompt, **request)
-        except OutputLengthExceededError as cut:
-            # The text is all there is.
-            reply = Turn(content=cut.truncated_response or "", cut_off=True)
-            self.messages.append({"role": "user", "content": prompt})
-            self.messages.append({"role": "assistant", "content": reply.content})
-        return self._append(Turn(**vars(reply)))
+        return self._append(await self.chat(prompt, **request))
 
     def _append(self, turn: Turn) -> Turn:
         # Completes a reply's turn and records it: the only place that does.
         self._take_time("api_request_times_msec")
         # What the server calls reasoning is all of it, but for tags that the content begins with.
         content = "<think></think>" * bool(turn.reasoning_content) + turn.content
-        thinking, turn.content = split_thinking(content, isinstance(self._model, ExactClient))
+        thinking, turn.content = split_thinking(content, isinstance(self.client, ExactClient))
         turn.reasoning_content += thinking
         prompt_ids, ids = turn.prompt_token_ids, turn.completion_token_ids
         if prompt_ids:
@@ -852,11 +855,15 @@ class Conversation(Chat):
         self.turns.append(turn)
         self._unsent.clear()
         self._as_recorded = [dict(one) for one in self.messages]
-        metrics = dict(turn.usage or {})
-        self._n_tokens = metrics.get("prompt_tokens", 0) + metrics.get("completion_tokens", 0)
-        metrics["cached_tokens"] = metrics.pop("cache_tokens", None)
-        # 0.0 is an unknown price.
-        metrics["cost_usd"] = metrics.get("cost_usd") or None
+        usage = turn.usage
+        self._n_tokens = usage.prompt_tokens + usage.completion_tokens
+        metrics = {
+            "prompt_tokens": usage.prompt_tokens,
+            "completion_tokens": usage.completion_tokens,
+            "cached_tokens": usage.cache_tokens,
+            # 0.0 is an unknown price.
+            "cost_usd": usage.cost_usd or None,
+        }
         step = {
             "source": "agent",
             "message": turn.content,
@@ -889,8 +896,8 @@ class Conversation(Chat):
 
     async def _defused(self, text: str) -> str:
         # Elsewhere special tokens are the server's business.
-        is_exact = isinstance(self._model, ExactClient)
-        return await self._model.defused(text) if is_exact else text
+        is_exact = isinstance(self.client, ExactClient)
+        return await self.client.defused(text) if is_exact else text
 
     async def load(self, path: Path) -> None:
         """Put an earlier conversation, a file in ATIF, before what the model was not yet told.

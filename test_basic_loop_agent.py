@@ -910,7 +910,7 @@ def test_prompts_are_exact_and_unforgeable_on_vllm(vllm, provider, path, monkeyp
         elif body.get("messages", [{}])[0].get("content") == "do it":
             assert body["chat_template_kwargs"] == template["chat_template_kwargs"]
     # A reply that was cut off keeps its ids, and is not run.
-    client = one._conversation._model
+    client = one._conversation.client
     pieces = ["]~b]", "[e~[", "<s>", "[INST]", "<h1>", "</td>", "<?>", "[:]"]
     client._tokenize = unittest.mock.AsyncMock(return_value={"token_strs": pieces})
     assert set(asyncio.run(client.special_texts("x"))) == set(pieces[:4])
