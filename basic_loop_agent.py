@@ -732,10 +732,15 @@ def in_bash(call: str, blocks: bytes = b"") -> str:
     return f"BASIC_LOOP_TEXT={text} exec bash -c '{sets}; {decodes}; eval \"$BASIC_LOOP_TEXT\"'"
 
 
-def valid_text(text: str | bytes | None) -> str:
-    """Text that tokenizers and files accept: lone surrogates are replaced, None becomes ""."""
+def valid_text(text: str | bytes | list[atif.ContentPart] | None) -> str:
+    """Text that tokenizers and files accept: lone surrogates are replaced, None becomes "".
+
+    Of the parts of a message in ATIF what is no text is named.
+    """
     if isinstance(text, bytes):
         text = text.decode("utf-8", "replace")
+    if isinstance(text, list):
+        text = "\n".join(part.text or f"[{part.type} left out]" for part in text)
     return (text or "").encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
@@ -912,13 +917,13 @@ class Conversation(Chat):
         said = []
         for step in steps:
             # The files of pictures are not copied.
-            step.message = text_of(step.message)
+            step.message = valid_text(step.message)
             step.is_copied_context = True
             calls = [call.model_dump_json(exclude_none=True) for call in step.tool_calls or []]
             role = "assistant" if step.source == "agent" else step.source
             said.append({"role": role, "content": "\n".join([step.message, *calls])})
             for result in step.observation.results if step.observation else []:
-                result.content = text_of(result.content)
+                result.content = valid_text(result.content)
                 said.append({"role": "user", "content": result.content})
         # One system message, ours behind theirs, and roles that alternate: many templates want it.
         said = sorted(said + self.messages, key=lambda one: one["role"] != "system")
@@ -933,13 +938,6 @@ class Conversation(Chat):
             self._unsent.insert(0, messages.pop())
         self.messages[:] = messages
         self.steps[:0] = [step.model_dump(exclude={"metrics"}) for step in steps]
-
-
-def text_of(content: str | list[atif.ContentPart] | None) -> str:
-    """The text of a message in ATIF; what is no text is named."""
-    if isinstance(content, list):
-        return "\n".join(part.text or f"[{part.type} left out]" for part in content)
-    return content or ""
 
 
 # What a reply says.
