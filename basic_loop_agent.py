@@ -378,12 +378,10 @@ message. Each script starts in a fresh shell (files stay, variables and director
         limit = self.options.command_timeout_sec
         most = self.options.max_output_chars
         mark = uuid4().hex
-        blocks = [block.encode() for block in valid_text(script).split("\0")]
-        sizes = " ".join(str(len(block)) for block in blocks)
-        runs = in_bash(f"run {mark} {most} {limit} {sizes}", b"".join(blocks))
-        command = f"BASIC_LOOP_RUN={mark} {runs}"
+        blocks = valid_text(f"\0{script}").replace("\0", f":{mark}:")
+        command = f"BASIC_LOOP_RUN={mark} " + in_bash(f"run {mark} {most} {limit}", blocks)
         # Modal takes 65,536 bytes of arguments, and some environments quote the command once more.
-        if len(shlex.quote(command)) > 65_000:
+        if len(command) > 65_000:
             return "Not run: the script is too long. Split it into smaller ones."
         # What the script and the environment said; nothing: the output was lost.
         texts = []
@@ -554,10 +552,10 @@ def fenced_blocks(text: str) -> list[tuple[str, str]]:
     """
     blocks = []
     # Behind the last fence is no block: 80,000 characters of list items take a third of a second.
-    until = re.match("(?s).*```[^\n]*", text.replace("\0", ""))
+    until = re.match("(?s)(.*```[^\n]*)?", text.replace("\0", ""))
     # Without a newline a last line of content would count as the block's end.
-    for token in _MARKDOWN.parse(f"{until[0]}\n") if until else []:
-        if token.type == "fence" and token.markup.startswith("`"):
+    for token in _MARKDOWN.parse(f"{until[0]}\n"):
+        if token.markup.startswith("`"):
             first, end = token.map
             if end - first == token.content.count("\n") + 2:
                 language = token.info.lower().split()[:1]
@@ -565,11 +563,11 @@ def fenced_blocks(text: str) -> list[tuple[str, str]]:
     return blocks
 
 
-# `run MARK BYTES SECONDS SIZE...` runs a script inside the environment. This text, and the script's
-# blocks behind it, which have these sizes, come in base64 by $BASIC_LOOP_TEXT: no argument holds
-# them, so no `pgrep -f` finds them. The output goes back in base64, which any environment can
-# decode, between two marks, so that it can be told from what others print; only BYTES of it cross
-# `exec`. No file is written:
+# `run MARK BYTES SECONDS` runs a script inside the environment. This text, and then the script's
+# blocks, each after a :MARK:, come in base64 by $BASIC_LOOP_TEXT: no argument holds them, so no
+# `pgrep -f` finds them. The output goes back in base64, which any environment can decode, between
+# two marks, so that it can be told from what others print; only BYTES of it cross `exec`. No file
+# is written:
 #
 #     :3f2a:eQp5CnkKeQp5CnkKeQpb(...):3f2a:
 #
@@ -660,14 +658,12 @@ watch() {
 
 read_blocks() {
   script= refused=
-  # Bytes, not characters. The last one is the full stop of `in_bash`.
-  local LC_ALL=C
-  at=$((${#BASIC_LOOP_TEXT} - 1))
-  for size; do at=$((at - size)); done
-  for size; do
-    block=${BASIC_LOOP_TEXT:at:size}
-    at=$((at + size))
-    script+=$block$'\n\n'
+  # From the last to the first, and in bytes, for so bash finds them at once.
+  local LC_ALL=C text=$BASIC_LOOP_TEXT before
+  while before=${text%":$mark:"*}; [ "$before" != "$text" ]; do
+    block=${text:${#before}+${#mark}+2}
+    text=$before
+    script=$block$'\n\n'$script
     # Only what is not whole is refused: what else is no syntax here may be some when it is run, as
     # with extglob. In front of a backtick is what bash says, behind it what the script does.
     said=$(syntax "$block")
@@ -702,7 +698,7 @@ run_script() {
 
 run() {
   mark=$1 shown=$2 limit=$3 most=4000000 end=end-of-$1 why=
-  read_blocks "${@:4}"
+  read_blocks
   printf ":$mark:"
   report
   code=$?
@@ -722,10 +718,9 @@ done
 """
 
 
-def in_bash(call: str, blocks: bytes = b"") -> str:
+def in_bash(call: str, blocks: str = "") -> str:
     """The command that calls a function of _RUN."""
-    # A full stop at the end, where $( ) drops newlines.
-    text = base64.b64encode(f"{_RUN}{call}; exit\n".encode() + blocks + b".").decode()
+    text = base64.b64encode(f"{_RUN}{call}; exit\n{blocks}".encode()).decode()
     # lastpipe saves a process for each pipe into a variable. An image's BASH_ENV may set anything.
     sets = "set +efmu; shopt -s lastpipe"
     decodes = "printf %s $BASIC_LOOP_TEXT | BASIC_LOOP_TEXT=$(LC_ALL=C base64 -d)"

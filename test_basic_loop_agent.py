@@ -107,8 +107,8 @@ class ScriptedEnvironment:
     async def exec(self, command: str, timeout_sec: int | None = None, **kwargs: Any) -> ExecResult:
         text = base64.b64decode(re.search(r"BASIC_LOOP_TEXT=(\S+)", command)[1])
         call, _, text = text.removeprefix(basic_loop_agent._RUN.encode()).partition(b"; exit\n")
-        # Behind the blocks is a full stop.
-        self.scripts.append(text.decode()[:-1] if call.startswith(b"run ") else None)
+        blocks = re.sub(r":\w{32}:", "", text.decode())
+        self.scripts.append(blocks if call.startswith(b"run ") else None)
         self.timeouts.append(timeout_sec)
         return await next_answer(self.script)
 
