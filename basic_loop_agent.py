@@ -378,8 +378,9 @@ message. Each script starts in a fresh shell (files stay, variables and director
         limit = self.options.command_timeout_sec
         most = self.options.max_output_chars
         mark = uuid4().hex
+        call = f"run {mark} {most} {limit} {script.count('\0') + 1}"
         blocks = valid_text(f"\0{script}").replace("\0", f":{mark}:")
-        command = f"BASIC_LOOP_RUN={mark} " + in_bash(f"run {mark} {most} {limit}", blocks)
+        command = f"BASIC_LOOP_RUN={mark} {in_bash(call, blocks)}"
         # Modal takes 65,536 bytes of arguments, and some environments quote the command once more.
         if len(command) > 65_000:
             return "Not run: the script is too long. Split it into smaller ones."
@@ -563,8 +564,8 @@ def fenced_blocks(text: str) -> list[tuple[str, str]]:
     return blocks
 
 
-# `run MARK BYTES SECONDS` runs a script inside the environment. This text, and then the script's
-# blocks, each after a :MARK:, come in base64 by $BASIC_LOOP_TEXT: no argument holds them, so no
+# `run MARK BYTES SECONDS N` runs a script inside the environment. This text, and then the script's
+# N blocks, each after a :MARK:, come in base64 by $BASIC_LOOP_TEXT: no argument holds them, so no
 # `pgrep -f` finds them. The output goes back in base64, which any environment can decode, between
 # two marks, so that it can be told from what others print; only BYTES of it cross `exec`. No file
 # is written:
@@ -659,8 +660,9 @@ watch() {
 read_blocks() {
   script= refused=
   # From the last to the first, and in bytes, for so bash finds them at once.
-  local LC_ALL=C text=$BASIC_LOOP_TEXT before
-  while before=${text%":$mark:"*}; [ "$before" != "$text" ]; do
+  local LC_ALL=C text=$BASIC_LOOP_TEXT
+  for ((; n_blocks > 0; n_blocks--)); do
+    before=${text%":$mark:"*}
     block=${text:${#before}+${#mark}+2}
     text=$before
     script=$block$'\n\n'$script
@@ -697,7 +699,7 @@ run_script() {
 }
 
 run() {
-  mark=$1 shown=$2 limit=$3 most=4000000 end=end-of-$1 why=
+  mark=$1 shown=$2 limit=$3 n_blocks=$4 most=4000000 end=end-of-$1 why=
   read_blocks
   printf ":$mark:"
   report
