@@ -414,12 +414,10 @@ message. Each script starts in a fresh shell (files stay, variables and director
                 # The environment may be gone, and the trial goes on, or ends, for its own reason.
                 await asyncio.shield(asyncio.gather(ending, return_exceptions=True))
         lost = ["[the output was lost: what runs the script was killed or written into]"]
+        texts = [valid_text(text) for text in [*(texts or lost), result.stderr] if text]
         # What others print has not been cut.
-        texts = [
-            valid_text(text)[: most + 200] for text in [*(texts or lost), result.stderr] if text
-        ]
-        shown = "\n".join(text.removesuffix("\n") for text in texts) or "(none)"
-        return f"Exit code: {result.return_code}\nOutput:\n{shown}"
+        shown = "\n".join(text[: most + 200].removesuffix("\n") for text in texts)
+        return f"Exit code: {result.return_code}\nOutput:\n{shown or '(none)'}"
 
     def _record(
         self, conversation: "Conversation", stop_reason: StopReason, context: AgentContext
@@ -756,17 +754,18 @@ class Conversation(Chat):
         self.client = None
         # Harbor 0.13 gives a trial no id.
         self.session_id = options.session_id or getattr(agent, "session_id", None) or uuid4().hex
-        self.system = valid_text(options.system_prompt)
-        if options.system_prompt is None and options.max_turns > 1:
-            self.system = agent.protocol.replace("{seconds}", str(options.command_timeout_sec))
-        if self.system:
-            self.messages.append({"role": "system", "content": self.system})
         # Until it has been told what the task brings.
         self.is_new = True
         # Of a run: its turns, its steps in ATIF, and what else is to be kept of it.
         self.turns: list[Turn] = []
         self.steps = []
         self.metadata = {}
+        system = valid_text(options.system_prompt)
+        if options.system_prompt is None and options.max_turns > 1:
+            system = agent.protocol.replace("{seconds}", str(options.command_timeout_sec))
+        if system:
+            self.messages.append({"role": "system", "content": system})
+            self.steps.append({"source": "system", "message": system})
         # What the model was not yet told: the parts of steps that hold it.
         self._unsent = []
         # After the last turn: the messages, and the ids and number of their tokens.
@@ -779,11 +778,9 @@ class Conversation(Chat):
     async def begin(self, instruction: str) -> None:
         """Start a run: after what it was not yet told, the model is told this."""
         if self.turns:
-            self.steps = []
+            self.steps = [step for step in self.steps if step["source"] == "system"]
         self.turns = []
         self.metadata = {}
-        if self.system and not self.steps:
-            self.steps.append({"source": "system", "message": self.system})
         self.steps.append({"source": "user", "message": valid_text(instruction)})
         self._unsent.append(self.steps[-1])
         self.client = await self.agent._shared_llm()
@@ -826,10 +823,11 @@ class Conversation(Chat):
         is_edited = self.messages != self._as_recorded
         if not is_edited and self._n_tokens >= (options.context_limit or math.inf):
             raise ContextLengthExceededError(f"the conversation has {self._n_tokens} tokens")
+        is_exact = isinstance(self.client, ExactClient)
         for told in self._unsent:
-            # An instruction may have special tokens of its own.
-            if "content" in told:
-                told["content"] = await self._defused(told["content"])
+            # An instruction may have special tokens of its own; elsewhere they are the server's.
+            if is_exact and "content" in told:
+                told["content"] = await self.client.defused(told["content"])
         prompt = "\n\n".join(told.get("content", told.get("message")) for told in self._unsent)
         headers = options.llm_kwargs.get("extra_headers") or {}
         ours = dict.fromkeys(options.session_id_headers, self.session_id)
@@ -837,7 +835,7 @@ class Conversation(Chat):
         # Closed APIs refuse fields that they do not know, and return no ids either.
         if options.collect_rollout_details:
             request["extra_body"] = {"session_id": self.session_id}
-        if isinstance(self.client, ExactClient):
+        if is_exact:
             starts_anew = is_edited or options.rerender_history
             request["goes_on_from"] = [] if starts_anew else self._last_ids
         self._since = time.monotonic()
@@ -896,11 +894,6 @@ class Conversation(Chat):
         self.metadata.setdefault(name, []).append(round(1000 * (now - self._since), 1))
         self._since = now
 
-    async def _defused(self, text: str) -> str:
-        # Elsewhere special tokens are the server's business.
-        is_exact = isinstance(self.client, ExactClient)
-        return await self.client.defused(text) if is_exact else text
-
     async def load(self, path: Path) -> None:
         """Put an earlier conversation, a file in ATIF, before what the model was not yet told.
 
@@ -927,8 +920,8 @@ class Conversation(Chat):
         messages = []
         for role, parts in itertools.groupby(said, key=lambda one: one["role"]):
             text = "\n\n".join(part["content"] for part in parts)
-            if role == "user":
-                text = await self._defused(text)
+            if role == "user" and isinstance(self.client, ExactClient):
+                text = await self.client.defused(text)
             messages.append({"role": role, "content": text})
         # All at once, for `resume` does it again where it failed.
         if messages[-1]["role"] == "user":
