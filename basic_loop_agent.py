@@ -15,7 +15,6 @@ those of the turn before; so do Tinker and vLLM.
 import asyncio
 import base64
 import contextlib
-import functools
 import importlib.util
 import inspect
 import itertools
@@ -185,9 +184,9 @@ class Turn(LLMResponse):
         self.reasoning_content = valid_text(self.reasoning_content)
         self.extra = self.extra or {}
         # What the client does not say of its tokens is counted.
-        if self.usage is None:
+        if self.usage is None and self.prompt_token_ids:
             self.usage = UsageInfo(
-                prompt_tokens=len(self.prompt_token_ids or []),
+                prompt_tokens=len(self.prompt_token_ids),
                 completion_tokens=len(self.completion_token_ids or []),
                 cache_tokens=0,
                 cost_usd=0.0,
@@ -426,13 +425,12 @@ message. Each script starts in a fresh shell (files stay, variables and director
         turns = conversation.turns
         totals = Counter()
         for turn in turns:
-            totals.update(dict(turn.usage))
-        # No prompt has no tokens: 0 is an unknown number.
-        context.n_input_tokens = totals["prompt_tokens"] or None
-        context.n_output_tokens = totals["completion_tokens"] or None
-        context.n_cache_tokens = totals["cache_tokens"]
+            totals.update(dict(turn.usage or {}))
+        context.n_input_tokens = totals.get("prompt_tokens")
+        context.n_output_tokens = totals.get("completion_tokens")
+        context.n_cache_tokens = totals.get("cache_tokens")
         # 0.0 is an unknown price, and that of some turns is not the run's.
-        is_priced = all(turn.usage.cost_usd for turn in turns)
+        is_priced = all(turn.usage and turn.usage.cost_usd for turn in turns)
         context.cost_usd = totals.get("cost_usd") if is_priced else None
         kept = {**conversation.metadata, "stop_reason": stop_reason, "n_episodes": len(turns)}
         if self.options.collect_rollout_details:
@@ -513,10 +511,15 @@ message. Each script starts in a fresh shell (files stay, variables and director
     async def _shared_llm(self, gone: Any = None) -> Any:
         # One trial builds the client, in a thread (the next, if that fails), and another one when
         # that is gone; all others share it.
-        place = shared_place(asyncio.get_running_loop(), self._cache_key)
+        key = (asyncio.get_running_loop(), self._cache_key)
+        place = _places.setdefault(key, SimpleNamespace(client=None, lock=asyncio.Lock()))
         async with place.lock:
             if place.client in (None, gone):
                 place.client = await asyncio.to_thread(self._build_llm)
+                _places[key] = place
+                built = [one for one, other in list(_places.items()) if other.client]
+                for oldest in built[:-32]:
+                    _places.pop(oldest, None)
             return place.client
 
 
@@ -795,21 +798,23 @@ class Conversation(Chat):
             self._take_time("command_exec_times_msec")
 
     async def call(self, **request: Any) -> Turn:
-        """One model call, once more where the client's session is over: all trials get a new one.
+        """One model call; where a session with Tinker is over, all trials get a new client.
 
         Raises ContextLengthExceededError where the context is full, and what the client raises.
         """
-        try:
-            reply = await self.client.call(**request)
-        except OutputLengthExceededError as cut:
-            # The text is all there is.
-            return Turn(content=cut.truncated_response, cut_off=True)
-        except Exception as error:
-            if not (isinstance(self.client, TinkerClient) and session_is_gone(error)):
-                raise
-            self.client = await self.agent._shared_llm(gone=self.client)
-            reply = await self.client.call(**request)
-        return Turn(**vars(reply))
+        for n_replaced in range(3):
+            try:
+                return Turn(**vars(await self.client.call(**request)))
+            except OutputLengthExceededError as cut:
+                # The text is all there is; the server's chain of responses lacks it.
+                self.reset_response_chain()
+                return Turn(content=cut.truncated_response, cut_off=True)
+            except Exception as error:
+                is_tinker = self.agent.options.model_client == "tinker"
+                if n_replaced == 2 or not (is_tinker and session_is_gone(error)):
+                    raise
+                # It may have another trial's new client, whose session is over, too.
+                self.client = await self.agent._shared_llm(gone=self.client)
 
     async def sample(self) -> Turn:
         """Send what was not yet sent, and record the reply.
@@ -855,15 +860,11 @@ class Conversation(Chat):
         self.turns.append(turn)
         self._unsent.clear()
         self._as_recorded = [dict(one) for one in self.messages]
-        usage = turn.usage
-        self._n_tokens = usage.prompt_tokens + usage.completion_tokens
-        metrics = {
-            "prompt_tokens": usage.prompt_tokens,
-            "completion_tokens": usage.completion_tokens,
-            "cached_tokens": usage.cache_tokens,
-            # 0.0 is an unknown price.
-            "cost_usd": usage.cost_usd or None,
-        }
+        metrics = dict(turn.usage or {})
+        self._n_tokens = metrics.get("prompt_tokens", 0) + metrics.get("completion_tokens", 0)
+        metrics["cached_tokens"] = metrics.pop("cache_tokens", None)
+        # 0.0 is an unknown price.
+        metrics["cost_usd"] = metrics.get("cost_usd") or None
         step = {
             "source": "agent",
             "message": turn.content,
@@ -1168,7 +1169,7 @@ class TinkerClient(ExactClient):
         top_p: float = 1.0,
         top_k: int = -1,
         seed: int | None = None,
-        **source: Any,
+        record_stability_info: bool = False,
     ) -> None:
         import tinker
         from harbor.llms.tinker import TinkerLLM, get_tokenizer
@@ -1187,7 +1188,9 @@ class TinkerClient(ExactClient):
         self._params = tinker.SamplingParams(
             temperature=temperature, top_p=top_p, top_k=top_k, seed=seed, stop=stop
         )
-        source |= {"model_path": model_path} if model_path else {"base_model": model_name}
+        source = {"model_path": model_path} if model_path else {"base_model": model_name}
+        if record_stability_info:
+            source["record_stability_info"] = True
         self._sampling_client = open_sampling_client(source, api_base, api_key)
 
     async def render(self, messages: list[dict]) -> tuple[Ids, str]:
@@ -1414,13 +1417,9 @@ def chat_client(*, context_limit: int | None = None, **arguments: Any) -> Any:
 
 # The cache: one client for all trials of an event loop and configuration, and Tinker's sessions.
 
-
-# The newest 32, for a training run brings a new checkpoint each step.
-@functools.lru_cache(maxsize=32)
-def shared_place(loop: asyncio.AbstractEventLoop, configuration: tuple) -> SimpleNamespace:
-    """Where all trials of an event loop and configuration find their client, and build it."""
-    return SimpleNamespace(client=None, lock=asyncio.Lock())
-
+# By event loop and configuration: the client, and the lock under which it is built. The newest 32
+# stay, for a training run brings a new checkpoint each step.
+_places: dict[tuple, SimpleNamespace] = {}
 
 # The process's sessions with Tinker, by server and key; each holds about 11 file descriptors.
 _services: dict[tuple, Any] = {}
@@ -1552,10 +1551,10 @@ def turns_of(context: AgentContext) -> Iterator[Turn]:
     """The turns of a run. Raises ValueError where their lists are not aligned, or no numbers."""
     for segment in context.rollout_details or []:
         extra = segment.get("extra") or {}
-        columns = {name: segment.get(name) for name in _IDS} | extra
-        for entry in zip(*(column or [] for column in columns.values()), strict=True):
-            of_turn = dict(zip(columns, entry, strict=True))
-            turn = Turn(extra={name: of_turn.pop(name) for name in extra}, **of_turn)
+        columns = [*map(segment.get, _IDS), *extra.values()]
+        for prompt_ids, ids, logprobs, *values in zip(*(one or [] for one in columns), strict=True):
+            turn = Turn(prompt_token_ids=prompt_ids, completion_token_ids=ids, logprobs=logprobs)
+            turn.extra = dict(zip(extra, values, strict=True))
             if not turn.is_trainable:
                 raise ValueError("ids and logprobs are not aligned, or no numbers")
             yield turn
