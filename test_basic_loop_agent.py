@@ -739,19 +739,21 @@ def test_the_responses_api_gets_max_tokens_and_may_be_cut_off(bench, monkeypatch
 
     async def aresponses(**request: Any) -> Any:
         requests.append(request)
-        part = SimpleNamespace(type="output_text", text="one")
-        output = [SimpleNamespace(type="message", content=[part])]
-        reason = SimpleNamespace(reason="max_output_tokens")
-        return SimpleNamespace(output=output, status="incomplete", incomplete_details=reason)
+        parts = [SimpleNamespace(type="output_text", text="one")]
+        output = [SimpleNamespace(type="message", content=parts)]
+        why = SimpleNamespace(reason="max_output_tokens")
+        status = "completed" if len(requests) % 3 == 1 else "incomplete"
+        fields = {"id": "r", "usage": None, "status": status, "incomplete_details": why}
+        return SimpleNamespace(output=output, **fields)
 
     monkeypatch.setattr(litellm, "aresponses", aresponses)
     options = {"model_client": "litellm", "llm_kwargs": {"use_responses_api": True}}
-    for model_name in ("openai/gpt-5", "openai/mock"):
-        did = run(bench.agent(model_name=model_name, max_tokens=777, **options), instruction="a")
-        assert (did.stop_reason, did.completion) == ("max_tokens", "one")
-        did.resumed("b")
-        assert [message["content"] for message in requests[-1]["input"]] == ["a", "one", "b"]
-    assert [request["max_output_tokens"] for request in requests] == [777] * 4
+    for name in ("openai/gpt-5", "openai/mock"):
+        did = run(bench.agent(model_name=name, max_tokens=777, **options), instruction="a")
+        assert (did.resumed("b").stop_reason, did.completion) == ("max_tokens", "one")
+        did.resumed("new")
+        assert [one["content"] for one in requests[-1]["input"]] == ["a", "one", "b", "one", "new"]
+    assert [request["max_output_tokens"] for request in requests] == [777] * 6
 
 
 def test_each_request_has_its_trials_session_id_and_trials_share_a_client(bench):
@@ -1817,8 +1819,7 @@ def test_any_client_of_harbors_kind_works_in_the_loop(bench):
 
 def test_neither_the_module_nor_the_check_of_a_given_key_loads_a_model_library():
     # In a trial's event loop that would take seconds.
-    code = "import basic_loop_agent, sys; "
-    code += "basic_loop_agent.check_tinker_key({'TINKER_API_KEY': 'k'}); "
+    code = "import basic_loop_agent as b, sys; b.check_tinker_key({'TINKER_API_KEY': 'k'}); "
     code += "print({'torch', 'transformers', 'tinker', 'litellm'} & set(sys.modules))"
     loaded = subprocess.check_output([sys.executable, "-c", code], cwd=ROOT, text=True)
     assert loaded.strip() == "set()"
@@ -1852,12 +1853,11 @@ def test_the_cache_keeps_the_newest_of_many_clients(bench):
     agent_class = counted()
 
     async def main() -> None:
-        for max_tokens in range(1, 36):
-            await bench.agent(agent_class, max_tokens=max_tokens).setup(ScriptedEnvironment())
+        for n in range(1, 36):
+            await bench.agent(agent_class, max_tokens=n).setup(ScriptedEnvironment())
         gc.collect()
-        alive = [client() is not None for client in agent_class.built]
-        assert alive == [False] * 3 + [True] * 32
-        agents = [bench.agent(agent_class, max_tokens=100 + n // 2) for n in range(70)]
+        assert [client() is not None for client in agent_class.built] == [False] * 3 + [True] * 32
+        agents = [bench.agent(agent_class, max_tokens=100 + n % 35) for n in range(70)]
         await together(*(one.setup(ScriptedEnvironment()) for one in agents))
 
     asyncio.run(main())
