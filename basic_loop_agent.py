@@ -582,7 +582,7 @@ def fenced_blocks(text: str) -> list[tuple[str, str]]:
 # Seen on bash 4.4 to 5.3. Before 5.1 a shell can wait for its last process substitution only, and
 # pipelines within the last part of a pipeline spoil PIPESTATUS. `read -t` of what the script writes
 # would lose what comes as its time is over.
-_RUN = r"""syntax() { LC_ALL=C; eval "set -n; $1" 2>&1; }
+_SOURCE = r"""syntax() { LC_ALL=C; eval "set -n; $1" 2>&1; }
 # It stays in the first line: bash counts a block's lines from where it is evaluated.
 
 exec 2>/dev/null
@@ -709,6 +709,8 @@ run() {
   exit $code
 }
 """
+# To read the comments, too, would cost each script 1 % more.
+_RUN = re.sub(r"(?m)^ *#.*\n", "", _SOURCE)
 
 
 # Prints each skill's place, and its frontmatter: its name and what it is for.
