@@ -8,8 +8,8 @@ native tool calls, no commands side by side: for these write your own loop in `_
 
 From top to bottom: the options, the record of a turn, the agent with its loop, the commands, the
 conversation, what a reply says, what a trial leaves, the three model clients, their cache, training
-data. A turn is one model call. Where a prompt is "exact", it is sent as token ids, and goes on from
-those of the turn before; so do Tinker and vLLM.
+data. A turn is one model call. A prompt is "exact" where it is sent as token ids that go on from
+those of the turn before, as with Tinker and vLLM.
 """
 
 import asyncio
@@ -516,6 +516,7 @@ message. Each script starts in a fresh shell (files stay, variables and director
         async with place.lock:
             if place.client in (None, gone):
                 place.client = await asyncio.to_thread(self._build_llm)
+                # Waiting places stay, and this one, which others may have dropped meanwhile.
                 _places[key] = place
                 built = [one for one, other in list(_places.items()) if other.client]
                 for oldest in built[:-32]:
@@ -1085,8 +1086,8 @@ class ExactClient:
                 raise ContextLengthExceededError(str(error)) from error
             raise
         # Where the template has opened thinking, the reply begins in it.
-        opened = re.findall(rf"({_OPENING})\s*\Z", end)
-        turn.content = "".join(opened) + tagged(turn.content)
+        opened = re.search(rf"({_OPENING})\s*\Z", end)
+        turn.content = (opened[1] if opened else "") + tagged(turn.content)
         return turn
 
     async def defused(self, text: str) -> str:
@@ -1115,14 +1116,12 @@ class ExactClient:
         if goes_on_from:
             said = [one for one in messages[:1] if self.probes_system and one["role"] == "system"]
             said.append({"role": "user", "content": "a"})
-            probe, other = (
-                [*said, {"role": "assistant", "content": reply}, messages[-1]] for reply in "bc"
-            )
-            ids, end = await self.render(probe)
+            reply = {"role": "assistant", "content": "b"}
+            ids, end = await self.render([*said, reply, messages[-1]])
             if ids[: len(self._start)] != self._start:
-                other_ids, _ = await self.render(other)
+                other, _ = await self.render([*said, {**reply, "content": "c"}, messages[-1]])
                 # It takes any lists.
-                tail = os.path.commonprefix([ids[::-1], other_ids[::-1]])  # noqa: RUF071
+                tail = os.path.commonprefix([ids[::-1], other[::-1]])  # noqa: RUF071
                 self._start = ids[: len(ids) - len(tail)]
             tail = ids[len(self._start) :]
             # Inkling's template closes the message before it stops: two tokens were sampled.
