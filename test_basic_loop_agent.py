@@ -78,7 +78,7 @@ ROOT = Path(__file__).parent
 README = (ROOT / "README.md").read_text()
 IDS = ("prompt_token_ids", "completion_token_ids", "logprobs")
 split_thinking = basic_loop_agent.split_thinking
-AT_LEAST_ONE = ("max_tokens", "max_turns", "max_seconds", "command_timeout_sec", "max_output_chars")
+AT_LEAST_ONE = ("max_tokens", "max_turns", "max_seconds", "command_timeout_sec", "max_output_bytes")
 
 # Fakes of the container.
 
@@ -371,12 +371,8 @@ class Run:
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """All but how long each call and each command took."""
         assert self.view.extra == self.context.metadata
-        of_runs, n_calls = dict(self.context.metadata), self.context.metadata["n_episodes"]
-        assert len(of_runs.pop("api_request_times_msec", [])) == n_calls
-        of_runs.pop("command_exec_times_msec", None)
-        return of_runs
+        return self.context.metadata
 
     @property
     def stop_reason(self) -> str:
@@ -506,8 +502,8 @@ def run(agent: BasicLoopAgent, environment: Any = None, instruction: str = "do i
     return one
 
 
-def set_up(agent: BasicLoopAgent) -> None:
-    asyncio.run(agent.setup(ScriptedEnvironment()))
+def set_up(agent: BasicLoopAgent, environment: Any = None) -> None:
+    asyncio.run(agent.setup(environment or ScriptedEnvironment()))
 
 
 def printing(text: str) -> ScriptedEnvironment:
@@ -678,7 +674,9 @@ INKLING_HM = "<|message_model|><|content_thinking|>hm<|end_message|>\n<|message_
     ],
 )
 def test_a_reply_of_messages_with_headers_gets_tags(sampled, thinking, answer):
-    thought, answered = split_thinking(basic_loop_agent.tagged(sampled), prompt_is_known=True)
+    thought, answered = split_thinking(
+        basic_loop_agent.headers_to_tags(sampled), prompt_is_known=True
+    )
     assert answered == answer
     assert thinking is None or thought == thinking
 
@@ -771,10 +769,9 @@ def test_each_request_has_its_trials_session_id_and_trials_share_a_client(bench)
     ids = sorted((body["X-Session-ID"], body["session_id"]) for body in sent)
     assert ids == [("mine",) * 2] * 2 + [("task__abc__agent",) * 2] * 2
     # A closed API gets it as a header only.
-    for headers in (["X-Session-ID"], ["Modal-Session-ID", "X-SMG-Routing-Key"], []):
-        did = bench.lite("hello", session_id_headers=headers)
-        assert did.fake[-1]["extra_headers"] == dict.fromkeys(headers, did.view.session_id)
-        assert "extra_body" not in did.fake[-1]
+    did = bench.lite("hello")
+    assert did.fake[-1]["extra_headers"] == {"X-Session-ID": did.view.session_id}
+    assert "extra_body" not in did.fake[-1]
 
 
 # vLLM, played over real HTTP: its template is a renderer's, which strips earlier thinking.
@@ -915,7 +912,7 @@ def test_prompts_are_exact_and_unforgeable_on_vllm(vllm, provider, path, monkeyp
     client = one._conversation.client
     pieces = ["]~b]", "[e~[", "<s>", "[INST]", "<h1>", "</td>", "<?>", "[:]"]
     client._tokenize = unittest.mock.AsyncMock(return_value={"token_strs": pieces})
-    assert set(asyncio.run(client.special_texts("x"))) == set(pieces[:4])
+    assert set(asyncio.run(client.special_texts("<>"))) == set(pieces[:4])
     for reason in ("length", "abort"):
         vllm.script, vllm.returned = [COMMAND, (bash("rm x"), reason)], []
         did = run(vllm.agent())
@@ -969,9 +966,7 @@ def test_without_tokenize_the_chat_endpoint_serves_and_the_log_says_so(vllm, cap
     assert (len(requests), len(vllm.requests)) == (12, 1)
 
 
-def test_the_blocks_of_a_reply_run_as_one_script_until_it_has_none(bench, monkeypatch):
-    clock = SimpleNamespace(monotonic=itertools.count().__next__)
-    monkeypatch.setattr(basic_loop_agent, "time", clock)
+def test_the_blocks_of_a_reply_run_as_one_script_until_it_has_none(bench):
     failed = ExecResult(stdout="x\n", stderr="no x", return_code=1)
     environment = ScriptedEnvironment(failed, ExecResult(return_code=0))
     replies = [bash("ls", "cat x"), bash("pwd", language="sh"), "done"]
@@ -987,9 +982,9 @@ def test_the_blocks_of_a_reply_run_as_one_script_until_it_has_none(bench, monkey
     assert "```bash" in steps[0].message
     assert "has 77 seconds" in steps[0].message
     assert did.told == ["Exit code: 1\nOutput:\nx\nno x", "Exit code: 0\nOutput:\n(none)"]
-    # The clock moves on by a second whenever it is looked at.
-    times = [did.context.metadata[f"{of}_times_msec"] for of in ("api_request", "command_exec")]
-    assert times == [[1000.0] * 3, [1000.0] * 2]
+    observed = [result for step in steps[2:4] for result in step.observation.results]
+    times = [step.timestamp for step in steps[1:]] + [one.extra["timestamp"] for one in observed]
+    assert sorted(times) == [times[n] for n in (0, 1, 4, 2, 5, 3)]
 
 
 def test_there_has_to_be_something_to_send(bench):
@@ -1044,7 +1039,10 @@ FENCES = "\n; \n; ;`;- ;1. ;> ;~;<;``` ` ;```bash\n;   ```bash\n   x\n;~~~\n```\
 @pytest.mark.parametrize("worst", f"{TAGS};{PAIRS};{HEADERS};{FENCES};- x\n;- x\n```\n".split(";"))
 def test_a_reply_is_read_in_time_that_grows_as_its_length(worst):
     """CPU time, not the wall's, of the best of three: four times the text may take ten times."""
-    readers = [(basic_loop_agent.fenced_blocks, ""), (basic_loop_agent.tagged, "<|channel|>")]
+    readers = [
+        (basic_loop_agent.fenced_blocks, ""),
+        (basic_loop_agent.headers_to_tags, "<|channel|>"),
+    ]
     for read, start in [*readers, (split_thinking, ""), (split_thinking, "<think>")]:
         taken = []
         for length in (20_000, 80_000):
@@ -1059,15 +1057,15 @@ class PythonToo(BasicLoopAgent):
 
     protocol = "Write ```bash or ```python blocks, not {json: 1}; {seconds} seconds."
 
-    def script_in(self, reply: str) -> str | None:
+    def script_in(self, reply: str) -> list[str] | None:
         blocks = basic_loop_agent.fenced_blocks(reply)
         texts = [f"python3 - <<'EOF'\n{text}EOF\n" for name, text in blocks if name == "python"]
-        return "".join(texts) or None
+        return texts or None
 
-    async def _execute(self, script: str, environment: Any) -> str:
+    async def _execute(self, blocks: list[str], environment: Any) -> str:
         # Also what JSON cannot hold: it would cost the whole job its results.
         self._conversation.metadata |= {"judge": 0.5, "by": Path("me"), "cut": "\ud83d", (1, 2): 3}
-        return (await super()._execute(script, environment)).splitlines()[-1]
+        return (await super()._execute(blocks, environment)).splitlines()[-1]
 
 
 @pytest.mark.parametrize("answer", ["done", RuntimeError("service is gone")])
@@ -1097,7 +1095,7 @@ def changed_copy(*changes: tuple[str, str]) -> type[BasicLoopAgent]:
 @pytest.mark.parametrize(("last", "stop_reason"), [("last", "completed"), ("OVER", "over")])
 def test_a_copy_that_reminds_the_model_or_ends_its_own_way_records_it(bench, last, stop_reason):
     member = '    ERROR = "error"'
-    no_script = "if script is None:\n                return StopReason.COMPLETED\n"
+    no_script = "if blocks is None:\n                return StopReason.COMPLETED\n"
     over = 'if "OVER" in turn.content:\n    return StopReason.OVER\n'
     recipe = re.search(r"(?s)A bounded reminder:\n\n```python\n(.*?)```", README)[1]
     recipe = textwrap.indent(over + recipe, " " * 12).lstrip()
@@ -1113,11 +1111,17 @@ def test_a_copy_that_reminds_the_model_or_ends_its_own_way_records_it(bench, las
     assert reminder in did.fake.prompt_text(1)
 
 
-def test_a_default_stands_in_one_place_and_the_constructor_shows_it(bench):
-    copied = changed_copy(("max_tokens: PositiveInt = 512", "max_tokens: PositiveInt = 77"))
-    assert bench.agent(copied, max_tokens=5).options.max_tokens == 5
-    assert bench.agent(copied).options.max_tokens == 77
-    assert inspect.signature(copied).parameters["max_tokens"].default == 77
+def test_the_constructor_has_the_options_names_and_defaults(bench):
+    parameters = inspect.signature(BasicLoopAgent).parameters.values()
+    named = {one.name: one.default for one in parameters if one.default is not one.empty}
+    assert list(named) == [
+        *("model_path", "renderer_name", "max_tokens", "temperature", "max_turns"),
+        *("system_prompt", "model_client", "api_base"),
+    ]
+    fields = BasicLoopOptions.model_fields
+    assert named == {name: fields[name].default for name in named}
+    assert {one.kind for one in parameters} == {inspect.Parameter.KEYWORD_ONLY, 4}
+    assert bench.agent(max_tokens=5, max_seconds=7).options.max_seconds == 7
     # An option of a subclass's own is one, too.
     options = type("Options", (BasicLoopOptions,), {"__annotations__": {"judge": str}, "judge": ""})
     own = type("Own", (BasicLoopAgent,), {"options_model": options})
@@ -1134,68 +1138,27 @@ def test_the_model_is_told_of_a_tasks_skills_and_mcp_servers(bench, tmp_path):
     servers.append({"name": "db", "transport": "stdio", "command": "npx", "args": ["-y", "db"]})
     servers = [MCPServerConfig.model_validate(server) for server in servers]
     brought = {"skills_dir": str(tmp_path / "my skills"), "mcp_servers": servers}
-    did = bench.tinker(environment=ShellEnvironment(), **brought)
-    told = "\n\n".join([did.view.steps[0].message, *did.told])
+    did = bench.prepare("hello", environment=ShellEnvironment(), **brought)
+    set_up(did.agent, did.environment)
+    asyncio.run(did.go())
+    told = did.view.steps[0].message
     assert f"user\n{told}<|im_end|>" in did.fake.prompt_text(0)
     assert re.match(r"(?s)do it\n.*web.*sse.*http://mcp:8000/sse.*db.*npx.*-y.*db\W", told)
-    for text in ("name: pdf", "Reads <\u200b|im_end|>", f"{tmp_path}/my skills/pdf/SKILL.md"):
+    for text in ("name: pdf", "Reads <|im_end|>", f"{tmp_path}/my skills/pdf/SKILL.md"):
         assert told.count(text) == 1
     assert "BODY" not in told
     assert 1000 < told.count("y") < 3000
-    did = bench.tinker(environment=ShellEnvironment(), skills_dir="/missing")
-    assert "/missing: No such file" in did.told[0]
-    assert "command_exec_times_msec" not in did.context.metadata
-    # A step that failed before it was told all is made up for by the next.
-    answers = ScriptedEnvironment(RuntimeError("gone"), ExecResult(stdout="LIST", return_code=0))
-    brought = {"skills_dir": "/x", "mcp_servers": servers[:1], "system_prompt": "Be brief."}
-    did = bench.tinker("hello", environment=answers, raises=RuntimeError, **brought).resumed("next")
-    assert [step.source for step in did.view.steps] == ["system", "user", "user", "agent"]
-    did = did.resumed("again")
-    for text in ("LIST", "http://mcp"):
-        assert [did.fake.prompt_text(number).count(text) for number in (0, 1)] == [1, 1]
+    # A step that goes on is not told again; a new conversation is.
+    assert "http://mcp" not in did.resumed("next").view.steps[0].message
+    asyncio.run(did.go())
+    assert did.view.steps[0].message == told
+    did = bench.prepare(skills_dir="/missing", environment=ShellEnvironment())
+    set_up(did.agent, did.environment)
+    asyncio.run(did.go())
+    assert "/missing: No such file" in did.view.steps[0].message
     # Else Harbor refuses such tasks, from 0.24 on.
     can = BasicLoopAgent.capabilities.model_dump()
-    assert all(can.get(name, True) for name in ("skills", "mcp_servers", "load_atif_trajectory"))
-
-
-CALL = {"tool_call_id": "c", "function_name": "read", "arguments": {"path": "a"}}
-SEEN = [{"source_call_id": "c", "content": [{"type": "text", "text": "a<|im_end|>"}]}]
-EARLIER = [
-    {"source": "system", "message": "Be <think>brief."},
-    {"source": "user", "message": "Find it."},
-    {"source": "user", "message": [{"type": "text", "text": "Please."}]},
-    {"source": "agent", "message": "Hm.", "tool_calls": [CALL], "observation": {"results": SEEN}},
-    {"source": "agent", "message": "It is empty.", "metrics": {"prompt_tokens": 1000}},
-    {"source": "user", "message": "Are you sure?"},
-]
-
-
-@pytest.mark.skipif(not hasattr(BaseAgent, "load"), reason="since Harbor 0.22")
-def test_a_conversation_to_start_from_comes_first_and_is_not_recorded(bench, tmp_path):
-    file = tmp_path / "earlier.json"
-    steps = [{**step, "step_id": n} for n, step in enumerate(EARLIER, start=1)]
-    earlier = {"schema_version": "ATIF-v1.6", "agent": {"name": "a", "version": "1"}}
-    file.write_text(json.dumps(earlier | {"steps": steps}))
-    did = bench.prepare(bash("ls"), "done", load_trajectory=file, max_turns=2)
-    asyncio.run(did.agent.load("do <think>it", did.environment, did.context))
-    assert did.turns == did.fake.returned
-    assert (did.metadata["n_episodes"], did.metadata["n_prefix_breaks"]) == (2, 0)
-    call = json.dumps(CALL, separators=(",", ":"))
-    said = [f"Be <think>brief.\n\n{did.agent.protocol.replace('{seconds}', '120')}"]
-    said += ["Find it.\n\nPlease.", f"Hm.\n{call}", "a<\u200b|im_end|>", "It is empty."]
-    said.append("Are you sure?\n\ndo <think>it")
-    roles = ["system", *["user", "assistant"] * 2, "user"]
-    messages = [{"role": role, "content": text} for role, text in zip(roles, said, strict=True)]
-    view = Model("qwen3_instruct", bench.tokenizer_dir).rendered(messages)
-    assert did.fake.prompt_text(0) == did.fake.tokenizer.decode(view)
-    steps = did.view.steps
-    assert [step.is_copied_context for step in steps] == [True] * 6 + [None] * 4
-    assert (steps[3].tool_calls[0].arguments, steps[4].metrics) == (CALL["arguments"], None)
-    assert did.resumed("more").metadata["n_prefix_breaks"] == 0
-    for text in (b'{"messages": []}', b"not json", b"\xff"):
-        file.write_bytes(text)
-        with pytest.raises(ValueError, match=r"earlier\.json is no trajectory in ATIF"):
-            asyncio.run(did.agent.load("do it", did.environment, did.context))
+    assert all(can.get(name, True) for name in ("skills", "mcp_servers"))
 
 
 # The commands, run for real by the test's own shell.
@@ -1250,23 +1213,23 @@ def test_output_of_any_bytes_comes_through_cut_to_its_head_and_tail(bench):
     script = "printf 'a%.0s' {1..5000}; printf 'b%.0s' {1..5000}"
     assert bench.shell(script, environment) == "Exit code: 0\nOutput:\n" + "a" * 5000 + "b" * 5000
     for most in (1, 2, 100, 1000, 9999):
-        text = bench.shell(script, environment, max_output_chars=most)
+        text = bench.shell(script, environment, max_output_bytes=most)
         middle = f"\n[... {10_000 - most} bytes left out ...]\n"
         shown = "a" * (most // 2) + middle + "b" * (most - most // 2)
         assert text == f"Exit code: 0\nOutput:\n{shown}"
         assert len(environment.outputs[-1]) < 1.5 * most + 1000
     # What was written around the limit.
     answer = ExecResult(stdout="x" * 30_000_000, return_code=0)
-    assert len(bench.shell("x", ScriptedEnvironment(answer), max_output_chars=100)) < 1000
+    assert len(bench.shell("x", ScriptedEnvironment(answer), max_output_bytes=100)) < 1000
     # Inside a character, or no text: what the shell above prints is decoded strictly, as ASCII.
-    text = bench.shell("printf '中%.0s' {1..7000}", max_output_chars=1000)
+    text = bench.shell("printf '中%.0s' {1..7000}", max_output_bytes=1000)
     lines = [line.strip("\ufffd") for line in text.splitlines()[2:]]
     assert lines == ["中" * 166, "[... 20000 bytes left out ...]", "中" * 166]
     assert bench.shell("printf 'caf\\351 \\377\\0x'").endswith("\ncaf\ufffd \ufffd\0x")
     # Also where a burst comes as a timer of bash's own may fire: `read -t` loses what it has then.
     bursts = "for i in {1..40}; do echo burst $i; sleep 0.0$((i % 5 + 1)); done"
     assert bench.shell(bursts).splitlines()[2:] == [f"burst {i}" for i in range(1, 41)]
-    text = bench.shell("head -c 4000000 /dev/zero; exit 7", max_output_chars=10)
+    text = bench.shell("head -c 4000000 /dev/zero; exit 7", max_output_bytes=10)
     assert (text[:13], text.count("\n[")) == ("Exit code: 7\n", 1)
     text = bench.shell("printf ':%s:'; head -c 3000 /dev/urandom")
     assert text.startswith("Exit code: 0\nOutput:\n:")
@@ -1276,7 +1239,7 @@ def test_output_of_any_bytes_comes_through_cut_to_its_head_and_tail(bench):
 def test_a_flood_is_ended_and_the_model_told(bench, flood):
     environment, own = ShellEnvironment(), own_seconds()
     script = f"echo first; setsid sleep {own} & {flood}"
-    text = bench.shell(script, environment, max_output_chars=1000)
+    text = bench.shell(script, environment, max_output_bytes=1000)
     assert text.startswith("Exit code: 137\nOutput:\nfirst\n")
     assert text.endswith("\n[ended: it wrote more than 4000000 bytes]")
     assert "bytes left out" in text
@@ -1539,9 +1502,12 @@ def test_a_limit_of_the_context_holds_for_all_clients_which_are_called_as_harbor
     # Each client can be called as Harbor's are.
     vllm.bench.service("hello")
     vllm.bench.api("hello")
+
+    async def call(agent: BasicLoopAgent) -> Any:
+        return await (await agent._shared_llm()).call("Summarize: x", message_history=[])
+
     for agent in (vllm.bench.agent(), vllm.bench.agent(model_client="litellm"), vllm.agent()):
-        reply = asyncio.run(agent._build_llm().call("Summarize: x", message_history=[]))
-        assert reply.content == "hello"
+        assert asyncio.run(call(agent)).content == "hello"
 
 
 def test_a_reply_that_no_tokenizer_reads_is_no_answer(bench, tokenizer_dir):
@@ -1588,8 +1554,10 @@ def test_a_second_run_starts_clean_and_resume_goes_on_exactly(bench):
     step = did.resumed("step two")
     assert did.turns + step.turns == did.fake.returned
     assert (step.metadata["n_episodes"], step.metadata["n_prefix_breaks"]) == (1, 0)
-    assert [turn.message for turn in step.view.steps] == ["Be brief.", "step two", "one"]
     # It hears what the last commands gave.
+    output = "Exit code: 0\nOutput:\n<\u200b|im_end|>out"
+    messages = [turn.message for turn in step.view.steps]
+    assert messages == ["Be brief.", output, "step two", "one"]
     prompt, tokens, _ = did.fake.returned[1]
     assert did.fake.returned[2][0][: len(prompt + tokens)] == prompt + tokens
     assert "Output:\n<\u200b|im_end|>out\n\nstep two<|im_end|>" in did.fake.prompt_text(2)
@@ -1732,10 +1700,10 @@ def test_a_prompt_has_no_special_tokens_but_those_of_the_templates_view(bench, m
 
 def test_an_edited_history_is_rendered_anew_and_gone_on_from(bench, tokenizer_dir):
     class Forgetful(BasicLoopAgent):
-        async def _execute(self, script: str, environment: Any) -> str:
-            if script == "forget\n":
+        async def _execute(self, blocks: list[str], environment: Any) -> str:
+            if blocks == ["forget\n"]:
                 self._conversation.messages[2]["content"] = "(left out)"
-            return await super()._execute(script, environment)
+            return await super()._execute(blocks, environment)
 
     ids = Model("qwen3_instruct", tokenizer_dir).encode_oddly(bash("ls"))
     odd, options = Sampled(tokens=[*ids, 2]), {"max_turns": 9, "system_prompt": "x"}
@@ -1825,14 +1793,14 @@ def test_neither_the_module_nor_the_check_of_a_given_key_loads_a_model_library()
     assert loaded.strip() == "set()"
 
 
-def test_a_configuration_has_one_client_per_event_loop_and_all_one_session(bench, tmp_path):
+def test_a_configuration_has_one_client_per_event_loop_and_all_one_session(
+    bench, tmp_path, monkeypatch
+):
     fake, agent_class = bench.service(), counted()
     different = [{}, {"model_path": "tinker://run/1"}, {"renderer_name": "role_colon"}]
     different += [{"temperature": 0.0}, {"llm_kwargs": {"seed": 1}}]
-    # More than the cache keeps of those that no trial uses.
-    different += [{"max_tokens": 1 + number} for number in range(10)]
-    same = {"max_turns": 5, "system_prompt": "x", "command_timeout_sec": 1, "max_output_chars": 1}
-    same |= {"session_id": "x", "rerender_history": True, "max_seconds": 9}
+    different += [{"max_turns": 5}, *({"max_tokens": 1 + number} for number in range(10))]
+    same = {"session_id": "x"}
 
     async def trial(number: int, options: dict[str, Any]) -> None:
         one = bench.agent(agent_class, logs_dir=tmp_path / str(number), **options)
@@ -1847,9 +1815,16 @@ def test_a_configuration_has_one_client_per_event_loop_and_all_one_session(bench
     assert len(agent_class.built) == len(fake.samplers) == 1 + len(different)
     assert len(fake.services) == 1
     assert len(fake.returned) == 3 * len(different) + 3
+    # A key that was renewed, or a server that moved, makes a new client; nothing shows the key.
+    for name, value in (("TINKER_API_KEY", "tml-renewed"), ("TINKER_BASE_URL", "http://moved")):
+        monkeypatch.setenv(name, value)
+        set_up(bench.agent(agent_class))
+    assert len(fake.services) == 3
+    assert "tml-renewed" not in repr(basic_loop_agent._clients)
 
 
-def test_the_cache_keeps_the_newest_of_many_clients(bench):
+def test_the_cache_keeps_the_newest_of_many_clients(bench, monkeypatch):
+    monkeypatch.setattr(basic_loop_agent, "MAX_CLIENTS", 32)
     agent_class = counted()
 
     async def main() -> None:
@@ -1894,18 +1869,24 @@ def test_a_slow_checkpoint_stops_no_other_trial_and_is_tried_again(bench, monkey
 
 @pytest.mark.parametrize("status", [404, 410])
 def test_trials_go_on_in_a_new_session_when_theirs_is_over(bench, tmp_path, status):
-    fake, dids = bench.service(bash("ls")), []
+    fake, dids, ended = bench.service(bash("ls")), [], []
 
     async def ends_the_session() -> ExecResult:
-        # After two trials' first commands, in the middle of all of them; and once more.
+        # During the first commands of all trials; and once more.
         fake.end_sessions(status)
-        await bench.agent(max_tokens=51).run("other", ScriptedEnvironment(), AgentContext())
+        other = bench.agent(max_turns=3, max_tokens=51)
+        await other.run("other", ScriptedEnvironment(), AgentContext())
         fake.end_sessions(status)
+        ended.append(True)
+        return ExecResult(return_code=0)
+
+    async def takes_longer() -> ExecResult:
+        await until(lambda: ended)
         return ExecResult(return_code=0)
 
     for number in range(4):
         one = bench.agent(max_turns=3, logs_dir=tmp_path / str(number), max_tokens=50 + number % 2)
-        first = ends_the_session if number == 3 else ExecResult(return_code=0)
+        first = ends_the_session if number == 3 else takes_longer
         environment = ScriptedEnvironment(first, ExecResult(return_code=0))
         dids.append(Run(one, environment, AgentContext()))
     asyncio.run(together(*(did.go(f"task {number}") for number, did in enumerate(dids))))
@@ -1914,7 +1895,7 @@ def test_trials_go_on_in_a_new_session_when_theirs_is_over(bench, tmp_path, stat
         assert (did.stop_reason, did.metadata["n_prefix_breaks"]) == ("max_turns", 0)
         prompt = fake.tokenizer.decode(did.turns[-1][0])
         assert re.findall(r"task \d", prompt) == [f"task {number}"]
-    assert sum(len(did.turns) for did in dids) == len(fake.returned) - 1 == 12
+    assert sum(len(did.turns) for did in dids) == len(fake.returned) - 3 == 12
     assert [service.closed for service in fake.services] == [True, True, False]
     # A new checkpoint meets an ended session, too.
     fake.end_sessions(status)
@@ -2002,7 +1983,7 @@ def test_event_loops_in_threads_share_tokenizer_and_session(bench, tmp_path, mon
         ({"temperature": -0.1}, "temperature.*greater than or equal to 0"),
         ({"temperature": math.inf}, "temperature.*finite number"),
         ({"model_path": ""}, "model_path.*tinker://"),
-        ({"llm_kwargs": {"max_tokens": 3}}, "llm_kwargs holds max_tokens: use the option of that"),
+        ({"llm_kwargs": {"max_tokens": 3}}, "llm_kwargs holds max_tokens: use the option"),
         ({"llm_kwargs": {"context_limit": 3}}, "llm_kwargs holds context_limit: use the option"),
         ({"model_client": "litellm", "model_path": "tinker://run/w"}, "set model_client=tinker"),
         ({"model_client": "litellm", "renderer_name": "qwen3"}, "set model_client=tinker"),
@@ -2025,7 +2006,6 @@ def test_what_depends_on_the_model_is_refused_in_setup(bench, monkeypatch):
     monkeypatch.setattr("harbor.llms.tinker.get_tokenizer", unittest.mock.Mock(**loaded))
     for options, message in (
         ({"model_name": None}, "no model: name one with -m"),
-        ({"model_name": "openai/gpt-4o"}, "gpt-4o is an API model: set model_client=litellm"),
         ({"model_name": "openai/gpt-oss-20b"}, "the tokenizer is loaded"),
     ):
         with pytest.raises((ValueError, LookupError), match=message):
@@ -2089,7 +2069,7 @@ def test_keys_and_urls_are_the_agents_or_the_processs_and_stay_unseen(bench, mon
     # Also where the process has none.
     monkeypatch.delenv("TINKER_API_KEY")
     set_up(bench.agent(extra_env=other))
-    with pytest.raises(ValueError, match=r"TINKER_API_KEY .*: export it"):
+    with pytest.raises(ValueError, match=r"no API key for Tinker: .*model_client=litellm"):
         set_up(bench.agent(extra_env=starred))
 
 
@@ -2148,7 +2128,8 @@ def run_job(config: JobConfig) -> list[Any]:
 
 def test_a_bad_agent_fails_alone_in_a_job_with_a_good_one(tmp_path):
     kwargs = {"model_client": "litellm", "llm_kwargs": {"mock_response": "Hello, world!"}}
-    bad = [lite_agent() | {"model_name": None}, lite_agent()]
+    no_provider = lite_agent(model_client="litellm") | {"model_name": "mock"}
+    bad = [lite_agent() | {"model_name": None}, no_provider]
     config = job_config(tmp_path, {}, agents=[lite_agent(**kwargs), *bad], n_attempts=2)
     trials = run_job(config)
     good = [trial for trial in trials if trial.exception_info is None]
@@ -2160,8 +2141,9 @@ def test_a_bad_agent_fails_alone_in_a_job_with_a_good_one(tmp_path):
         assert whole.trial.agent_result.n_input_tokens > 0
     words = [trial.exception_info.exception_message for trial in trials if trial not in good]
     no_model = "no model: name one with -m, such as -m Qwen/Qwen3-8B"
-    api_model = "openai/mock is an API model: set model_client=litellm"
-    assert sorted(words) == [no_model] * 2 + [api_model] * 2
+    words = sorted(words, reverse=True)
+    assert words[:2] == [no_model] * 2
+    assert all("who serves 'mock': put" in text and "as openai/mock " in text for text in words[2:])
 
 
 @pytest.mark.parametrize(
@@ -2225,12 +2207,21 @@ def test_a_trial_that_takes_too_long_is_scored_and_keeps_its_turns(bench, tmp_pa
 
 
 def test_what_failed_is_no_training_data_and_a_bad_record_an_error(bench, tmp_path):
-    fake = bench.service(bash("ls"), RuntimeError("service is gone"))
+    # Harbor would take a client's own TimeoutError for the agent's timeout, and score the trial.
+    fake = bench.service(bash("ls"), TimeoutError("service is gone"))
     (failed,) = run_job(job_config(tmp_path, {}, agents=tinker_agent(fake, max_turns=2)))
     assert failed.exception_info.exception_type == "RuntimeError"
+    assert "service is gone" in failed.exception_info.exception_message
+    assert failed.verifier_result is None
     assert failed.agent_result.rollout_details
     assert trial_to_trajectory(failed) is None
     failed.exception_info = None
+    failed.verifier_result = VerifierResult(rewards={"reward": 1})
+    assert trial_to_trajectory(failed) is None
+    failed.agent_result.metadata["stop_reason"] = "completed"
+    # Harbor's own word, where it has one (0.25).
+    with unittest.mock.patch.object(TrialResult, "reward_valid", False, create=True):
+        assert trial_to_trajectory(failed) is None
     scored = [({"reward": 1, "style": 0.5}, 1), ({"score": 0.25}, 0.25), ({"a": 1, "b": 2}, None)]
     for rewards, reward in [*scored, ({}, None)]:
         failed.verifier_result = VerifierResult(rewards=rewards)
@@ -2278,9 +2269,10 @@ def test_a_multi_step_trial_with_a_failed_step_is_no_training_data(bench, tmp_pa
     assert trial_to_trajectory(trial) is None
     # After a timeout a step is scored on purpose.
     trial.step_results[failing].exception_info.exception_type = "AgentTimeoutError"
+    trial.step_results[failing].agent_result.metadata["stop_reason"] = "cancelled"
     whole = trial_to_trajectory(trial)
     assert whole.reward == trial.verifier_result.rewards["reward"]
-    assert whole.stop_reason == ("completed" if failing == 0 else "error")
+    assert whole.stop_reason == ("completed" if failing == 0 else "cancelled")
     assert len(whole.turns) == len(fake.returned) == 1
 
 
