@@ -528,6 +528,7 @@ def bash(*commands: str, language: str = "bash") -> str:
 
 
 HM = "<|channel|>analysis<|message|>hm"
+BALANCED = "cat >f <<E\n<think>\nhm\n</think>\nE"
 TAGGED = f"x\n</think>\n{bash('ls')}"
 
 
@@ -552,7 +553,7 @@ def time_passes_at_once() -> Iterator[asyncio.Runner]:
 
 
 @pytest.mark.parametrize("reply", ["", bash("rm -rf /")])
-def test_one_completion_is_recorded_in_context_and_files_and_never_run(bench, reply):
+def test_one_completion_is_recorded_in_context_and_files_and_never_run(bench, reply, caplog):
     did = bench.tinker(reply, system_prompt="Be {brief}.", instruction="greet")
     ((prompt, tokens, logprobs),) = did.fake.returned
     assert did.turns == [(prompt, tokens, logprobs)]
@@ -562,6 +563,7 @@ def test_one_completion_is_recorded_in_context_and_files_and_never_run(bench, re
     ids = {"n_turns_without_ids": 0, "n_prefix_breaks": 0}
     assert did.metadata == {"stop_reason": "completed", "n_episodes": 1, **ids}
     assert (did.completion, did.scripts) == (reply, [])
+    assert ("max_turns is 1, so none was run" in caplog.text) == bool(reply)
     said = [("system", "Be {brief}."), ("user", "greet"), ("agent", reply)]
     assert [(step.source, step.message) for step in did.view.steps] == said
     metrics = did.view.steps[-1].metrics
@@ -617,6 +619,10 @@ def test_a_reply_cut_off_anywhere_neither_shows_thinking_nor_loses_the_answer(be
         ("a\r\n</think>\r\nb", "a\r\n", "b", None),
         (f"so{bash('rm x')}no</think>{bash('ls')}", f"so{bash('rm x')}no", bash("ls"), "ls\n"),
         ("```bash\nrm x\n</think>\nb", "```bash\nrm x\n", "b", None),
+        # A tag that the same block opened, and a block that another one quotes.
+        (bash(BALANCED), None, bash(BALANCED), f"{BALANCED}\n"),
+        (f"````\n{bash('rm x')}</think>\n````\n", "````\n" + bash("rm x"), "````\n", None),
+        (f"````\n<think>\n{bash('rm x')}</think>\n````\n", None, None, None),
         # A tag in a command, or in the answer's text.
         (bash("echo '</think>'"), None, bash("echo '</think>'"), "echo '</think>'\n"),
         (f"a{bash('# </think>')}b</think>c", f"a{bash('# </think>')}b", "c", None),
@@ -639,7 +645,7 @@ def test_a_reply_cut_off_anywhere_neither_shows_thinking_nor_loses_the_answer(be
 def test_the_answer_begins_where_the_thinking_ends(bench, reply, thinking, answer, runs):
     did = bench.lite(reply, max_turns=2)
     step = did.view.steps[2]
-    assert (step.reasoning_content, step.message) == (thinking, answer)
+    assert (step.reasoning_content, step.message) == (thinking, reply if answer is None else answer)
     assert did.scripts == ([runs] * 2 if runs else [])
 
 
@@ -739,19 +745,39 @@ def test_the_responses_api_gets_max_tokens_and_may_be_cut_off(bench, monkeypatch
         requests.append(request)
         parts = [SimpleNamespace(type="output_text", text="one")]
         output = [SimpleNamespace(type="message", content=parts)]
-        why = SimpleNamespace(reason="max_output_tokens")
-        status = "completed" if len(requests) % 3 == 1 else "incomplete"
-        fields = {"id": "r", "usage": None, "status": status, "incomplete_details": why}
+        status, why = ("completed", None) if len(requests) % 3 == 1 else ended
+        details = SimpleNamespace(reason=why)
+        fields = {"id": "r", "usage": None, "status": status, "incomplete_details": details}
         return SimpleNamespace(output=output, **fields)
 
     monkeypatch.setattr(litellm, "aresponses", aresponses)
     options = {"model_client": "litellm", "llm_kwargs": {"use_responses_api": True}}
-    for name in ("openai/gpt-5", "openai/mock"):
+    broken = [("incomplete", "content_filter"), ("failed", None), ("in_progress", None)]
+    for ended in [("incomplete", "max_output_tokens"), *broken]:
+        name = "openai/gpt-5" if ended[1] else "openai/mock"
         did = run(bench.agent(model_name=name, max_tokens=777, **options), instruction="a")
         assert (did.resumed("b").stop_reason, did.completion) == ("max_tokens", "one")
         did.resumed("new")
         assert [one["content"] for one in requests[-1]["input"]] == ["a", "one", "b", "one", "new"]
-    assert [request["max_output_tokens"] for request in requests] == [777] * 6
+    assert [request["max_output_tokens"] for request in requests] == [777] * 12
+
+
+@pytest.mark.parametrize("word", ["STOP", "COMPLETE", "end_turn", "eos", "stop_sequence"])
+def test_a_reply_is_whole_if_the_server_says_so(bench, word):
+    bench.api(bash("ls"), finish=word)
+    assert run(bench.agent(model_client="litellm", max_turns=2)).scripts == ["ls\n"] * 2
+
+
+CUT_OFF = ["insufficient_system_resource", "model_length", "model_context_window_exceeded"]
+CUT_OFF += ["time_limit", "cancelled", "network_error", "error", "MALFORMED_RESPONSE", "abort"]
+
+
+@pytest.mark.parametrize("word", CUT_OFF)
+def test_a_reply_that_ended_for_another_reason_is_cut_off_and_not_run(bench, word):
+    bench.api(bash("rm x"), finish=word)
+    did = run(bench.agent(model_client="litellm", max_turns=2))
+    assert (did.stop_reason, did.scripts, did.completion) == ("max_tokens", [], bash("rm x"))
+    assert did.context.n_output_tokens == 3
 
 
 def test_each_request_has_its_trials_session_id_and_trials_share_a_client(bench):
@@ -791,7 +817,7 @@ class FakeVllm(http.server.ThreadingHTTPServer):
         self.script: list[tuple[str, str] | int] = []
         self.fails = [429]
         # Of each request: path, body and headers; and of each reply: prompt, tokens, logprobs.
-        self.requests, self.returned = [], []
+        self.requests, self.returned, self.connections = [], [], []
 
     def agent(self, llm_kwargs: dict | None = None, **options: Any) -> BasicLoopAgent:
         """An agent that has this server's model."""
@@ -839,11 +865,27 @@ class FakeVllmHandler(http.server.BaseHTTPRequestHandler):
         with self.server.tokenizing:
             answer = self.server.answer(self.path, body)
         self.send_response(answer if isinstance(answer, int) else 200)
-        self.send_header("Content-Type", "application/json")
-        self.end_headers()
         if isinstance(answer, int):
             answer = {"error": {"message": "maximum context length"}}
-        self.wfile.write(json.dumps(answer).encode() if answer != "" else b"")
+        text = json.dumps(answer).encode() if answer != "" else b""
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
+
+
+class KeptAlive(FakeVllmHandler):
+    """Keeps its connections, and says when the other side has closed them."""
+
+    protocol_version = "HTTP/1.1"
+
+    def setup(self) -> None:
+        super().setup()
+        self.server.connections.append(self.connection)
+
+    def finish(self) -> None:
+        super().finish()
+        self.connection.close()
 
 
 @pytest.fixture
@@ -946,10 +988,33 @@ ODD = {"tokens": [1], "token_strs": ["a"], "max_model_len": None}
 
 def test_an_outage_of_vllm_fails_its_trial_and_costs_no_other_its_exactness(vllm):
     vllm.fails, vllm.script = [503] * 6, [(THOUGHT + bash("ls"), "stop")]
-    with pytest.raises(Exception, match="503"):
-        set_up(vllm.agent())
+
+    async def main() -> list[Any]:
+        setups = [vllm.agent().setup(ScriptedEnvironment()) for _ in range(9)]
+        return await asyncio.gather(*setups, return_exceptions=True)
+
+    # The trials that waited share the failure, which names the URL; a later one tries anew.
+    errors = asyncio.run(main())
+    assert [getattr(error, "status_code", None) for error in errors] == [503] * 9
+    assert errors[0].__notes__[0] == f"The URL was http://127.0.0.1:{vllm.server_port}/tokenize."
+    assert len(vllm.requests) == 6
     assert vllm.at_once({})[0].metadata["n_prefix_breaks"] == 0
     assert len(vllm.returned) == 4
+
+
+@pytest.mark.filterwarnings("error::ResourceWarning")
+def test_a_turn_costs_vllm_two_requests_and_connections_are_kept_and_closed(vllm, recwarn):
+    vllm.RequestHandlerClass = KeptAlive
+    vllm.script = [(THOUGHT + bash("ls"), "stop")]
+    for _ in range(2):
+        before = len(vllm.requests), len(vllm.connections)
+        vllm.at_once(*[{"max_turns": 10}] * 4)
+        # One request asks whether there is /tokenize; one finds where a probe's tail begins.
+        assert len(vllm.requests) - before[0] <= 2 * 40 + 2 + 4
+        assert len(vllm.connections) - before[1] <= 4
+        assert all(connection.fileno() == -1 for connection in vllm.connections)
+    gc.collect()
+    assert [str(one.message) for one in recwarn if "nclosed" in str(one.message)] == []
 
 
 @pytest.mark.parametrize("answer", [404, 405, 400, 422, [], "", {"max_model_len": 9}, ODD])
@@ -1390,6 +1455,27 @@ def test_a_script_goes_with_its_trial(bench, tmp_path, ending):
     assert left_of(f"sleep {own}") == []
     assert (did.stop_reason, did.completion) == (ending, reply)
     assert did.turns == did.fake.returned
+
+
+@pytest.mark.parametrize("error", [TimeoutError, ConnectionError])
+@pytest.mark.parametrize("ending", ["cancelled", "rollout_timeout"])
+def test_a_cancellation_wins_over_the_error_that_answers_it(bench, error, ending):
+    async def answers() -> ExecResult:
+        try:
+            await forever()
+        except asyncio.CancelledError:
+            raise error("the connection was closed") from None
+
+    environment = ScriptedEnvironment(answers, ExecResult(return_code=0))
+    seconds = 50 if ending == "rollout_timeout" else None
+    options = {"environment": environment, "max_turns": 9, "max_seconds": seconds}
+    did = bench.prepare(bash("ls"), "done", command_timeout_sec=500, **options)
+    with time_passes_at_once() as runner:
+        runner.run(did.agent.setup(did.environment))
+        trial = asyncio.wait_for(did.go(), None if seconds else 50)
+        with pytest.raises(TimeoutError) if seconds is None else contextlib.nullcontext():
+            runner.run(trial)
+    assert (did.stop_reason, len(did.turns)) == (ending, 1)
 
 
 def test_what_ends_a_script_is_finished_whatever_is_cancelled_meanwhile(bench):
@@ -2053,7 +2139,7 @@ def test_keys_and_urls_are_the_agents_or_the_processs_and_stay_unseen(bench, mon
         ({"extra_env": {"OPENAI_API_BASE": "http://rllm/a/b"}}, "key-process", "http://rllm/a/b"),
         ({"extra_env": own, "api_base": "http://x:1/"}, "key-own", "http://x:1/v1"),
         ({"extra_env": own, "llm_kwargs": {"api_key": "key-2"}}, "key-2", "http://own"),
-        # A name without its provider.
+        # A name without its provider, which litellm knows.
         ({"extra_env": own, "model_name": "gpt-4o"}, "key-own", "http://own"),
     ):
         did = bench.lite("hello", **options)
@@ -2062,6 +2148,22 @@ def test_keys_and_urls_are_the_agents_or_the_processs_and_stay_unseen(bench, mon
         seen += [path.read_text() for path in bench.logs_dir.glob("*.*")]
         assert len(seen) == 5
         assert not any("key-" in text for text in [*seen, *caplog.messages])
+        # Harbor would put it into the environment of each command.
+        assert did.agent.extra_env == {}
+    # A key from a file ends in a newline; what else is no part of a header is named, not shown.
+    for options in (
+        {"extra_env": {"OPENAI_API_KEY": "key-5\n"}},
+        {"llm_kwargs": {"api_key": "key-5\n"}},
+    ):
+        assert bench.lite("hello", **options).fake[-1]["api_key"] == "key-5"
+    for wrong in ("key-\r6", "key-\u00e9", "key-1\nkey-2"):
+        with pytest.raises(ValueError, match="the API key of openai holds a character") as error:
+            bench.lite("hello", extra_env={"OPENAI_API_KEY": wrong})
+        assert "key-" not in str(error.value)
+    # A server of one's own needs none.
+    monkeypatch.delenv("OPENAI_API_KEY")
+    assert bench.lite("hello", api_base="http://x").fake[-1]["api_key"] == "none"
+    monkeypatch.setenv("OPENAI_API_KEY", "key-process")
     # `jobs resume` gives a key as Harbor has saved it.
     starred = {"OPENAI_API_KEY": "key-****own", "TINKER_API_KEY": "****"}
     assert bench.lite("hello", extra_env=starred).fake[-1]["api_key"] == "key-process"
