@@ -137,8 +137,8 @@ class BasicLoopOptions(
             )
         if is_tinker and not importlib.util.find_spec("tinker_cookbook"):
             raise ValueError(
-                "the Tinker packages are missing: install them (`pip install 'harbor[tinker]'`, or in "
-                "a clone `uv sync --extra tinker`), or set model_client=litellm"
+                "the Tinker packages are missing: `pip install 'harbor[tinker]'` (in a clone: "
+                "`uv sync --extra tinker`), or set model_client=litellm"
             )
         return self
 
