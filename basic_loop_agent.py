@@ -265,11 +265,8 @@ message. Each script starts in a fresh shell (files stay, variables and director
     ) -> None:
         """Go on with the conversation of the last `run`, and record this call's turns.
 
-        The turns are on the context and in the files before anything is raised.
-
-        Raises:
-            Exception: What the client or the environment raises, and OSError if the files cannot
-                be written.
+        The turns are on the context and in the files before anything is raised: what the client or
+        the environment raises, or OSError if the files cannot be written.
         """
         conversation = self._conversation
         # This stays if a CancelledError passes.
@@ -499,11 +496,7 @@ message. Each script starts in a fresh shell (files stay, variables and director
         return (type(self), self.model_name, hashed, _given_service)
 
     async def _shared_llm(self) -> Any:
-        """The client of this configuration from the cache, which is explained there.
-
-        Raises:
-            Exception: What `_build_llm` or the server raises.
-        """
+        """This configuration's client, from the cache. Raises what building it raises."""
         key = (asyncio.get_running_loop(), self._cache_key())
         old_error = _clients.get(key)
         async with _locks.setdefault(key, asyncio.Lock()):
@@ -1244,10 +1237,8 @@ def open_sampling_client(source: dict, api_base: str | None, api_key: str | None
     """Open a checkpoint in the process's session, or in a new session if that is over. Blocks.
 
     Tinker answers alike for a session that is over and for a checkpoint that does not exist. So a
-    new session takes the old one's place only if it opens the checkpoint; else it is closed.
-
-    Raises:
-        Exception: What the SDK raises.
+    new session takes the old one's place only if it opens the checkpoint; else it is closed, and
+    the SDK's error is raised.
     """
     import tinker
 
