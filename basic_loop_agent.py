@@ -34,6 +34,7 @@ import logging
 import math
 import os
 import re
+import shlex
 import threading
 from abc import ABC, abstractmethod
 from collections import ChainMap
@@ -43,12 +44,11 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
-from shlex import quote
 from typing import Any, ClassVar, Literal, Self
 from uuid import uuid4
 
 from harbor.agents.base import BaseAgent
-from harbor.environments.base import BaseEnvironment
+from harbor.environments.base import BaseEnvironment, ExecResult
 from harbor.llms.base import ContextLengthExceededError, LLMResponse, OutputLengthExceededError
 from harbor.llms.chat import Chat
 from harbor.models import trajectories as atif
@@ -322,67 +322,71 @@ message. Each script starts in a fresh shell (files stay, variables and director
         await self._shared_llm()
         self._introduction = []
         if self.skills_dir:
-            listing = await self._execute([LIST_SKILLS % quote(self.skills_dir)], environment)
+            listing = await self._execute([LIST_SKILLS % shlex.quote(self.skills_dir)], environment)
             self._introduction.append(f"Skills, to be read before they are used. {listing}")
         for server in self.mcp_servers:
             text = server.model_dump_json(exclude_none=True)
             self._introduction.append(f"MCP server: {text}")
 
     def script_in(self, reply: str) -> list[str] | None:
-        """The bash script that a reply asks to run; None if it asks for nothing.
-
-        A NUL, which no script can hold, stands between blocks: each has to be whole by itself.
-        """
+        """The bash blocks of a reply, which run as one script; None if there are none."""
         shells = ("bash", "sh", "shell")
         blocks = [text for language, text in fenced_blocks(reply) if language in shells]
         return blocks or None
 
     async def _execute(self, blocks: list[str], environment: BaseEnvironment) -> str:
-        """Run a script in the environment, never on the host. Returns what the model is told."""
-        script = "\0".join(blocks)
+        """Run blocks as one script in the environment. Returns what the model is told."""
         limit = self.options.command_timeout_sec
-        most = self.options.max_output_bytes
         mark = uuid4().hex
-        call = f"run {mark} {most} {limit} {script.count('\0') + 1}"
-        blocks = valid_text(f"\0{script}").replace("\0", f":{mark}:")
-        command = f"BASIC_LOOP_RUN={mark} {in_bash(call, blocks)}"
-        # Modal takes 65,536 bytes of arguments, and some environments quote the command once more.
+        call = shell_command("run", mark, str(limit), str(FLOOD_BYTES), *blocks)
+        command = f"BASIC_LOOP_RUN={mark} {call}"
+        # Modal takes 65,536 bytes of arguments.
         if len(command) > 65_000:
             return "Not run: the script is too long. Split it into smaller ones."
-        # What the script and the environment said; nothing: the output was lost.
-        texts = []
+        told = None
         try:
-            # Three limits: _RUN keeps the script's; ours is for an exec that takes longer; past the
-            # environment's Docker raises RuntimeError, which would end the trial.
-            async with asyncio.timeout(limit + 30) as timer:
-                result = await environment.exec(command, timeout_sec=limit + 90)
-            before, *parts = valid_text(result.stdout).split(f":{mark}:")
-            # Where _RUN did not run, there is no mark.
-            texts = [] if parts else [before]
-            with suppress(ValueError):
-                in_base64, _ = parts
-                ends = base64.b64decode(in_base64).split(f"end-of-{mark}".encode())
-                _, code, note = ends[-1].split(b" ", 2)
-                result.return_code = int(code)
-                texts = [ends[0], note.strip()]
+            async with asyncio.timeout(limit + ANSWER_MARGIN_SEC) as timer:
+                result = await environment.exec(command, timeout_sec=limit + EXEC_MARGIN_SEC)
+            told = self._read_result(result, mark)
+            lost = "[the output was lost: what runs the script was killed]"
+            return told or f"Exit code: {result.return_code}\nOutput:\n{lost}"
         except Exception as error:
-            # Some environments raise another error when they are cancelled.
+            # Some environments raise an error of their own when they are cancelled.
+            if asyncio.current_task().cancelling():
+                raise asyncio.CancelledError from error
             if not timer.expired() and not isinstance(error, TimeoutError):
                 raise
             return f"Exit code: 124\nOutput:\n[no answer; the time limit is {limit} seconds]"
         finally:
-            # Cancelled, or it hangs, or what kept the limit was killed: the script would run on,
-            # into the next turn or the tests.
-            if not texts:
-                command = in_bash(f'end_processes "[A-Z]*" {mark}')
-                ending = asyncio.wait_for(environment.exec(command, timeout_sec=15), 10)
-                # The environment may be gone, and the trial goes on, or ends, for its own reason.
+            # Without a whole answer the script may run on, into the next turn or the verifier.
+            if told is None:
+                call = shell_command("end_run", mark)
+                ending = environment.exec(call, timeout_sec=ENDING_SEC + ANSWER_MARGIN_SEC)
+                ending = asyncio.wait_for(ending, ENDING_SEC)
+                # A cancellation does not stop the ending. The ending may fail: the environment may
+                # be gone.
                 await asyncio.shield(asyncio.gather(ending, return_exceptions=True))
-        lost = ["[the output was lost: what runs the script was killed or written into]"]
-        texts = [valid_text(text) for text in [*(texts or lost), result.stderr] if text]
-        # What others print has not been cut.
-        shown = "\n".join(text[: most + 200].removesuffix("\n") for text in texts)
-        return f"Exit code: {result.return_code}\nOutput:\n{shown or '(none)'}"
+
+    def _read_result(self, result: ExecResult, mark: str) -> str | None:
+        # What the model is told of a script; None if the output of `run` is damaged.
+        before, *ours = valid_text(result.stdout).split(f":{mark}:")
+        # Without a mark `run` did not start: the environment says why.
+        code, output, note = result.return_code, before.encode(), ""
+        if ours:
+            try:
+                encoded, status, _ = ours
+                output = base64.b64decode(encoded)
+            except ValueError:
+                return None
+            code, _, note = status.partition(" ")
+            output, end, _ = output.partition(f"\nend-of-{mark}\n".encode())
+            if not end:
+                flood = f"[ended: it wrote more than {FLOOD_BYTES} bytes, or ended what reads them]"
+                note = flood + note
+        output += valid_text(result.stderr).encode()
+        texts = [middle_cut(output, self.options.max_output_bytes), note]
+        shown = "\n".join(text.removesuffix("\n") for text in texts if text)
+        return f"Exit code: {code}\nOutput:\n{shown or '(none)'}"
 
     def _record(
         self, conversation: Conversation, stop_reason: StopReason, context: AgentContext
@@ -1641,154 +1645,6 @@ def fenced_blocks(text: str) -> list[tuple[str, str]]:
     return blocks
 
 
-# `run MARK BYTES SECONDS N` runs a script inside the environment. This text, and then the script's
-# N blocks, each after a :MARK:, come in base64 by $BASIC_LOOP_TEXT: no argument holds them, so no
-# `pgrep -f` finds them. The output goes back in base64, which any environment can decode, between
-# two marks, so that it can be told from what others print; only BYTES of it cross `exec`. No file
-# is written:
-#
-#     :3f2a:eQp5CnkKeQp5CnkKeQpb(...):3f2a:
-#
-# The line end-of-3f2a, with the exit code and what ended the script, follows its last one. There
-# `sed` stops, though a process in the background may keep the pipe open: for it `cat` reads on.
-#
-# What a script starts has the mark in its environment, as BASIC_LOOP_SCRIPT, also what left its
-# process group; what runs it has BASIC_LOOP_RUN.
-#
-# Seen on bash 4.4 to 5.3. Before 5.1 a shell can wait for its last process substitution only, and
-# pipelines within the last part of a pipeline spoil PIPESTATUS. `read -t` of what the script writes
-# would lose what comes as its time is over.
-_SOURCE = r"""syntax() { LC_ALL=C; eval "set -n; $1" 2>&1; }
-# It stays in the first line: bash counts a block's lines from where it is evaluated.
-
-exec 2>/dev/null
-export -n BASIC_LOOP_RUN BASIC_LOOP_TEXT
-
-end_processes() {
-  for _ in 1 2 3; do
-    pids=$(grep -ls "BASIC_LOOP_$1=$2" /proc/[0-9]*/environ | cut -d/ -f3)
-    [ -n "$pids" ] || break
-    # All stand first: else a shell would go on to its next command when the last one is killed.
-    kill -STOP $pids
-    kill -9 $pids
-  done
-}
-
-decoded() {
-  printf %s "$text" | base64 -d
-}
-
-# The last line: exit code, and what ended the script. Of one length, for the tail is cut with it.
-end_with() {
-  printf "$end %-3s %-60s\n" $1 "$2"
-}
-
-report() {
-  exec 6< <(run_script)
-  runner=$!
-  # Bytes, not characters; and to load a locale is a tenth of what a short script costs.
-  export LC_ALL=C
-  # Room for the last line, too: three lines of base64, each of 57 bytes.
-  room=$((most + 171))
-  exec 5< <(exec head -c $room <&6)
-  reader=$!
-  # The bracket: so a script that lists all processes does not print the line.
-  sed "/[e]nd-of-$mark/q" <&5 | text=$(base64)
-  if [ ${#text} -ge $((room / 57 * 77)) ]; then
-    end_processes SCRIPT $mark
-    text=$({ decoded; end_with 137 "[ended: it wrote more than $most bytes]"; } | base64)
-  fi
-  # The head, and the tail with the line that shows the end.
-  half=$((shown / 2)) rest=$((shown - shown / 2 + ${#end} + 66))
-  left_out=0
-  if [ ${#text} -gt $shown ]; then left_out=$(($(decoded | wc -c) - half - rest)); fi
-  if [ $left_out -gt 0 ]; then
-    text=$({
-      decoded | head -c $half
-      printf "\n[... $left_out bytes left out ...]\n"
-      decoded | tail -c $rest
-    } | base64)
-  fi
-  printf %s "$text"
-  # What is behind the last line. A process in the background may go on to write.
-  read -t 0.1 -N 200000 <&6
-  if [ $? != 1 ]; then cat <&6 >/dev/null & fi
-  # Else each script would leave zombies.
-  kill -9 $reader
-  wait $reader $runner
-}
-
-watch() {
-  read -t $limit
-  case $? in
-    # The script has ended.
-    0) ;;
-    # What runs it was killed.
-    1) end_processes SCRIPT $mark ;;
-    *)
-      end_processes SCRIPT $mark
-      # A script can stop what runs it.
-      kill -CONT $runner
-      read
-      exit 1
-  esac
-}
-
-read_blocks() {
-  script= refused=
-  # From the last to the first, and in bytes, for so bash finds them at once.
-  local LC_ALL=C text=$BASIC_LOOP_TEXT
-  for ((; n_blocks > 0; n_blocks--)); do
-    before=${text%":$mark:"*}
-    block=${text:${#before}+${#mark}+2}
-    text=$before
-    script=$block$'\n\n'$script
-    # Only what is not whole is refused: what else is no syntax here may be some when it is run, as
-    # with extglob. In front of a backtick is what bash says, behind it what the script does.
-    said=$(syntax "$block")
-    case ${said%%\`*} in
-      *"unexpected EOF"* | *"unexpected end of file"* | *"delimited by end-of-file"*)
-        refused="[nothing was run: a block is not whole: line ${said#*line }]"
-    esac
-  done
-}
-
-run_script() {
-  if [ -n "$refused" ]; then
-    printf "%s\n" "$refused"
-    code=2
-  else
-    runner=$BASHPID
-    exec 4> >(watch >/dev/null)
-    # bash 5.3 ignores them in what it runs in the background.
-    trap - INT QUIT
-    BASIC_LOOP_SCRIPT=$mark BASIC_LOOP_TEXT=$script \
-      bash -c 'export -n BASIC_LOOP_TEXT; eval -- "$BASIC_LOOP_TEXT"' </dev/null 2>&1 4>&-
-    code=$?
-    echo >&4
-    wait $!
-    [ $? != 1 ] || code=124 why="[ended: the time limit of $limit seconds was reached]"
-  fi
-  end_with $code "$why"
-  # Pushes the last line out of the buffer of `head`; and busybox' `sed` stops when it has another.
-  printf "\n%65536s"
-  exit $code
-}
-
-run() {
-  mark=$1 shown=$2 limit=$3 n_blocks=$4 most=4000000 end=end-of-$1 why=
-  read_blocks
-  printf ":$mark:"
-  report
-  code=$?
-  printf ":$mark:"
-  exit $code
-}
-"""
-# To read the comments, too, would cost each script 1 % more.
-_RUN = re.sub(r"(?m)^ *#.*\n", "", _SOURCE)
-
-
 # Prints each skill's place, and its frontmatter: its name and what it is for.
 LIST_SKILLS = """\
 cd -- %s || exit
@@ -1798,11 +1654,174 @@ for file in */SKILL.md; do
 done
 """
 
+# A script that writes more is ended: Harbor keeps all output of an exec in memory.
+FLOOD_BYTES = 4_000_000
+# A script's time limit is kept inside the environment. An exec that has no answer this much later
+# hangs.
+ANSWER_MARGIN_SEC = 30
+# At its own limit Docker's exec raises RuntimeError, which would end the trial: it comes last.
+EXEC_MARGIN_SEC = 90
+# A second exec, which ends a script from outside, may take this long.
+ENDING_SEC = 15
 
-def in_bash(call: str, blocks: str = "") -> str:
-    """The command that calls a function of _RUN."""
-    text = base64.b64encode(f"{_RUN}{call}; exit\n{blocks}".encode()).decode()
-    # lastpipe saves a process for each pipe into a variable. An image's BASH_ENV may set anything.
-    sets = "set +efmu; shopt -s lastpipe"
-    decodes = "printf %s $BASIC_LOOP_TEXT | BASIC_LOOP_TEXT=$(LC_ALL=C base64 -d)"
-    return f"BASIC_LOOP_TEXT={text} exec bash -c '{sets}; {decodes}; eval \"$BASIC_LOOP_TEXT\"'"
+
+def middle_cut(output: bytes, shown_bytes: int) -> str:
+    """The head and the tail of long output, with the number of bytes left out between them."""
+    n_left_out = len(output) - shown_bytes
+    if n_left_out > 0:
+        half = shown_bytes // 2
+        middle = f"\n[... {n_left_out} bytes left out ...]\n".encode()
+        output = output[:half] + middle + output[half + n_left_out :]
+    return output.decode("utf-8", "replace")
+
+
+def shell_command(*call: str) -> str:
+    """A command that calls a function of the bash program _SHELL, with these arguments.
+
+    Program and arguments are base64 in a variable: no process has them among its arguments, where
+    `pgrep -f` or `pkill -f` of a script would find them.
+    """
+    program = f"{_SHELL}\n{shlex.join(call)}\n"
+    encoded = base64.b64encode(valid_text(program).encode()).decode()
+    start = 'eval "$(base64 -d < <(printf %s $BASIC_LOOP_PROGRAM))"'
+    return f"BASIC_LOOP_PROGRAM={encoded} exec bash -c '{start}'"
+
+
+# How a script is run. The environment's exec starts a bash, the runner, which calls `run`:
+#
+#     runner ---- run_script ---- bash, the script
+#        '------- read_output: sed | head | base64
+#
+# The script writes into a pipe (file 4), and the reader turns it into base64, which every
+# environment passes on unchanged. The runner waits, at most for the time limit, for a line in a
+# second pipe (file 3): run_script says "exited CODE" there, or the reader "closed", when it has had
+# enough bytes. Otherwise the time is over. In these two cases the runner ends the script and all
+# that it started. Then it writes the line "end-of-MARK" behind the output. There the reader stops,
+# though a server in the background may keep the pipe open. The whole output of an exec is
+#
+#     :MARK:output in base64:MARK:code and note:MARK:
+#
+# MARK is a random word. Each process of the script has it in its environment, as BASIC_LOOP_SCRIPT,
+# and the runner has it as BASIC_LOOP_RUN. No file is written. Seen on bash 4.4 to 5.3.
+_SHELL = r"""
+exec 2>/dev/null
+unset BASIC_LOOP_PROGRAM BASIC_LOOP_RUN
+
+# run MARK SECONDS BYTES BLOCK...: runs the blocks as one script.
+run() {
+  local mark=$1 seconds=$2 max_bytes=$3 block script event code note parent reader REPLY
+  shift 3
+  for block; do
+    find_unfinished "$block"
+    [ -z "$REPLY" ] || break
+  done
+  printf ":$mark:"
+  # File 3 is a pipe for events: this opens both ends of one. File 4 is the script's output.
+  exec 3<> <(:)
+  exec 4> >(read_output "$mark" "$max_bytes")
+  reader=$!
+  if [ -n "$REPLY" ]; then
+    printf "[nothing was run: a block does not end: %s]\n" "$REPLY" >&4
+    event=exited code=2
+  else
+    # An empty line ends each block: a backslash at its end must not join it to the next one.
+    printf -v script "%s\n\n" "$@"
+    run_script "$mark" "$script" >&4 &
+    parent=$!
+    # Without an event in time both variables become empty.
+    read -r -t "$seconds" event code <&3
+  fi
+  if [ "$event" != exited ]; then
+    end_processes "BASIC_LOOP_SCRIPT=$mark" "$parent"
+    note=${REPLY:+" [could not be ended: processes$REPLY]"}
+  fi
+  if [ -z "$event" ]; then
+    code=124
+    note="[ended: the time limit of $seconds seconds was reached]$note"
+  fi
+  # The reader may be gone.
+  trap "" PIPE
+  printf "\nend-of-$mark\n" >&4
+  exec 4>&-
+  # PID 1 of a container may not reap what is left of a process.
+  wait $parent $reader
+  printf ":$mark:%s:$mark:" "$code $note"
+}
+
+# run_script MARK SCRIPT: runs a script in a bash of its own, and tells its exit code.
+run_script() {
+  local mark=$1 script=$2
+  # bash 5.3 ignores these signals in a background job, and so would the script.
+  trap - INT QUIT
+  # The script gets its own process group, so that its `kill 0` ends nothing else.
+  set -m
+  BASIC_LOOP_SCRIPT=$mark BASIC_LOOP_TEXT=$script \
+    bash -c 'eval "unset BASIC_LOOP_TEXT; $BASIC_LOOP_TEXT"' </dev/null 2>&1 3>&- 4>&-
+  echo "exited $?" >&3
+}
+
+# read_output MARK BYTES: prints its input in base64, up to the line end-of-MARK.
+read_output() {
+  local mark=$1 max_bytes=$2
+  # sed keeps a line in memory: at most 100 MB.
+  { ulimit -v 100000; LC_ALL=C exec sed "/^end-of-$mark\$/q"; } | head -c "$max_bytes" | base64
+  echo "closed 137" >&3
+  # A server in the background may still write: it must neither block nor get SIGPIPE. (1: nobody
+  # has the pipe open.)
+  read -r -t 0.1 -N 1
+  if [ $? != 1 ]; then
+    cat <&0 >/dev/null 3>&- &
+  fi
+}
+
+# find_unfinished BLOCK: sets REPLY to what bash says of a block that does not end, or to nothing.
+find_unfinished() {
+  REPLY=$(LC_ALL=C; eval "set -n; $1" 2>&1)
+  # Bash may quote the block, but only behind a backtick.
+  case ${REPLY%%\`*} in
+    *"unexpected EOF"* | *"unexpected end of file"* | *"delimited by end-of-file"*)
+      # A fresh bash counts lines from the block's first one.
+      REPLY=$(LC_ALL=C bash -n <(printf %s "$1") 2>&1)
+      REPLY=${REPLY%%$'\n'*}
+      REPLY=${REPLY#*: }
+      ;;
+    *) REPLY= ;;
+  esac
+}
+
+# end_processes ENTRY [ROOT]: ends each process with ENTRY in its environment, the process ROOT,
+# and all that descends from them. It starts no process, for the script may have left none to start.
+# Sets REPLY to the ids of processes that it may not end.
+end_processes() {
+  local entry=$1 root=$2 path pid environ stat fields is_new
+  local -A found=()
+  for _ in {1..100}; do
+    is_new=
+    for path in /proc/[0-9]*; do
+      pid=${path#/proc/} environ=() stat=
+      [ -z "${found[$pid]}" ] || continue
+      mapfile -t -d "" environ <"$path/environ"
+      read -r -d "" stat <"$path/stat"
+      # The command's name, in parentheses, may hold anything. The state and the parent follow it.
+      fields=(${stat##*)})
+      if [[ $pid = "$root" || ${environ[*]} = *"$entry"* || ${found[${fields[1]:-0}]} ]]; then
+        # All are stopped before one is killed: else a shell would start its next command.
+        kill -STOP "$pid"
+        found[$pid]=yes
+        is_new=yes
+      fi
+    done
+    [ -n "$is_new" ] || break
+  done
+  REPLY=
+  for pid in "${!found[@]}"; do
+    kill -KILL "$pid" || [ ! -e "/proc/$pid" ] || REPLY+=" $pid"
+  done
+}
+
+# end_run MARK: ends what `run` started, from another shell.
+end_run() {
+  end_processes "BASIC_LOOP_RUN=$1"
+  end_processes "BASIC_LOOP_SCRIPT=$1"
+}
+"""

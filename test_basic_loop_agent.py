@@ -23,6 +23,7 @@ import os
 import random
 import re
 import selectors
+import shlex
 import shutil
 import ssl
 import subprocess
@@ -105,10 +106,9 @@ class ScriptedEnvironment:
         self.scripts, self.timeouts = [], []
 
     async def exec(self, command: str, timeout_sec: int | None = None, **kwargs: Any) -> ExecResult:
-        text = base64.b64decode(re.search(r"BASIC_LOOP_TEXT=(\S+)", command)[1])
-        call, _, text = text.removeprefix(basic_loop_agent._RUN.encode()).partition(b"; exit\n")
-        blocks = re.sub(r":\w{32}:", "", text.decode())
-        self.scripts.append(blocks if call.startswith(b"run ") else None)
+        program = base64.b64decode(re.search(r"BASIC_LOOP_PROGRAM=(\S+)", command)[1]).decode()
+        function, *arguments = shlex.split(program.removeprefix(basic_loop_agent._SHELL))
+        self.scripts.append("".join(arguments[3:]) if function == "run" else None)
         self.timeouts.append(timeout_sec)
         return await next_answer(self.script)
 
