@@ -279,11 +279,13 @@ message. Each script starts in a fresh shell (files stay, variables and director
             # A client or an environment may answer a cancellation with an error of its own.
             if asyncio.current_task().cancelling():
                 raise asyncio.CancelledError from error
-            stop_reason = StopReason.ROLLOUT_TIMEOUT if limit.expired() else StopReason.ERROR
-            if stop_reason == StopReason.ERROR and isinstance(error, TimeoutError):
-                # Harbor would take it for the agent's timeout, and score the trial.
-                raise RuntimeError(f"a call timed out: {error!r}") from error
-            if stop_reason == StopReason.ERROR:
+            if limit.expired():
+                stop_reason = StopReason.ROLLOUT_TIMEOUT
+            else:
+                stop_reason = StopReason.ERROR
+                if isinstance(error, TimeoutError):
+                    # Harbor would take it for the agent's timeout, and score the trial.
+                    raise RuntimeError(f"a call timed out: {error!r}") from error
                 raise
         finally:
             try:
