@@ -385,8 +385,9 @@ message. Each script starts in a fresh shell (files stay, variables and director
             if not end:
                 flood = f"[ended: it wrote more than {FLOOD_BYTES} bytes, or ended what reads them]"
                 note = flood + note
-        output += valid_text(result.stderr).encode()
-        texts = [middle_cut(output, self.options.max_output_bytes), note]
+        shown_bytes = self.options.max_output_bytes
+        noise = valid_text(result.stderr)[:shown_bytes]
+        texts = [middle_cut(output, shown_bytes), note, noise]
         shown = "\n".join(text.removesuffix("\n") for text in texts if text)
         return f"Exit code: {code}\nOutput:\n{shown or '(none)'}"
 
