@@ -382,9 +382,8 @@ message. Each script starts in a fresh shell (files stay, variables and director
                 return None
             code, _, note = status.partition(" ")
             output, end, _ = output.partition(f"\nend-of-{mark}\n".encode())
-            if not end:
-                flood = f"[ended: it wrote more than {FLOOD_BYTES} bytes, or ended what reads them]"
-                note = flood + note
+            if not (end or note):
+                note = f"[cut off after {len(output)} bytes]"
         shown_bytes = self.options.max_output_bytes
         noise = valid_text(result.stderr)[:shown_bytes]
         texts = [middle_cut(output, shown_bytes), note, noise]
@@ -1684,9 +1683,10 @@ def shell_command(*call: str) -> str:
     Program and arguments are base64 in a variable: no process has them among its arguments, where
     `pgrep -f` or `pkill -f` of a script would find them.
     """
-    program = f"{_SHELL}\n{shlex.join(call)}\n"
+    program = f"{_SHELL}\n{shlex.join(call)}\nexit\n"
     encoded = base64.b64encode(valid_text(program).encode()).decode()
-    start = 'eval "$(base64 -d < <(printf %s $BASIC_LOOP_PROGRAM))"'
+    # Without a process to decode it the program is empty, and nothing exits before `exit 1`.
+    start = 'eval "$(printf %s $BASIC_LOOP_PROGRAM | base64 -d)"; exit 1'
     return f"BASIC_LOOP_PROGRAM={encoded} exec bash -c '{start}'"
 
 
@@ -1721,6 +1721,7 @@ run() {
   printf ":$mark:"
   # File 3 is a pipe for events: this opens both ends of one. File 4 is the script's output.
   exec 3<> <(:)
+  wait $!
   exec 4> >(read_output "$mark" "$max_bytes")
   reader=$!
   if [ -n "$REPLY" ]; then
@@ -1736,17 +1737,17 @@ run() {
   fi
   if [ "$event" != exited ]; then
     end_processes "BASIC_LOOP_SCRIPT=$mark" "$parent"
-    note=${REPLY:+" [could not be ended: processes$REPLY]"}
-  fi
-  if [ -z "$event" ]; then
-    code=124
-    note="[ended: the time limit of $seconds seconds was reached]$note"
+    case $event in
+      closed) note="[ended: it wrote more than $max_bytes bytes, or ended what reads them]" ;;
+      *) code=124 note="[ended: the time limit of $seconds seconds was reached]" ;;
+    esac
+    note+=${REPLY:+" [could not be ended: processes$REPLY]"}
   fi
   # The reader may be gone.
   trap "" PIPE
   printf "\nend-of-$mark\n" >&4
   exec 4>&-
-  # PID 1 of a container may not reap what is left of a process.
+  # The runner waits for each of its children: PID 1 of a container may not reap them.
   wait $parent $reader
   printf ":$mark:%s:$mark:" "$code $note"
 }
@@ -1766,8 +1767,10 @@ run_script() {
 # read_output MARK BYTES: prints its input in base64, up to the line end-of-MARK.
 read_output() {
   local mark=$1 max_bytes=$2
+  # To load a locale costs time, and bytes are no characters.
+  export LC_ALL=C
   # sed keeps a line in memory: at most 100 MB.
-  { ulimit -v 100000; LC_ALL=C exec sed "/^end-of-$mark\$/q"; } | head -c "$max_bytes" | base64
+  { ulimit -v 100000; exec sed "/^end-of-$mark\$/q"; } | head -c "$max_bytes" | base64
   echo "closed 137" >&3
   # A server in the background may still write: it must neither block nor get SIGPIPE. (1: nobody
   # has the pipe open.)
@@ -1784,7 +1787,7 @@ find_unfinished() {
   case ${REPLY%%\`*} in
     *"unexpected EOF"* | *"unexpected end of file"* | *"delimited by end-of-file"*)
       # A fresh bash counts lines from the block's first one.
-      REPLY=$(LC_ALL=C bash -n <(printf %s "$1") 2>&1)
+      REPLY=$(printf %s "$1" | LC_ALL=C bash -n 2>&1)
       REPLY=${REPLY%%$'\n'*}
       REPLY=${REPLY#*: }
       ;;
@@ -1797,27 +1800,30 @@ find_unfinished() {
 # Sets REPLY to the ids of processes that it may not end.
 end_processes() {
   local entry=$1 root=$2 path pid environ stat fields is_new
-  local -A found=()
+  local -A is_found=()
+  local -a found=()
   for _ in {1..100}; do
     is_new=
     for path in /proc/[0-9]*; do
       pid=${path#/proc/} environ=() stat=
-      [ -z "${found[$pid]}" ] || continue
+      [ -z "${is_found[$pid]}" ] || continue
       mapfile -t -d "" environ <"$path/environ"
       read -r -d "" stat <"$path/stat"
       # The command's name, in parentheses, may hold anything. The state and the parent follow it.
       fields=(${stat##*)})
-      if [[ $pid = "$root" || ${environ[*]} = *"$entry"* || ${found[${fields[1]:-0}]} ]]; then
+      if [[ $pid = "$root" || ${environ[*]} = *"$entry"* || ${is_found[${fields[1]:-0}]} ]]; then
         # All are stopped before one is killed: else a shell would start its next command.
         kill -STOP "$pid"
-        found[$pid]=yes
+        is_found[$pid]=yes
         is_new=yes
+        # Children come before their parents: a stopped one whose parent is gone may get SIGCONT.
+        found=("$pid" "${found[@]}")
       fi
     done
     [ -n "$is_new" ] || break
   done
   REPLY=
-  for pid in "${!found[@]}"; do
+  for pid in "${found[@]}"; do
     kill -KILL "$pid" || [ ! -e "/proc/$pid" ] || REPLY+=" $pid"
   done
 }

@@ -107,7 +107,7 @@ class ScriptedEnvironment:
 
     async def exec(self, command: str, timeout_sec: int | None = None, **kwargs: Any) -> ExecResult:
         program = base64.b64decode(re.search(r"BASIC_LOOP_PROGRAM=(\S+)", command)[1]).decode()
-        function, *arguments = shlex.split(program.removeprefix(basic_loop_agent._SHELL))
+        function, *arguments = shlex.split(program.removeprefix(basic_loop_agent._SHELL))[:-1]
         self.scripts.append("".join(arguments[3:]) if function == "run" else None)
         self.timeouts.append(timeout_sec)
         return await next_answer(self.script)
