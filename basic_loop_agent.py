@@ -4,20 +4,22 @@
     harbor run ... --agent basic_loop_agent:BasicLoopAgent -m Qwen/Qwen3-8B \
       --ak model_path=tinker://...
 
-The agent samples from one model in one conversation and runs one script a turn. It does not compact
-long conversations, call tools natively or run commands in parallel. To add such a thing, change the
-loop: `BasicLoopAgent._converse`.
+The agent samples from one model in one conversation, and runs one script per turn. It does not
+compact long conversations, call tools natively or run commands in parallel. To add such a thing,
+change the loop: `BasicLoopAgent._converse`.
 
 Words that the file uses from the start:
 
-- turn: one model call, as a `Turn`. A run ends for a `StopReason`.
-- exact prompt: a prompt whose token ids begin with the ids of the previous turn's prompt and reply.
-- client: an object that calls the model. `TinkerClient` and `VllmClient` are `ExactClient`s: they
-  send exact prompts as token ids. `chat_client` makes Harbor's LiteLLM, which sends messages.
-- conversation: a `Conversation`, which is a trial's Harbor Chat and the record of its turns.
+- trial: one attempt at a task. A multi-step task has several runs, one for each instruction.
+- turn: one model call, as a `Turn`. A `StopReason` says why a run ended.
+- rollout: the token ids and log-probabilities of a run's turns.
+- exact prompt: a prompt whose token ids begin with the previous turn's prompt and completion ids.
+- client: the object that calls the model. `TinkerClient` and `VllmClient` send exact prompts; their
+  base is `ExactClient`. `chat_client` makes Harbor's LiteLLM, which sends messages.
+- conversation: a trial's dialogue, and the record of its last run, as a `Conversation`.
 
-The order is: options, the cache of clients, the agent with its loop, the turn and the endings, the
-conversation, thinking, the clients, training data, files, and last how a script is run.
+Sections, in order: options, the cache of clients, the agent with its loop, turns and stop reasons,
+the conversation, thinking, clients, training data, files, running scripts.
 """
 
 from __future__ import annotations
@@ -64,8 +66,13 @@ try:
 
     HARBOR_PARSES_OPTIONS = True
 except ImportError:
-    # Harbor before 0.23 has neither class. The agent then parses its options itself.
-    AgentCapabilities = AgentOptions = BaseModel
+    # Harbor before 0.23 has neither class, and the agent parses its options itself.
+    class AgentOptions(BaseModel):
+        """An empty stand-in."""
+
+    class AgentCapabilities(BaseModel):
+        """An empty stand-in."""
+
     HARBOR_PARSES_OPTIONS = False
 
 __version__ = "0.7.0"
@@ -81,8 +88,8 @@ class BasicLoopOptions(
 ):
     """The options that `--ak key=value` accepts, with their defaults.
 
-    `BasicLoopAgent.__init__` repeats the names and defaults of the first eight. `llm_kwargs` may
-    hold an API key: no error and no repr shows it.
+    The constructor of `BasicLoopAgent` names the first eight as well, for callers from Python.
+    `llm_kwargs` may hold an API key, so it appears in no error and in no repr.
     """
 
     model_path: str | None = Field(None, pattern="^tinker://")
@@ -96,19 +103,19 @@ class BasicLoopOptions(
     max_turns: PositiveInt = 1
     """Maximum model calls; above 1, the bash blocks of a reply are run."""
     system_prompt: str | None = None
-    """System message, verbatim; default: with max_turns > 1 the text that tells the model to write
-    bash blocks. With an empty one, the instruction has to tell it."""
+    """System message, verbatim; default: an explanation of bash blocks if max_turns > 1. If it is
+    empty, the instruction must explain them."""
     model_client: Literal["tinker", "litellm"] = "tinker"
     """tinker, or litellm for API models and servers."""
     api_base: str | None = None
-    """Base URL of the model's server; default: the client's own."""
+    """Base URL of the model's server; default: the client's own. http://host:port means its /v1."""
     max_seconds: PositiveFloat | None = None
     """Seconds after which the loop ends and the trial is scored."""
     llm_kwargs: dict = Field({}, repr=False)
     """More arguments for the client: top_p, seed, ..."""
     collect_rollout_details: bool | None = None
-    """Record token ids; with api_base this also selects exact prompts on vLLM; default: true for
-    tinker."""
+    """Record token ids; default: true for tinker. With api_base, this also selects exact prompts if
+    the server is vLLM."""
     context_limit: PositiveInt | None = None
     """Maximum tokens of a conversation; default: the server's, or 32,000 for tinker."""
     rerender_history: bool = False
@@ -116,9 +123,9 @@ class BasicLoopOptions(
     interleaved_thinking: bool = False
     """Chat endpoints: send earlier reasoning back, as reasoning_content."""
     session_id: str | None = None
-    """Sent to servers with each request, for routers; default: the trial's."""
+    """Sent with each request, so that a router can find the same server; default: the trial's."""
     command_timeout_sec: PositiveInt = Field(120, le=7 * 24 * 3600)
-    """Seconds after which a script is ended; at most a week."""
+    """Time limit of a script in seconds; at most a week."""
     max_output_bytes: PositiveInt = 10_000
     """Maximum bytes of a script's output that the model sees."""
 
@@ -127,6 +134,7 @@ class BasicLoopOptions(
         is_tinker = self.model_client == "tinker"
         if self.collect_rollout_details is None:
             self.collect_rollout_details = is_tinker
+        # Every option that this file or a subclass defines. Harbor's own are allowed.
         own_options = {*type(self).model_fields, "model_name"} - AgentOptions.model_fields.keys()
         duplicates = self.llm_kwargs.keys() & own_options
         if duplicates:
@@ -144,21 +152,23 @@ class BasicLoopOptions(
 
 
 # The cache: one client per event loop and configuration, built once per job and shared by its
-# trials. The first trial builds it, in `setup` and under the lock; trials that come meanwhile wait
-# for it. If it cannot be built, the error is kept in its place: trials that waited share it, and a
-# later trial tries again. `BasicLoopAgent._shared_llm` is the code.
+# trials. The first trial builds it in `setup`, under the lock; the others wait for the lock. If the
+# client cannot be built, all trials that were waiting get the same error, and a trial that comes
+# later tries again. The code is `BasicLoopAgent._shared_llm`.
+#
+# The keys hold the event loop and the configuration; a value is a client, or the last error.
 _clients: dict[tuple, Any] = {}
 _locks: dict[tuple, asyncio.Lock] = {}
 
-# A training run has a new configuration, its checkpoint, in each step: old clients are dropped.
+# Each training step samples a new checkpoint, which is a new configuration: the oldest are dropped.
 MAX_CLIENTS = 128
 
 
 class BasicLoopAgent(BaseAgent):
-    """Samples from one model, runs the bash blocks of its replies if asked to, and records it all.
+    """Samples from one model, runs the bash blocks of its replies if max_turns > 1, and records it.
 
-    A trial leaves the token counts, cost_usd (None if unknown), `metadata` and the rollout (see
-    `rollout_details`) on the context. In `logs_dir` it leaves completion.txt, the last reply, and
+    After a run the context holds the token counts, cost_usd (None if unknown), `metadata` and the
+    rollout (see `rollout_details`). `logs_dir` holds completion.txt, which is the last reply, and
     trajectory.json, in Harbor's format ATIF.
     """
 
@@ -193,15 +203,16 @@ message. Each script starts in a fresh shell (files stay, variables and director
 
         Args:
             model_name: The model, as Tinker or litellm names it.
-            **kw: The further options of `BasicLoopOptions`, and Harbor's arguments (logs_dir, ...).
+            **kw: The other options of `BasicLoopOptions`, and Harbor's arguments (logs_dir, ...).
 
         Raises:
             ValueError: An option is unknown or has a bad value.
         """
-        # The agent's environment (`--ae KEY=value`) stays on the host. Harbor 0.16 and later would
-        # put it into the environment of each command in the container.
-        self._settings = ChainMap(without_masked(kw.pop("extra_env", None)), os.environ)
-        options = {
+        # `--ae KEY=value` stays on the host. If Harbor 0.16 or later got it, each command in the
+        # container would have it in its environment.
+        agent_env = without_masked(kw.pop("extra_env", None))
+        self._settings = ChainMap(agent_env, os.environ)
+        named = {
             "model_path": model_path,
             "renderer_name": renderer_name,
             "max_tokens": max_tokens,
@@ -211,25 +222,30 @@ message. Each script starts in a fresh shell (files stay, variables and director
             "model_client": model_client,
             "api_base": api_base,
         }
+        # An argument that has its default is not passed on: a subclass's options may have another.
+        defaults = {name: field.default for name, field in BasicLoopOptions.model_fields.items()}
+        options = {name: value for name, value in named.items() if value != defaults[name]}
         if HARBOR_PARSES_OPTIONS:
             super().__init__(model_name=model_name, **options, **kw)
         else:
-            # Harbor takes these by name, and drops the last one.
+            # The parameters of Harbor's constructor, and one that it accepts and ignores.
             of_harbor = {*inspect.signature(BaseAgent).parameters, "override_setup_timeout_sec"}
             own = {name: kw.pop(name) for name in kw.keys() - of_harbor}
             super().__init__(model_name=model_name, **kw)
             self.options = self.options_model(**options, **own)
-        # What the task brings besides the instruction; `setup` reads it.
+        # Texts on the task's skills and MCP servers. `setup` makes them, `run` sends them.
         self._introduction: list[str] = []
+        # `run` makes it, and `resume` continues it.
+        self._conversation: Conversation | None = None
 
     async def _converse(
         self, conversation: Conversation, environment: BaseEnvironment
     ) -> StopReason:
-        """The loop: sample a reply, run its script, tell the model what the script said.
+        """The loop: sample a reply, run its script, and tell the model the script's output.
 
-        `sample` records the turn before it returns. `conversation.messages` may be edited in
-        place to have the model forget; pending text joins them at the next `sample`. What else is
-        to be kept goes into `conversation.metadata`.
+        `sample` records the turn before it returns, and sends the text that `tell` was given. To
+        have the model forget, edit `conversation.messages` in place. To keep something else of the
+        run, put it into `conversation.metadata`.
         """
         for _ in range(self.options.max_turns):
             # Sample, and record.
@@ -263,20 +279,20 @@ message. Each script starts in a fresh shell (files stay, variables and director
     async def resume(
         self, instruction: str, environment: BaseEnvironment, context: AgentContext
     ) -> None:
-        """Go on with the conversation of the last `run`, and record this call's turns.
+        """Continue the conversation of the last `run`, and record the new turns.
 
-        The turns are on the context and in the files before anything is raised: what the client or
-        the environment raises, or OSError if the files cannot be written.
+        The turns are recorded before an exception leaves. This raises the error of the client or
+        the environment, or OSError if the files cannot be written.
         """
         conversation = self._conversation
-        # This stays if a CancelledError passes.
+        # `except Exception` does not catch CancelledError, so this value then remains.
         stop_reason = StopReason.CANCELLED
         try:
             async with asyncio.timeout(self.options.max_seconds) as limit:
                 await conversation.begin(instruction)
                 stop_reason = await self._converse(conversation, environment)
         except Exception as error:
-            # A client or an environment may answer a cancellation with an error of its own.
+            # A client or an environment may raise an error of its own when it is cancelled.
             if asyncio.current_task().cancelling():
                 raise asyncio.CancelledError from error
             if limit.expired():
@@ -284,7 +300,7 @@ message. Each script starts in a fresh shell (files stay, variables and director
             else:
                 stop_reason = StopReason.ERROR
                 if isinstance(error, TimeoutError):
-                    # Harbor would take it for the agent's timeout, and score the trial.
+                    # Harbor would mistake it for the agent's timeout, and score the trial.
                     raise RuntimeError(f"a call timed out: {error!r}") from error
                 raise
         finally:
@@ -298,8 +314,7 @@ message. Each script starts in a fresh shell (files stay, variables and director
     @classmethod
     def preflight(cls, kwargs: dict | None = None, env: Any = None) -> None:
         """Check the options and Tinker's key. Harbor 0.23 and later calls this before any trial."""
-        if cls.parse_options(kwargs, env).model_client == "tinker":
-            check_tinker_key(ChainMap(without_masked(env), os.environ))
+        check_tinker_key(cls.parse_options(kwargs, env), ChainMap(without_masked(env), os.environ))
 
     @staticmethod
     def name() -> str:
@@ -309,23 +324,26 @@ message. Each script starts in a fresh shell (files stay, variables and director
         return __version__
 
     async def setup(self, environment: BaseEnvironment) -> None:
-        """Build the model client, and read what the task brings besides its instruction.
+        """Build the model client, and list the task's skills and MCP servers for the model.
 
-        Importing torch takes seconds, which do not count as the agent's time here.
+        Importing torch takes seconds, and Harbor does not count setup as the agent's time.
 
         Raises:
-            ValueError: The model cannot be called: no name, no provider, no key.
-            Exception: What the client raises.
+            ValueError: The model has no name, no provider or no key.
+            Exception: Any error of the client.
         """
         if not self.model_name:
             raise ValueError("no model: name one with -m, such as -m Qwen/Qwen3-8B")
-        if self.options.model_client == "tinker":
-            check_tinker_key(self._settings)
-        await self._shared_llm()
+        check_tinker_key(self.options, self._settings)
+        client = await self._shared_llm()
         self._introduction = []
         if self.skills_dir:
-            listing = await self._execute([LIST_SKILLS % shlex.quote(self.skills_dir)], environment)
-            self._introduction.append(f"Skills, to be read before they are used. {listing}")
+            command = LIST_SKILLS % shlex.quote(self.skills_dir)
+            listed = await environment.exec(command, timeout_sec=60)
+            skills = valid_text(listed.stdout)
+            if isinstance(client, ExactClient):
+                skills = await client.break_special_tokens(skills)
+            self._introduction.append(f"Skills. Read a skill's file before you use it.\n{skills}")
         for server in self.mcp_servers:
             text = server.model_dump_json(exclude_none=True)
             self._introduction.append(f"MCP server: {text}")
@@ -337,7 +355,7 @@ message. Each script starts in a fresh shell (files stay, variables and director
         return blocks or None
 
     async def _execute(self, blocks: list[str], environment: BaseEnvironment) -> str:
-        """Run blocks as one script in the environment. Returns what the model is told."""
+        """Run blocks as one script in the environment. Returns the text that the model gets."""
         limit = self.options.command_timeout_sec
         mark = uuid4().hex
         call = shell_command("run", mark, str(limit), str(FLOOD_BYTES), *blocks)
@@ -345,62 +363,71 @@ message. Each script starts in a fresh shell (files stay, variables and director
         # Modal takes 65,536 bytes of arguments.
         if len(command) > 65_000:
             return "Not run: the script is too long. Split it into smaller ones."
-        told = None
+        observation = None
         try:
             async with asyncio.timeout(limit + ANSWER_MARGIN_SEC) as timer:
                 result = await environment.exec(command, timeout_sec=limit + EXEC_MARGIN_SEC)
-            told = self._read_result(result, mark)
-            lost = "[the output was lost: what runs the script was killed]"
-            return told or f"Exit code: {result.return_code}\nOutput:\n{lost}"
+            observation = self._read_result(result, mark)
         except Exception as error:
-            # Some environments raise an error of their own when they are cancelled.
+            # An environment may raise an error of its own when it is cancelled.
             if asyncio.current_task().cancelling():
                 raise asyncio.CancelledError from error
             if not timer.expired() and not isinstance(error, TimeoutError):
                 raise
             return f"Exit code: 124\nOutput:\n[no answer; the time limit is {limit} seconds]"
         finally:
-            # Without a whole answer the script may run on, into the next turn or the verifier.
-            if told is None:
-                call = shell_command("end_run", mark)
-                ending = environment.exec(call, timeout_sec=ENDING_SEC + ANSWER_MARGIN_SEC)
-                ending = asyncio.wait_for(ending, ENDING_SEC)
-                # A cancellation does not stop the ending. The ending may fail: the environment may
-                # be gone.
-                await asyncio.shield(asyncio.gather(ending, return_exceptions=True))
+            # Without a complete answer the script may still be running. Kill it before the next
+            # turn or the verifier.
+            if observation is None:
+                await self._kill_script(mark, environment)
+        lost = "[the output was lost: the shell that runs the script was killed]"
+        return observation or f"Exit code: {result.return_code}\nOutput:\n{lost}"
+
+    async def _kill_script(self, mark: str, environment: BaseEnvironment) -> None:
+        # This finishes even if the agent is cancelled. The environment may be gone: errors do not
+        # matter.
+        command = shell_command("kill_run", mark)
+        killing = environment.exec(command, timeout_sec=KILL_SEC + ANSWER_MARGIN_SEC)
+        killing = asyncio.wait_for(killing, KILL_SEC)
+        await asyncio.shield(asyncio.gather(killing, return_exceptions=True))
 
     def _read_result(self, result: ExecResult, mark: str) -> str | None:
-        # What the model is told of a script; None if the output of `run` is damaged.
-        before, *ours = valid_text(result.stdout).split(f":{mark}:")
-        # Without a mark `run` did not start: the environment says why.
-        code, output, note = result.return_code, before.encode(), ""
-        if ours:
+        # The text that the model gets, or None if the answer is damaged. A complete answer is
+        #     :MARK:output in base64:MARK:code and note:MARK:
+        parts = valid_text(result.stdout).split(f":{mark}:")
+        if len(parts) == 1:
+            # The bash program did not start. The environment's own words say why.
+            code, note = result.return_code, ""
+            output = parts[0].encode()
+        elif len(parts) == 4:
+            code, _, note = parts[2].partition(" ")
             try:
-                encoded, status, _ = ours
-                output = base64.b64decode(encoded)
+                output = base64.b64decode(parts[1])
             except ValueError:
                 return None
-            code, _, note = status.partition(" ")
             output, end, _ = output.partition(f"\nend-of-{mark}\n".encode())
             if not (end or note):
                 note = f"[cut off after {len(output)} bytes]"
+        else:
+            return None
         shown_bytes = self.options.max_output_bytes
-        noise = valid_text(result.stderr)[:shown_bytes]
-        texts = [middle_cut(output, shown_bytes), note, noise]
+        # Output of exec itself; the script's own stderr is in the output.
+        exec_stderr = middle_cut(valid_text(result.stderr).encode(), shown_bytes)
+        texts = [middle_cut(output, shown_bytes), note, exec_stderr]
         shown = "\n".join(text.removesuffix("\n") for text in texts if text)
         return f"Exit code: {code}\nOutput:\n{shown or '(none)'}"
 
     def _record(
         self, conversation: Conversation, stop_reason: StopReason, context: AgentContext
     ) -> None:
-        # Puts the run onto the context, then into the files.
+        # Put the run onto the context, then into the files.
         turns = conversation.turns
         usages = [turn.usage for turn in turns if turn.usage]
         if usages:
             context.n_input_tokens = sum(usage.prompt_tokens for usage in usages)
             context.n_output_tokens = sum(usage.completion_tokens for usage in usages)
             context.n_cache_tokens = sum(usage.cache_tokens for usage in usages)
-        # The price of some turns is not the run's.
+        # If one price is unknown, the run's price is unknown.
         if turns and all(turn.cost_usd for turn in turns):
             context.cost_usd = sum(turn.cost_usd for turn in turns)
         metadata = {**conversation.metadata, "stop_reason": stop_reason, "n_episodes": len(turns)}
@@ -408,10 +435,10 @@ message. Each script starts in a fresh shell (files stay, variables and director
             context.rollout_details = rollout_details(turns)
             metadata["n_turns_without_ids"] = sum(not turn.is_trainable for turn in turns)
             metadata["n_prefix_breaks"] = sum(turn.breaks_prefix for turn in turns)
-        # A loop may have put anything there. JSON must hold it, or the job loses all its results.
+        # A loop may put anything there. If JSON could not hold it, the job would lose its results.
         text = json.dumps(metadata, default=str, skipkeys=True, ensure_ascii=False)
         context.metadata = json.loads(valid_text(text))
-        # Without a reply the file is empty: the reply of an earlier step must not be scored.
+        # Without a reply the file becomes empty, so that no earlier step's reply is scored.
         write_file(self.logs_dir / "completion.txt", turns[-1].content if turns else "")
         steps = conversation.steps()
         trajectory = atif.Trajectory(
@@ -429,7 +456,7 @@ message. Each script starts in a fresh shell (files stay, variables and director
         write_file(self.logs_dir / "trajectory.json", trajectory.model_dump_json(exclude_none=True))
 
     def _build_llm(self) -> Any:
-        """Build the client of this configuration. To bring your own, return any Harbor `BaseLLM`.
+        """Build this configuration's client. To use your own, return any Harbor `BaseLLM`.
 
         - model_client=tinker: `TinkerClient`.
         - model_client=litellm with collect_rollout_details and a server's URL: `VllmClient`.
@@ -439,13 +466,13 @@ message. Each script starts in a fresh shell (files stay, variables and director
         APIs answer `logprobs` and `return_token_ids` with a 400, and a benchmark needs only the
         completion, the reward and the usage.
 
-        This runs in a thread, for importing torch or litellm takes seconds.
+        This runs in a thread, because importing torch or litellm takes seconds.
 
         Raises:
-            ValueError: The model's name has no provider, or no HTTP header takes the API key.
-            Exception: What the client raises.
+            ValueError: The model's name has no provider, or the API key has bad characters.
+            Exception: Any error of the client.
         """
-        # Harbor's LiteLLM writes into what it is given: hand it a copy.
+        # Harbor's LiteLLM modifies its arguments, so it gets a copy.
         options = self.options.model_copy(deep=True)
         model, provider = self.model_name, "tinker"
         if options.model_client == "litellm":
@@ -455,14 +482,14 @@ message. Each script starts in a fresh shell (files stay, variables and director
         base = options.api_base or setting(f"{name}_BASE_URL") or setting(f"{name}_API_BASE")
         key = options.llm_kwargs.pop("api_key", None) or setting(f"{name}_API_KEY", "")
         # A key from a file often ends in a newline.
-        key = key.strip()
+        key = str(key).strip()
         if not (key.isascii() and key.isprintable()):
             raise ValueError(
-                f"the API key of {provider} holds a character that no HTTP header takes: is it "
-                "the key alone?"
+                f"the API key of {provider} has a character that an HTTP header cannot hold: set "
+                "the variable to the key and nothing else"
             )
         if base and provider in ("openai", "hosted_vllm"):
-            # A local server serves its API under /v1, and needs no key, though the SDK wants one.
+            # A local server has its API under /v1. It needs no key, but the SDK insists on one.
             base = re.sub(r"(//[^/]+:\d+)/?\Z", r"\1/v1", base)
             key = key or "none"
         arguments = {
@@ -484,16 +511,16 @@ message. Each script starts in a fresh shell (files stay, variables and director
             collect_rollout_details=options.collect_rollout_details,
             **arguments,
         )
-        # The template of gpt-oss refuses a history with its own headers.
+        # The template of gpt-oss refuses a history that holds its own headers.
         if options.collect_rollout_details and base and "gpt-oss" not in model:
-            return VllmClient(model_name=model, without_tokenize=chat, **arguments)
+            return VllmClient(model_name=model, fallback=chat, **arguments)
         return chat()
 
     def _cache_key(self) -> tuple:
-        """What makes two clients different. Keys and URLs are hashed, so that nothing shows them.
+        """The key of this configuration in the cache. Options, keys and URLs are hashed in it.
 
-        Trials with another session id share a client; a key that was renewed in the environment
-        makes a new one.
+        Trials with different session ids share a client. A key or URL that changes in the
+        environment makes a new client.
         """
         options = self.options.model_dump(exclude={"session_id"})
         endings = ("_API_KEY", "_BASE_URL", "_API_BASE")
@@ -504,10 +531,11 @@ message. Each script starts in a fresh shell (files stay, variables and director
     async def _shared_llm(self) -> Any:
         """This configuration's client, from the cache. Raises what building it raises."""
         key = (asyncio.get_running_loop(), self._cache_key())
-        old_error = _clients.get(key)
+        before = _clients.get(key)
         async with _locks.setdefault(key, asyncio.Lock()):
             client = _clients.get(key)
-            if client is None or (isinstance(client, Exception) and client is old_error):
+            # An error that came up while this trial waited for the lock is this trial's, too.
+            if client is None or (isinstance(client, Exception) and client is before):
                 try:
                     client = await asyncio.to_thread(self._build_llm)
                     if isinstance(client, VllmClient):
@@ -515,11 +543,12 @@ message. Each script starts in a fresh shell (files stay, variables and director
                 except Exception as error:
                     client = error
                 _clients[key] = client
-                for oldest in list(_clients)[:-MAX_CLIENTS]:
+                for oldest in list(_locks)[:-MAX_CLIENTS]:
                     _clients.pop(oldest, None)
                     _locks.pop(oldest, None)
         if isinstance(client, Exception):
-            raise client
+            # A shared traceback would grow with each trial, and keep the trials in memory.
+            raise client.with_traceback(None)
         return client
 
 
@@ -528,19 +557,19 @@ BasicLoopAgent.SUPPORTS_RESUME = True
 
 
 def without_masked(env: Mapping[str, str] | None) -> dict[str, str]:
-    """The variables whose values are whole: `harbor jobs resume` gives keys as sk-r****456."""
+    """Drop the variables whose values `harbor jobs resume` masks, such as sk-r****456."""
     return {name: value for name, value in (env or {}).items() if "****" not in value}
 
 
 def split_model_name(model_name: str, api_base: str | None, llm_kwargs: dict) -> tuple[str, str]:
-    """The model and the provider, as litellm tells them apart. Importing litellm takes seconds.
+    """Split a name into model and provider, as litellm does. Importing litellm takes seconds.
 
     Raises:
         ValueError: litellm knows no provider of that name.
     """
     import litellm
 
-    # Else litellm prints a list of providers for each name that it does not know.
+    # Otherwise litellm prints a list of providers for each name that it does not know.
     litellm.suppress_debug_info = True
     provider = llm_kwargs.get("custom_llm_provider")
     try:
@@ -553,17 +582,17 @@ def split_model_name(model_name: str, api_base: str | None, llm_kwargs: dict) ->
     return model, provider
 
 
-# The turn and the endings.
+# Turns and stop reasons.
 
 
 class StopReason(StrEnum):
-    """Why a run ended, under the names of `tinker_cookbook.rl.types.StopReason` where it has them.
+    """Why a run ended; `tinker_cookbook.rl.types.StopReason` has the same names for some of them.
 
-    Harbor scores a single-step trial after all endings but ERROR and Ctrl-C. In a multi-step task
-    it scores a step that ended in ERROR, too; `trial_to_trajectory` leaves such a trial out.
+    Harbor scores a single-step trial unless it ended in ERROR or by Ctrl-C. In a multi-step task it
+    scores a step that ended in ERROR, too; `trial_to_trajectory` leaves such a trial out.
     """
 
-    # The reply holds no command, or was the one completion asked for.
+    # The reply holds no command, or max_turns is 1.
     COMPLETED = "completed"
     # `max_turns` model calls were made; the commands of the last reply were still run.
     MAX_TURNS = "max_turns"
@@ -586,7 +615,7 @@ def now() -> str:
 
 @dataclass
 class Turn(LLMResponse):
-    """One model call: the ids exactly as sampled, the text cleaned.
+    """One model call. The ids are exactly as sampled; the text has no lone surrogates.
 
     Attributes:
         content: The answer, without the thinking.
@@ -596,10 +625,9 @@ class Turn(LLMResponse):
         logprobs: Natural logarithms, shape [n_completion], or None. Tinker gives those of the
             policy that sampled. vLLM gives those of the raw model, before temperature and top_p,
             unless it runs with --logprobs-mode processed_logprobs.
-        extra: What else the client has of the turn (Tinker: sequence_id; vLLM: routed_experts).
-        cut_off: Whether the reply is not whole; nothing in it is run.
-        breaks_prefix: Whether the prompt is not exact.
-        cost_usd: The price of the call, or None if it is unknown.
+        extra: Other fields of the client (Tinker: sequence_id; vLLM: routed_experts).
+        cut_off: True if the reply is incomplete; nothing in it is run.
+        breaks_prefix: True if the prompt does not begin with the previous turn's ids.
         timestamp: When the reply came, in ISO 8601.
 
     A turn that was read back from a trial's result has ids, logprobs and `extra`, but no text.
@@ -608,7 +636,6 @@ class Turn(LLMResponse):
     content: str = ""
     cut_off: bool = False
     breaks_prefix: bool = False
-    cost_usd: float | None = None
     timestamp: str | None = None
 
     def __post_init__(self) -> None:
@@ -623,12 +650,15 @@ class Turn(LLMResponse):
                 cache_tokens=0,
                 cost_usd=0.0,
             )
-        # Harbor's clients say 0.0 where they do not know the price.
-        self.cost_usd = (self.usage and self.usage.cost_usd) or None
+
+    @property
+    def cost_usd(self) -> float | None:
+        """The price of the call, or None if it is unknown: Harbor's clients then say 0.0."""
+        return (self.usage and self.usage.cost_usd) or None
 
     @property
     def is_trainable(self) -> bool:
-        """Whether there are ids and logprobs, of one length and finite (a policy may diverge)."""
+        """Whether ids and logprobs exist, equally long and finite. A diverging policy gives NaN."""
         logprobs = self.logprobs or []
         # vLLM writes -9999.0 for a logprob that it does not have.
         return (
@@ -645,7 +675,7 @@ class Turn(LLMResponse):
 
 
 @dataclass
-class Told:
+class Message:
     """A text for the model: an instruction, or what the environment said."""
 
     text: str
@@ -654,10 +684,11 @@ class Told:
 
 
 class Conversation:
-    """A trial's Harbor Chat, the text that waits for the next model call, and the run's record.
+    """A trial's dialogue: Harbor's Chat, the text for the next call, and the last run's record.
 
     Attributes:
-        metadata: What the loop wants to keep of this run, by name.
+        client: The client of the current run.
+        metadata: Anything that the loop wants to keep of the current run, by name.
         session_id: The id that servers get with each request.
     """
 
@@ -666,18 +697,21 @@ class Conversation:
         self._agent = agent
         # Harbor 0.13 gives a trial no id.
         self.session_id = options.session_id or getattr(agent, "session_id", None) or uuid4().hex
+        self.client: Any = None
         self.metadata: dict[str, Any] = {}
         self._system = valid_text(options.system_prompt)
         if options.system_prompt is None and options.max_turns > 1:
             self._system = agent.protocol.replace("{seconds}", str(options.command_timeout_sec))
         self._chat: Chat | None = None
-        # This run's texts and turns, in the order in which the model was told and replied.
-        self._told: list[Told | Turn] = []
-        # The texts that the next call sends. They stay here until a reply has come.
-        self._pending: list[Told] = []
-        # The last turn: a copy of the messages, its token ids, and the number of these.
+        # This run's messages and turns, in order.
+        self._history: list[Message | Turn] = []
+        # The messages that the next call sends. A reply moves them into the history.
+        self._pending: list[Message] = []
+        # A copy of the Chat's messages after the last turn, which shows whether they were edited.
         self._last_messages: list[dict] = []
+        # The token ids of the last turn's prompt and completion, if the client gives ids.
         self._last_ids: list[int] = []
+        # The tokens of the last turn's prompt and completion, by the client's own count.
         self._n_tokens = 0
 
     @property
@@ -688,71 +722,74 @@ class Conversation:
     @property
     def turns(self) -> list[Turn]:
         """This run's turns."""
-        return [part for part in self._told if isinstance(part, Turn)]
+        return [part for part in self._history if isinstance(part, Turn)]
 
     async def begin(self, instruction: str) -> None:
-        """Start a run with this instruction. Raises what building the client raises."""
-        self._told = []
+        """Start a run with this instruction. Raises any error of building the client."""
+        self._history = []
         self.metadata = {}
-        self._pending.append(Told(valid_text(instruction), is_instruction=True))
+        self._pending.append(Message(valid_text(instruction), is_instruction=True))
         messages = [{"role": "system", "content": self._system}] if self._system else []
         if self._chat:
             messages = self.messages
-        # Each event loop has a client of its own.
+        # A later step may run in another event loop, which has a client of its own.
         self.client = await self._agent._shared_llm()
         thinks = self._agent.options.interleaved_thinking
         self._chat = Chat(self.client, interleaved_thinking=thinks)
         self.messages.extend(messages)
 
     def tell(self, text: str) -> None:
-        """Have the next `sample` send this text, in which special tokens stay text."""
-        self._pending.append(Told(valid_text(text)))
+        """Have the next `sample` send this text. Special tokens in it are sent as plain text."""
+        self._pending.append(Message(valid_text(text)))
 
     async def sample(self) -> Turn:
         """Send the pending text, and record the reply before anything else is awaited.
 
         Raises:
             ContextLengthExceededError: The context has no room for a reply.
-            RuntimeError: Nothing is pending, or ids were asked for and the server gave none.
-            Exception: What the client raises.
+            RuntimeError: No text is pending, or the server returned no token ids.
+            Exception: Any error of the client.
         """
         if not self._pending:
             raise RuntimeError("there is nothing to send: `tell` the model something first")
         options = self._agent.options
         is_edited = self.messages != self._last_messages
         if is_edited:
-            # The Responses API keeps the messages as they were.
+            # The Responses API still has the old messages: start a new chain.
             self._chat.reset_response_chain()
         elif self._n_tokens >= (options.context_limit or math.inf):
             raise ContextLengthExceededError(f"the conversation has {self._n_tokens} tokens")
         headers = options.llm_kwargs.get("extra_headers") or {}
         request = {"extra_headers": {**headers, "X-Session-ID": self.session_id}}
         if options.collect_rollout_details:
-            # Closed APIs refuse a field that they do not know; they return no ids either.
+            # Closed APIs refuse unknown fields, but they return no ids anyway.
             request["extra_body"] = {"session_id": self.session_id}
         if isinstance(self.client, ExactClient):
             # An instruction may hold special tokens on purpose.
-            for told in self._pending:
-                if not told.is_instruction:
-                    told.text = await self.client.break_special_tokens(told.text)
+            for message in self._pending:
+                if not message.is_instruction:
+                    message.text = await self.client.break_special_tokens(message.text)
             starts_anew = is_edited or options.rerender_history
-            request["goes_on_from"] = [] if starts_anew else self._last_ids
-        prompt = "\n\n".join(told.text for told in self._pending)
+            request["previous_ids"] = [] if starts_anew else self._last_ids
+        prompt = "\n\n".join(message.text for message in self._pending)
         try:
             reply = await self._chat.chat(prompt, **request)
         except OutputLengthExceededError as error:
-            # A client of Harbor's own gives only the text of a reply that was cut off.
+            # Only a client that you brought raises this. Its text is all there is of the reply.
             reply = Turn(content=error.truncated_response, cut_off=True)
             self.messages.append({"role": "user", "content": prompt})
             self.messages.append({"role": "assistant", "content": reply.content})
             self._chat.reset_response_chain()
-        return self._record_turn(Turn(**vars(reply)))
+        turn = Turn(**vars(reply))
+        # The whole reply, with its thinking, but without lone surrogates.
+        self.messages[-1]["content"] = turn.content
+        return self._record_turn(turn)
 
     def _record_turn(self, turn: Turn) -> Turn:
-        # Splits the thinking off, and adds the turn to the record. Nothing else does.
+        # Split the thinking off, and record the turn.
         if turn.reasoning_content:
-            # The server split it off; tags at the start of the content are thinking all the same.
-            thinking, turn.content = opening_thinking(turn.content)
+            # The server split the thinking off. Tags at the start of the content are thinking, too.
+            thinking, turn.content = leading_thinking(turn.content)
         else:
             prompt_is_known = isinstance(self.client, ExactClient)
             thinking, turn.content = split_thinking(turn.content, prompt_is_known)
@@ -765,10 +802,10 @@ class Conversation:
         self._n_tokens = 0
         if turn.usage:
             self._n_tokens = turn.usage.prompt_tokens + turn.usage.completion_tokens
-        self._told += [*self._pending, turn]
+        self._history += [*self._pending, turn]
         self._pending.clear()
         self._last_messages = [dict(message) for message in self.messages]
-        # A later turn without ids is only counted.
+        # Only the first turn must have ids. Later turns without ids are counted in the metadata.
         has_ids = turn.completion_token_ids == [] or (turn.completion_token_ids and turn.logprobs)
         if self._agent.options.collect_rollout_details and len(self.turns) == 1 and not has_ids:
             raise RuntimeError(
@@ -779,13 +816,13 @@ class Conversation:
     def steps(self) -> list[dict]:
         """This run as the steps of an ATIF trajectory, without their numbers.
 
-        A script's output is the observation of the step that ran it. Text that no call has sent
-        is shown as well.
+        A script's output is the observation of the step that ran it. Unsent text is included.
         """
+        turns = self.turns
         steps = [{"source": "system", "message": self._system}] if self._system else []
-        for part in [*self._told, *self._pending]:
+        for part in [*self._history, *self._pending]:
             if isinstance(part, Turn):
-                steps.append(self._agent_step(part, is_first=part is self.turns[0]))
+                steps.append(self._agent_step(part, is_first=part is turns[0]))
             elif not part.is_instruction and steps and steps[-1]["source"] == "agent":
                 result = {"content": part.text, "extra": {"timestamp": part.timestamp}}
                 steps[-1].setdefault("observation", {"results": []})["results"].append(result)
@@ -801,7 +838,7 @@ class Conversation:
             metrics["completion_tokens"] = turn.usage.completion_tokens
             metrics["cached_tokens"] = turn.usage.cache_tokens
         if self._agent.options.collect_rollout_details:
-            # The prompts of all turns would let the file grow with the square of their number.
+            # With every prompt the file would grow with the square of the number of turns.
             metrics["prompt_token_ids"] = turn.prompt_token_ids if is_first else None
             metrics["completion_token_ids"] = turn.completion_token_ids
             # JSON has no NaN.
@@ -815,23 +852,24 @@ class Conversation:
         }
 
 
-# Thinking: where it ends, and the answer begins.
+# Thinking, and where the answer begins.
 
-# The tags that open and close it: most models', Mistral's, Seed-OSS', Cohere's.
+# The tags of most models, of Mistral, of Seed-OSS and of Cohere.
 THINKING_TAGS = {
     "<think>": "</think>",
     "[THINK]": "[/THINK]",
     "<seed:think>": "</seed:think>",
     "<|START_THINKING|>": "<|END_THINKING|>",
 }
-_OPENING = "|".join(re.escape(tag) for tag in THINKING_TAGS)
-_CLOSING = "|".join(re.escape(tag) for tag in THINKING_TAGS.values())
-# Each tag is closed by its own, or by the end of the text.
+_OPENING_TAG = "|".join(re.escape(tag) for tag in THINKING_TAGS)
+_CLOSING_TAG = "|".join(re.escape(tag) for tag in THINKING_TAGS.values())
+# Thinking ends at the closing tag that matches its opening tag, or at the end of the text.
 _PAIRS = "|".join(
     rf"{re.escape(opening)}(.*?)(?:{re.escape(closing)}|\Z)"
     for opening, closing in THINKING_TAGS.items()
 )
 _THOUGHT = re.compile(rf"(?s)\s*(?:{_PAIRS})")
+# Code: a fenced block, which may stand in a list and may be unclosed, or `inline code`.
 _CODE = re.compile(
     r"""(?xms)
     ^ [-*+.)\d\ \t]* (?P<fence> `{3,} | ~{3,} ) .*? (?: ^[\ \t]* (?P=fence) [`~]* [\ \t]* $ | \Z )
@@ -840,59 +878,68 @@ _CODE = re.compile(
 )
 
 
-def opening_thinking(text: str) -> tuple[str, str]:
+def leading_thinking(text: str) -> tuple[str, str]:
     """The thinking in the tags that a text begins with, and the rest of the text."""
     thinking = ""
     end = 0
     while thought := _THOUGHT.match(text, end):
         thinking += thought[thought.lastindex]
         end = thought.end()
-    return thinking, text[end:].lstrip() if end else text
+    if end == 0:
+        return "", text
+    return thinking, text[end:].lstrip()
 
 
 def split_thinking(text: str, prompt_is_known: bool = False) -> tuple[str, str]:
-    """The thinking and the answer of a reply.
+    """Split a reply into its thinking and its answer.
 
-    Tags that a reply begins with enclose thinking, to the reply's end if they are never closed.
-    Without them the prompt may have opened the thinking, or the model may have left the tag out:
-    then the first closing tag outside of code ends it. Any other tag is text.
+    If the reply begins with an opening tag, its thinking ends at the matching closing tag, or at
+    the end. Otherwise the prompt may have opened the thinking, or the model may have left the tag
+    out. The thinking then ends at the first closing tag outside of code. Any other tag is text.
 
     Args:
         text: The reply.
-        prompt_is_known: Whether the text says all that the prompt opened. Otherwise thinking may
-            have stopped inside a fenced block: a closing tag at a line's start counts there, too,
-            unless the same block opened it.
+        prompt_is_known: True if a tag that the prompt opened stands at the start of the text. If
+            False, thinking may have stopped inside a fenced block. Then a closing tag at the start
+            of a line in that block counts as well, unless the block opened a tag itself.
     """
-    thinking, answer = opening_thinking(text)
+    thinking, answer = leading_thinking(text)
     if answer != text:
         return thinking, answer
 
     def blanked(code: re.Match) -> str:
-        closing = re.search(rf"(?m)^[ \t]*(?:{_CLOSING})", code[0])
-        if closing and not prompt_is_known and not re.search(_OPENING, code[0]):
-            return code[0]
-        return " " * len(code[0])
+        # Blanks for the code, up to a closing tag that ends the thinking.
+        closing = re.search(rf"(?m)^[ \t]*(?:{_CLOSING_TAG})", code[0])
+        if (
+            prompt_is_known
+            or closing is None
+            or re.search(_OPENING_TAG, code[0][: closing.start()])
+        ):
+            return " " * len(code[0])
+        return " " * closing.start() + code[0][closing.start() :]
 
-    tag = re.search(f"(?:{_OPENING})|(?P<closing>{_CLOSING})", _CODE.sub(blanked, text))
+    tag = re.search(f"(?:{_OPENING_TAG})|(?P<closing>{_CLOSING_TAG})", _CODE.sub(blanked, text))
     if tag and tag["closing"]:
         return text[: tag.start()], text[tag.end() :].lstrip()
     return "", text
 
 
-# A message of gpt-oss or Inkling ends here if a header or nothing follows; else the mark is quoted.
+# The end of a message of gpt-oss or Inkling. If neither a header nor the end of the text follows,
+# the reply only quotes the mark.
 _HEADER_BEGINS = r"\s*(?:to=\S{1,200}\s*)?<\|(?:channel|start|message_model)\|>"
 _MESSAGE_ENDS = rf"<\|(?:end|call|return|end_message)\|>(?={_HEADER_BEGINS}|\s*\Z)"
 
 
 def headers_to_tags(text: str) -> str:
-    """A reply whose messages have headers, with tags around its thinking; other text unchanged.
+    """Replace the message headers of gpt-oss and Inkling by tags around the thinking.
 
     Both of these become <think>hm</think>hi:
 
         <|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>hi
         <|message_model|><|content_thinking|>hm<|end_message|><|message_model|><|content_text|>hi
 
-    The first is gpt-oss' form, the second Inkling's. A message to a tool ("to=") is no answer.
+    The first is gpt-oss' form, the second Inkling's. A message to a tool ("to=") counts as
+    thinking. Any other text stays as it is.
     """
     if not re.match(_HEADER_BEGINS, text):
         return text
@@ -905,28 +952,37 @@ def headers_to_tags(text: str) -> str:
             answer += message[header_end:]
         else:
             thinking += message[header_end:]
-    # A tag that the thinking quotes would end it.
+    # A closing tag that the thinking quotes would end it: break it.
     return f"<think>{thinking.replace('</think>', '</ think>')}</think>{answer}"
 
 
-# The clients. Two send exact prompts as token ids; the third is Harbor's LiteLLM.
+# Clients. Two send exact prompts as token ids; the third is Harbor's LiteLLM.
 
 Ids = list[int]
 
-# The words of a server for a reply that is whole, in lower case. Every other word (length,
-# insufficient_system_resource, time_limit, ...) means that the reply was cut off.
+# The finish reasons of complete replies, in lower case. Any other one (length, time_limit,
+# insufficient_system_resource, ...) means that the reply was cut off.
 COMPLETED_REASONS = {
     "stop",
     "stop_sequence",
+    "stop_str",
+    "stop_token",
     "end_turn",
     "eos",
+    "eos_found",
     "eos_token",
     "endoftext",
+    "done",
+    "finish",
+    "finish_reason_stop",
+    "finished",
+    "normal",
     "complete",
     "completed",
     "tool_calls",
     "tool_use",
     "function_call",
+    "function_calls",
 }
 
 
@@ -936,35 +992,37 @@ class ExactClient(ABC):
     Attributes:
         context_limit: The maximum tokens of a conversation.
         max_tokens: The maximum tokens of a reply.
-        probes_system: Whether the text behind a reply may depend on the system message.
+        probes_system: True if a probe (see `next_prompt`) has to begin with the system message.
     """
 
     context_limit: float
     max_tokens: int
     probes_system: bool = True
-    # The ids of a probe up to the end of its reply; see `next_prompt`. No probe begins with None.
+    # The ids of a probe up to the end of its reply; None until the first probe.
     _probe_start: Ids | None = None
 
     @abstractmethod
     async def render(self, messages: list[dict]) -> tuple[Ids, str]:
-        """The ids of the template's view of these messages, ready for a reply, and their end.
+        """Render messages with the chat template, ready for a reply.
 
-        The end is the text of the last few tokens: it shows whether the template opens thinking.
+        Returns:
+            The prompt's ids, and the text of its last few tokens, which shows whether the template
+            opens thinking.
         """
 
     @abstractmethod
     async def generate(self, prompt_ids: Ids, max_tokens: int, **request: Any) -> Turn:
-        """Sample a reply to a prompt. Raises what the model's service raises."""
+        """Sample a reply to a prompt. Raises any error of the server."""
 
     @abstractmethod
     async def special_texts(self, text: str) -> Iterable[str]:
-        """The texts that may become special tokens if they stand in this text."""
+        """The texts that would become special tokens where they occur in this text."""
 
     async def call(
         self,
         prompt: str,
         message_history: list[dict] | tuple = (),
-        goes_on_from: Ids | tuple = (),
+        previous_ids: Ids | tuple = (),
         **request: Any,
     ) -> Turn:
         """Sample a reply to these messages, as Harbor's Chat asks for it.
@@ -972,15 +1030,15 @@ class ExactClient(ABC):
         Args:
             prompt: The new message of the user.
             message_history: The messages before it.
-            goes_on_from: The ids of the history as they were sampled; without them it is rendered.
-            **request: What else the client may send: extra_headers, extra_body.
+            previous_ids: The ids of the history as sampled. If empty, the history is rendered.
+            **request: Further fields for the server: extra_headers, extra_body.
 
         Raises:
             ContextLengthExceededError: The context has no room for a reply.
-            Exception: What the model's service raises.
+            Exception: Any error of the server.
         """
         messages = [*message_history, {"role": "user", "content": prompt}]
-        prompt_ids, end = await self.next_prompt(messages, list(goes_on_from))
+        prompt_ids, end = await self.next_prompt(messages, list(previous_ids))
         room = self.context_limit - len(prompt_ids)
         if room < 1:
             raise ContextLengthExceededError(f"the prompt fills the context: {len(prompt_ids)}")
@@ -992,39 +1050,40 @@ class ExactClient(ABC):
             raise
         turn.content = headers_to_tags(turn.content)
         # If the template opened thinking, the reply begins inside it.
-        opened = re.search(rf"({_OPENING})\s*\Z", end)
+        opened = re.search(rf"({_OPENING_TAG})\s*\Z", end)
         if opened:
             turn.content = opened[1] + turn.content
         return turn
 
     async def break_special_tokens(self, text: str) -> str:
-        """The text with a zero-width space inside each special token, which makes it plain text."""
-        for special in await self.special_texts(text):
-            if special in text:
-                # The lookahead finds overlapping ones, too.
+        """Put a zero-width space into each special token of a text, which makes it plain text."""
+        # A broken token may uncover another one, so this repeats until none is left.
+        while found := [one for one in await self.special_texts(text) if one in text]:
+            for special in found:
+                # The lookahead finds overlapping occurrences, too.
                 text = re.sub(f"(?s)(?={re.escape(special)}).", "\\g<0>\u200b", text)
         return text
 
-    async def next_prompt(self, messages: list[dict], goes_on_from: Ids) -> tuple[Ids, str]:
-        """The prompt for the next reply: the last turn's ids, and what the template adds to them.
+    async def next_prompt(self, messages: list[dict], previous_ids: Ids) -> tuple[Ids, str]:
+        """The prompt for the next reply: the previous ids, and what the template puts after them.
 
-        A probe shows what the template adds: a short conversation that ends in the new message.
+        A probe shows what that is. It is a short conversation that ends in the new message:
 
-            goes_on_from <|im_start|> user hi <|im_end|> <|im_start|> assistant hello <|im_end|>
+            previous_ids <|im_start|> user hi <|im_end|> <|im_start|> assistant hello <|im_end|>
             the probe    ... <|im_start|> assistant b <|im_end|> <|im_start|> user NEW ...
 
-        The probe's tail, behind its reply "b", is the part that is wanted. It begins with the stop
-        token, which was sampled and is not repeated. The place where the tail begins is found once,
-        by a second probe with another reply: both have the same tail. It is found again if a probe
-        begins in another way (a template may show the date).
+        The probe's tail, after its reply "b", is what we append. The tail begins with the stop
+        token, which was sampled and is not repeated. To find where the tail begins, a second probe
+        has another reply: their common end is the tail. That is done once, and again if a probe
+        starts differently (a template may show the date).
 
-        The whole history is rendered if there is nothing to go on from (the first turn, or an
+        The whole history is rendered instead if there are no previous ids (the first turn, or an
         edited history), or if the reply does not end in the template's stop token.
 
         Returns:
-            The ids, shape [n_prompt], and the text of their end (see `render`).
+            The ids, shape [n_prompt], and the text of the last few (see `render`).
         """
-        if not goes_on_from:
+        if not previous_ids:
             return await self.render(messages)
         start = [{"role": "user", "content": "a"}]
         if self.probes_system and messages[0]["role"] == "system":
@@ -1038,17 +1097,17 @@ class ExactClient(ABC):
                 n_tail += 1
             self._probe_start = ids[: len(ids) - n_tail]
         tail = ids[len(self._probe_start) :]
-        # Two tokens may have been sampled: Inkling's template closes the message, then it stops.
+        # A reply of Inkling ends in two tokens of the tail: end of message, and stop.
         for n_sampled in (1, 2):
-            if goes_on_from[-n_sampled:] == tail[:n_sampled]:
-                return goes_on_from + tail[n_sampled:], end
+            if previous_ids[-n_sampled:] == tail[:n_sampled]:
+                return previous_ids + tail[n_sampled:], end
         return await self.render(messages)
 
 
 def says_context_is_full(error: Exception) -> bool:
-    """Whether a prompt was refused for its length; the phrases are those of Harbor's clients.
+    """True if the error says that the prompt is too long; the phrases are Harbor's.
 
-    Only an error in the request counts: a server that is down may "take too long", too.
+    Only errors of the request count: a server that is down may "take too long", too.
     """
     is_user_error = str(getattr(error, "category", "")) == "user"
     is_bad_request = getattr(error, "status_code", None) in (400, 413, 422)
@@ -1056,18 +1115,19 @@ def says_context_is_full(error: Exception) -> bool:
     return (is_user_error or is_bad_request) and bool(re.search(phrases, str(error)))
 
 
-# All threads share a tokenizer, and it raises "Already borrowed" if two use it at once.
+# Threads share a tokenizer, and it raises "Already borrowed" if two use it at once. Each use takes
+# a millisecond or so.
 _tokenizing = threading.Lock()
 
 
 class TinkerClient(ExactClient):
     """Tinker, with the renderer that Harbor's TinkerLLM finds for a model.
 
-    TinkerLLM's own `call` passes a cut-off reply off as complete (Harbor 0.13 to 0.24) or drops its
+    TinkerLLM's own `call` reports a cut-off reply as complete (Harbor 0.13 to 0.24) or drops its
     ids (0.25), and each TinkerLLM opens a session of its own.
     """
 
-    # No renderer looks at it, and to tokenize it in each turn takes a fifth of a turn's CPU.
+    # Renderers ignore it in a probe, and tokenizing it would cost a fifth of a turn's CPU.
     probes_system = False
 
     def __init__(
@@ -1089,14 +1149,16 @@ class TinkerClient(ExactClient):
         import tinker
         from harbor.llms.tinker import TinkerLLM, get_tokenizer
 
-        # Loading takes seconds, so it is done outside the lock; the cookbook keeps what it loads.
+        # Loading takes seconds, so it comes before the lock. The cookbook caches the tokenizer.
         get_tokenizer(model_name)
         with _tokenizing:
-            # Harbor has no public name for the renderer. This one is in 0.13 to 0.25.
+            # The renderer has no public name. Harbor 0.13 to 0.25 have this one.
             self._renderer = TinkerLLM(model_name, renderer_name=renderer_name)._renderer
             self._tokenizer = self._renderer.tokenizer
-            # Inkling's tokenizer has no such method, and reads no special token in a text.
-            vocabulary = getattr(self._tokenizer, "get_added_vocab", dict)()
+            # Inkling's tokenizer has no such method, and makes no special token of a text.
+            vocabulary = []
+            if hasattr(self._tokenizer, "get_added_vocab"):
+                vocabulary = self._tokenizer.get_added_vocab()
             stop = self._renderer.get_stop_sequences()
         self._special_texts = [text for text in vocabulary if len(text.strip()) > 1]
         self.context_limit = context_limit
@@ -1117,7 +1179,7 @@ class TinkerClient(ExactClient):
             try:
                 prompt = self._renderer.build_generation_prompt(in_parts)
             except ValueError:
-                # The renderers llama3 and role_colon know no thinking.
+                # The renderers llama3 and role_colon do not support thinking parts.
                 prompt = self._renderer.build_generation_prompt(messages)
             ids = prompt.to_ints()
             return ids, self._tokenizer.decode(ids[-8:])
@@ -1128,7 +1190,7 @@ class TinkerClient(ExactClient):
     async def generate(self, prompt_ids: Ids, max_tokens: int, **request: Any) -> Turn:
         import tinker
 
-        # Not validated: pydantic would look at each token of a long prompt in each turn.
+        # This skips pydantic's validation, which would look at each token of a long prompt.
         chunk = tinker.EncodedTextChunk.model_construct(tokens=prompt_ids)
         response = await self._sample(
             prompt=tinker.ModelInput(chunks=[chunk]),
@@ -1151,14 +1213,14 @@ class TinkerClient(ExactClient):
         return turn
 
     async def _sample(self, **request: Any) -> Any:
-        # Samples; if the session with Tinker is over, once more in a new one.
+        # Sample. If the session has ended, open a new one and try again, once.
         client = self._sampling_client
         try:
             return await sampled(client, request)
         except Exception as error:
             if not session_is_over(error):
                 raise
-        # The first trial that comes here opens the new session, and the others share it.
+        # The first trial that gets the lock opens the new session, and the others share it.
         async with self._reopening:
             if self._sampling_client is client:
                 self._sampling_client = await asyncio.to_thread(self._open)
@@ -1173,7 +1235,7 @@ class TinkerClient(ExactClient):
             with _tokenizing:
                 text = self._tokenizer.decode(ids)
         except Exception:
-            # Ids that the tokenizer cannot read are neither an answer nor commands.
+            # Ids that cannot be decoded give an empty answer.
             return ""
         if isinstance(stop[0], str):
             text = text.partition(stop[0])[0].removeprefix(" ")
@@ -1181,7 +1243,7 @@ class TinkerClient(ExactClient):
 
 
 def with_thinking_part(message: dict) -> dict:
-    """A message as tinker-cookbook's renderers want it: thinking is a part of its own."""
+    """Convert a message for tinker-cookbook's renderers, which want the thinking as a part."""
     if message["role"] != "assistant":
         return message
     thinking, text = split_thinking(message["content"], prompt_is_known=True)
@@ -1190,7 +1252,7 @@ def with_thinking_part(message: dict) -> dict:
 
 
 async def sampled(client: Any, request: dict) -> Any:
-    """What a Tinker sampling client answers."""
+    """Await the answer of a Tinker sampling client."""
     sampling = client.sample(**request)
     if not inspect.isawaitable(sampling):
         # SDKs before 0.38 give a concurrent.futures.Future.
@@ -1200,25 +1262,26 @@ async def sampled(client: Any, request: dict) -> Any:
 
 # The process's sessions with Tinker, by server and key. A session holds about 11 file descriptors.
 _services: dict[tuple, Any] = {}
-_opening = threading.Lock()
+_service_lock = threading.Lock()
 _given_service: Any = None
 
 
 def use_service(service: Any) -> None:
-    """Have later trials sample in this `tinker.ServiceClient`; None: in a session of our own.
+    """Use this `tinker.ServiceClient` for later trials. None restores the agent's own session.
 
-    Sampling and training then share a session, which some losses need: they look at what Tinker
-    recorded when it sampled. The service is never closed or replaced.
+    Sampling and training then share a session. Some losses need that, because they read what Tinker
+    recorded during sampling. The service is never closed or replaced.
     """
     global _given_service
     _given_service = service
 
 
-def check_tinker_key(settings: Mapping[str, str]) -> None:
-    """Raise ValueError if the Tinker SDK would find no key."""
-    if settings.get("TINKER_API_KEY") or _given_service:
+def check_tinker_key(options: BasicLoopOptions, settings: Mapping[str, str]) -> None:
+    """Raise ValueError if the client is Tinker and its SDK would find no key."""
+    key = options.llm_kwargs.get("api_key") or settings.get("TINKER_API_KEY")
+    if options.model_client != "tinker" or key or _given_service:
         return
-    # SDK 0.38 and later may also have stored a key, or run a command that prints it.
+    # SDK 0.38 and later may also find a stored key, or run a command that prints one.
     with suppress(ImportError):
         from tinker.auth import tinker_has_credentials
 
@@ -1230,9 +1293,9 @@ def check_tinker_key(settings: Mapping[str, str]) -> None:
 
 
 def session_is_over(error: Exception) -> bool:
-    """Whether Tinker says that a session, or a checkpoint, does not exist (any more).
+    """True if Tinker says that a session or a checkpoint no longer exists.
 
-    SDK 0.38 has no class for the errors of a closed client or of polling: their text must do.
+    SDK 0.38 has no class for the errors of a closed client or of polling, so their text is matched.
     """
     phrases = r"(?s)is closed$|polling failed.*code: (404|410)"
     has_status = getattr(error, "status_code", None) in (404, 410)
@@ -1240,11 +1303,11 @@ def session_is_over(error: Exception) -> bool:
 
 
 def open_sampling_client(source: dict, api_base: str | None, api_key: str | None) -> Any:
-    """Open a checkpoint in the process's session, or in a new session if that is over. Blocks.
+    """Open a checkpoint in the process's session, or in a new one if that has ended. Blocks.
 
-    Tinker answers alike for a session that is over and for a checkpoint that does not exist. So a
-    new session takes the old one's place only if it opens the checkpoint; else it is closed, and
-    the SDK's error is raised.
+    Tinker gives the same error for an ended session and for a missing checkpoint. So the new
+    session replaces the old one only if it opens the checkpoint. Otherwise it is closed, and the
+    SDK's error is raised.
     """
     import tinker
 
@@ -1254,7 +1317,7 @@ def open_sampling_client(source: dict, api_base: str | None, api_key: str | None
         return created.result() if hasattr(created, "result") else created
 
     server = (api_base, api_key)
-    with _opening:
+    with _service_lock:
         old = _given_service or _services.get(server)
         if old:
             try:
@@ -1262,7 +1325,7 @@ def open_sampling_client(source: dict, api_base: str | None, api_key: str | None
             except Exception as error:
                 if _given_service or not session_is_over(error):
                     raise
-        # Without URL or key the SDK takes them from the environment, or its own.
+        # If URL or key are None, the SDK finds its own.
         new = tinker.ServiceClient(base_url=api_base, api_key=api_key)
         try:
             client = opened_in(new)
@@ -1275,7 +1338,7 @@ def open_sampling_client(source: dict, api_base: str | None, api_key: str | None
 
 
 def close_service(service: Any) -> None:
-    """Give a session's file descriptors back, without waiting. SDKs before 0.30 cannot."""
+    """Close a session without waiting, or do nothing: SDKs before 0.30 cannot close."""
     if hasattr(service, "close"):
         service.close("success")
 
@@ -1292,7 +1355,7 @@ class VllmClient(ExactClient):
         model_name: str,
         max_tokens: int,
         api_base: str,
-        without_tokenize: Callable[[], Any],
+        fallback: Callable[[], Any],
         context_limit: float = math.inf,
         api_key: str = "none",
         timeout: float = 600,
@@ -1305,15 +1368,15 @@ class VllmClient(ExactClient):
     ) -> None:
         self.context_limit = context_limit
         self.max_tokens = max_tokens
-        # Makes the client to use if the server has no /tokenize.
-        self._without_tokenize = without_tokenize
-        # What the chat endpoint would give the template.
+        # This makes the client to use if the server has no /tokenize.
+        self._make_fallback = fallback
+        # The template gets the arguments that the chat endpoint would pass on.
         self._body = {**body, **(extra_body or {}), "model": model_name}
         self._template = dict(self._body.get("chat_template_kwargs") or {})
         if "reasoning_effort" in self._body:
             self._template.setdefault("reasoning_effort", self._body["reasoning_effort"])
         self._url = api_base.rstrip("/").removesuffix("/v1")
-        self._opening = open_server(
+        self._connection = open_server(
             base_url=self._url,
             api_key=api_key,
             timeout=timeout,
@@ -1323,7 +1386,7 @@ class VllmClient(ExactClient):
         )
 
     async def connect(self, logger: logging.Logger) -> Any:
-        """Open the connection to the server, and take over its limit of the context.
+        """Open the connection to the server, and read its context limit.
 
         Returns:
             The client to use: this one, or one for the chat endpoint if there is no /tokenize.
@@ -1331,24 +1394,24 @@ class VllmClient(ExactClient):
         Raises:
             openai.OpenAIError: The server does not answer, or refuses the key.
         """
-        self._server = await anext(self._opening)
+        self._server = await anext(self._connection)
         try:
             answer = await self._tokenize(messages=[{"role": "user", "content": "a"}])
             self.context_limit = min(self.context_limit, int(answer["max_model_len"]))
             if answer["tokens"] and answer["token_strs"]:
                 return self
         except (LookupError, TypeError, ValueError):
-            # A gateway may answer anything to a path that it does not know.
+            # A gateway may return any JSON for an unknown path.
             pass
         except Exception as error:
             if getattr(error, "status_code", None) not in (400, 404, 405, 422):
                 raise
         logger.warning("the server has no /tokenize: prompts are not exact")
-        return await asyncio.to_thread(self._without_tokenize)
+        return await asyncio.to_thread(self._make_fallback)
 
     async def _tokenize(self, **body: Any) -> dict:
         body |= {"model": self._body["model"], "return_token_strs": True}
-        # An outage of some seconds must not end a trial: this is the first request of a turn.
+        # Each turn starts with this request. More retries help it through a short outage.
         return await self._post("/tokenize", body, timeout=30, max_retries=5)
 
     async def _post(self, path: str, body: dict, **options: Any) -> dict:
@@ -1362,12 +1425,12 @@ class VllmClient(ExactClient):
         answer = await self._tokenize(
             messages=messages, add_generation_prompt=True, chat_template_kwargs=self._template
         )
-        # Byte-level tokenizers, and others, show spaces and ends of lines by these characters.
+        # Tokenizers show spaces and newlines as these characters.
         end = re.sub("Ċ|Ġ|▁|<0x0A>", " ", "".join(answer["token_strs"][-8:]))
         return answer["tokens"], end
 
     async def special_texts(self, text: str) -> Iterable[str]:
-        # A special token has angle brackets, square brackets, or a tilde. Most texts have none.
+        # A special token has a pair of brackets, or a tilde. Most texts have neither.
         has_pair = ("<" in text and ">" in text) or ("[" in text and "]" in text)
         if not (has_pair or "~" in text):
             return []
@@ -1390,12 +1453,12 @@ class VllmClient(ExactClient):
         }
         headers = request.get("extra_headers") or {}
         answer = await self._post("/v1/completions", body, headers=headers)
-        # What is left of the reply, such as routed_experts, is kept.
+        # Whatever is not taken out of the reply, such as routed_experts, becomes `extra`.
         reply = answer["choices"][0]
         turn = Turn(
             content=reply.pop("text"),
             cut_off=reply.pop("finish_reason") not in COMPLETED_REASONS,
-            # An option such as truncate_prompt_tokens may have cut it.
+            # An option such as truncate_prompt_tokens may have shortened the prompt.
             prompt_token_ids=reply.pop("prompt_token_ids", None) or prompt_ids,
             completion_token_ids=reply.pop("token_ids", None),
             logprobs=(reply.pop("logprobs", None) or {}).get("token_logprobs"),
@@ -1407,10 +1470,10 @@ class VllmClient(ExactClient):
 
 
 async def open_server(*, ssl_verify: bool, **arguments: Any) -> AsyncIterator[Any]:
-    """Yields an openai.AsyncOpenAI whose connections are kept, and closes them.
+    """Yield an openai.AsyncOpenAI, which keeps its connections open, and close it in the end.
 
-    Python closes an async generator when its event loop ends, or when nothing refers to it: so the
-    connections live as long as the client that holds this generator, and no longer.
+    Python closes an async generator when its event loop ends, or when nothing refers to it any
+    more. So a client that holds this one needs no `close`, which Harbor would never call.
     """
     from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
@@ -1420,28 +1483,29 @@ async def open_server(*, ssl_verify: bool, **arguments: Any) -> AsyncIterator[An
 
 
 def add_url(error: Exception, url: str) -> None:
-    """Have a server's error say in its traceback which URL was called."""
-    # A URL's user name, password and query may hold a key.
-    shown = re.sub("//[^/]*@", "//", url.partition("?")[0])
+    """Add the URL that was called to an error's traceback."""
+    # The user name, password, query and fragment of a URL may hold a key.
+    shown = re.split("[?#]", re.sub("//.*@", "//", url))[0]
     error.add_note(f"The URL was {shown}.")
     if getattr(error, "status_code", None) == 404:
         error.add_note("Its path, or the name of the model, may be wrong.")
 
 
 def chat_client(*, context_limit: int | None = None, **arguments: Any) -> Any:
-    """Harbor's LiteLLM, except that a reply which was cut off keeps its ids and usage.
+    """Make Harbor's LiteLLM, changed so that a reply which was cut off keeps its ids and usage.
 
-    `Conversation` keeps the limit of the context. The private names are in Harbor 0.13 to 0.25.
+    `context_limit` is dropped here: `Conversation` enforces it. The private methods that are
+    overridden are in Harbor 0.13 to 0.25.
     """
-    # Importing it takes seconds, so the class is defined here.
+    # Importing LiteLLM takes seconds, so the class is defined in here.
     from harbor.llms.lite_llm import LiteLLM
 
     class ChatClient(LiteLLM):
         finish_reason: str | None = None
 
         async def call(self, prompt: str, **request: Any) -> Turn:
-            """One model call. Raises what Harbor's LiteLLM raises after its three attempts."""
-            # Trials share this object: the hooks below write into a copy for this call.
+            """Call the model. Raises the error of the last of LiteLLM's three attempts."""
+            # Trials share this object, so the methods below write into a copy for this call.
             of_this_call = copy.copy(self)
             try:
                 response = await LiteLLM.call(of_this_call, prompt, **request)
@@ -1449,26 +1513,29 @@ def chat_client(*, context_limit: int | None = None, **arguments: Any) -> Any:
                 if self._api_base:
                     add_url(error, self._api_base)
                 raise
-            is_whole = str(of_this_call.finish_reason).lower() in COMPLETED_REASONS
-            return Turn(**vars(response), cut_off=not is_whole)
+            reason = str(of_this_call.finish_reason).lower()
+            cut_off = reason not in COMPLETED_REASONS
+            if cut_off and reason != "length":
+                self._logger.warning(f"finish reason {reason!r}: the reply counts as cut off")
+            return Turn(**vars(response), cut_off=cut_off)
 
         def get_model_output_limit(self) -> int:
-            # Harbor sends it to the Responses API, where the model's own maximum limits nothing.
+            # Harbor would send the model's own maximum to the Responses API.
             return self._llm_kwargs["max_tokens"]
 
         def _extract_usage_info(self, response: Any) -> UsageInfo | None:
-            # LiteLLM asks for the usage before it looks at finish_reason. A "length" there would
-            # become an error without ids and usage.
+            # LiteLLM calls this before it looks at finish_reason. If it found "length" there, it
+            # would raise an error without ids and usage.
             choice = response["choices"][0]
-            # litellm turns a word that it does not know into "stop", and keeps it under this name.
+            # litellm replaces an unknown word by "stop", and keeps the word under this name.
             fields = getattr(choice, "provider_specific_fields", None) or {}
             self.finish_reason = fields.get("native_finish_reason") or choice["finish_reason"]
             choice["finish_reason"] = "stop"
             return super()._extract_usage_info(response)
 
         def _extract_responses_usage_info(self, response: Any) -> UsageInfo | None:
-            # The same for the Responses API, which says "completed" of a reply that is whole.
-            self.finish_reason = response.status
+            # The same for the Responses API, whose word for a complete reply is "completed".
+            self.finish_reason = response.status or "completed"
             response.status = "completed"
             return super()._extract_responses_usage_info(response)
 
@@ -1483,8 +1550,9 @@ class Trajectory:
     """A scored trial as a trainer sees it.
 
     Attributes:
-        turns: Those of all steps with ids and logprobs, in order; none for API models.
-        reward: The reward named "reward", or the only one. None: not scored, or several others.
+        turns: All turns that have ids and logprobs, from all steps; none for API models.
+        reward: The reward named "reward", or the only one. None if the trial has no score, or has
+            several without that name.
         stop_reason: The `StopReason` of the last step; None for another agent's trial.
         trial: Harbor's result, with all rewards, tokens, cost and names.
     """
@@ -1495,7 +1563,7 @@ class Trajectory:
     trial: TrialResult
 
 
-# Harbor before 0.25 scores on purpose after these; 0.25 has `TrialResult.reward_valid`.
+# Harbor before 0.25 means to score trials that end in these; 0.25 has `TrialResult.reward_valid`.
 SCORED_EXCEPTIONS = {"AgentTimeoutError", "NonZeroAgentExitCodeError"}
 
 
@@ -1520,18 +1588,18 @@ def trial_to_trajectory(trial: TrialResult) -> Trajectory | None:
         raise ValueError(f"trial {trial.trial_name}: {error}") from error
     stop_reasons = [(context.metadata or {}).get("stop_reason") for context in contexts]
     errors = [part.exception_info for part in (trial, *steps) if part.exception_info]
-    failed = any(error.exception_type not in SCORED_EXCEPTIONS for error in errors)
     if rewards:
-        failed = not getattr(trial, "reward_valid", not failed)
-    elif errors or not turns:
-        failed = True
-    if failed or StopReason.ERROR in stop_reasons:
+        is_scored = all(error.exception_type in SCORED_EXCEPTIONS for error in errors)
+        is_valid = getattr(trial, "reward_valid", is_scored)
+    else:
+        is_valid = turns and not errors
+    if not is_valid or StopReason.ERROR in stop_reasons:
         return None
     reward = next(iter(rewards.values())) if len(rewards) == 1 else rewards.get("reward")
     return Trajectory(turns, reward, stop_reasons[-1], trial)
 
 
-# Code that was written against the first name still works.
+# The function's first name, for code that uses it.
 _trial_to_trajectory = trial_to_trajectory
 
 # The lists of a RolloutDetail that have an entry a turn; a `Turn` has the same names.
@@ -1541,8 +1609,8 @@ _LISTS = ("prompt_token_ids", "completion_token_ids", "logprobs")
 def rollout_details(turns: list[Turn]) -> list[dict] | None:
     """One Harbor RolloutDetail, whose lists have an entry for each trainable turn.
 
-    A turn that cannot be trained on is left out whole, for a piece of it would misalign all that
-    follow. `extra` has a list for each name; a turn without that name has None there.
+    A turn that is not trainable is left out whole, because a part of it would misalign all others.
+    `extra` has a list for each name; a turn without that name has None there.
 
     Returns:
         A list with the RolloutDetail, or None if no turn is trainable.
@@ -1562,6 +1630,7 @@ def turns_of(context: AgentContext) -> Iterator[Turn]:
     for detail in context.rollout_details or []:
         extra = detail.get("extra") or {}
         columns = [detail.get(name) or [] for name in _LISTS] + list(extra.values())
+        # A row has the values of one turn.
         for row in zip(*columns, strict=True):
             turn = Turn(**dict(zip(_LISTS, row, strict=False)))
             turn.extra = dict(zip(extra, row[len(_LISTS) :], strict=True))
@@ -1573,8 +1642,8 @@ def turns_of(context: AgentContext) -> Iterator[Turn]:
 def to_tinker(trajectory: Trajectory) -> tinker_cookbook.rl.types.Trajectory:  # noqa: F821
     """The trial for tinker-cookbook's RL functions. Imports torch.
 
-    Every transition has reward 0.0: the trial's goes into `TrajectoryGroup.final_rewards_G`. From
-    cookbook 0.6 on an action names the sequence that Tinker sampled, for `stable_reinforce`.
+    Every transition has reward 0.0. Put the trial's reward into `TrajectoryGroup.final_rewards_G`.
+    From cookbook 0.6 on, an action names the sequence that Tinker sampled, for `stable_reinforce`.
     """
     from tinker import ModelInput
     from tinker_cookbook.completers import TokensWithLogprobs
@@ -1597,13 +1666,13 @@ def to_tinker(trajectory: Trajectory) -> tinker_cookbook.rl.types.Trajectory:  #
 
 
 def write_file(path: Path, text: str) -> None:
-    """Put a file at `path`, whatever lies there. Raises OSError if that cannot be done.
+    """Write a file, even if a command left a link, a pipe or a folder there. May raise OSError.
 
-    With Docker the folder is /logs/agent in the container. A command may have put a link, a pipe or
-    a folder at this name: nothing there is opened, and a folder is moved aside.
+    With Docker, the folder is /logs/agent in the container. Nothing in it is opened: a new file is
+    renamed over the old name, and a folder of that name is moved aside.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Nobody can have put a link at this name.
+    # This name is random, so no link can be there.
     fresh = path.with_name(f"{path.name}.{uuid4().hex}")
     try:
         fresh.write_text(text, encoding="utf-8")
@@ -1621,34 +1690,39 @@ def valid_text(text: str | bytes | None) -> str:
     return (text or "").encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
-# The commands: which text is a script, and how it is run.
+# Running scripts.
 
-# CommonMark's fenced blocks and lists. With the rule "code" a fence that is indented like code
-# closes no block; without "inline" parsing takes two thirds of the time.
+# CommonMark's fenced blocks and lists. With the rule "code", a fence that is indented by four
+# spaces does not close a block. Without "inline", parsing takes two thirds of the time.
 _MARKDOWN = MarkdownIt("zero").enable(["fence", "list", "code"]).disable("inline")
 
 
 def fenced_blocks(text: str) -> list[tuple[str, str]]:
     """The ``` blocks of a Markdown text, as (language in lower case, content without NULs).
 
-    An unclosed one does not count. What looks like a block inside another one, or inside ~~~, is
-    quoted and none either.
+    An unclosed block does not count. A block inside another one, or inside ~~~, is quoted and does
+    not count either.
     """
     blocks = []
-    # Behind the last fence is no block: 80,000 characters of list items take a third of a second.
-    until = re.match("(?s)(.*```[^\n]*)?", text.replace("\0", ""))
-    # Without a newline a last line of content would count as the block's end.
-    for token in _MARKDOWN.parse(f"{until[0]}\n"):
+    # Parsing stops after the last fence, because long lists parse slowly.
+    last_fence = text.rfind("```")
+    end = text.find("\n", max(last_fence, 0))
+    until = text[:end] if end >= 0 else text
+    # Without a newline the parser would take a last line of content for the block's end.
+    for token in _MARKDOWN.parse(until.replace("\0", "") + "\n"):
         if token.markup.startswith("`"):
-            first, end = token.map
-            if end - first == token.content.count("\n") + 2:
+            first_line, end_line = token.map
+            n_lines = token.content.count("\n")
+            is_closed = end_line - first_line == n_lines + 2
+            if is_closed:
                 language = token.info.lower().split()[:1]
                 blocks.append(("".join(language), token.content))
     return blocks
 
 
-# Prints each skill's place, and its frontmatter: its name and what it is for.
+# This prints the path and the front matter of each skill.
 LIST_SKILLS = """\
+exec 2>&1
 cd -- %s || exit
 for file in */SKILL.md; do
   [ -f "$file" ] && printf '\\n%%s\\n' "$PWD/$file" || continue
@@ -1656,19 +1730,18 @@ for file in */SKILL.md; do
 done
 """
 
-# A script that writes more is ended: Harbor keeps all output of an exec in memory.
+# A script is killed if it writes more: Harbor keeps all output of an exec in memory.
 FLOOD_BYTES = 4_000_000
-# A script's time limit is kept inside the environment. An exec that has no answer this much later
-# hangs.
+# The bash program keeps a script's time limit. If exec has not answered this much later, it hangs.
 ANSWER_MARGIN_SEC = 30
-# At its own limit Docker's exec raises RuntimeError, which would end the trial: it comes last.
+# At the limit of its own, Docker's exec raises RuntimeError. So this limit is the longest.
 EXEC_MARGIN_SEC = 90
-# A second exec, which ends a script from outside, may take this long.
-ENDING_SEC = 15
+# The time for a second exec, which kills a script from outside.
+KILL_SEC = 15
 
 
 def middle_cut(output: bytes, shown_bytes: int) -> str:
-    """The head and the tail of long output, with the number of bytes left out between them."""
+    """Cut the middle out of long output, and say how many bytes are left out."""
     n_left_out = len(output) - shown_bytes
     if n_left_out > 0:
         half = shown_bytes // 2
@@ -1678,14 +1751,14 @@ def middle_cut(output: bytes, shown_bytes: int) -> str:
 
 
 def shell_command(*call: str) -> str:
-    """A command that calls a function of the bash program _SHELL, with these arguments.
+    """The command that calls a function of the bash program `_SHELL` with these arguments.
 
-    Program and arguments are base64 in a variable: no process has them among its arguments, where
-    `pgrep -f` or `pkill -f` of a script would find them.
+    The program comes base64-encoded in a variable, and not as an argument of bash: a script's
+    `pkill -f` or `pgrep -f` would find it there.
     """
     program = f"{_SHELL}\n{shlex.join(call)}\nexit\n"
     encoded = base64.b64encode(valid_text(program).encode()).decode()
-    # Without a process to decode it the program is empty, and nothing exits before `exit 1`.
+    # If no process is left to decode the program, it is empty, and `exit 1` is reached.
     start = 'eval "$(printf %s $BASIC_LOOP_PROGRAM | base64 -d)"; exit 1'
     return f"BASIC_LOOP_PROGRAM={encoded} exec bash -c '{start}'"
 
