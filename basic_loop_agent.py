@@ -341,8 +341,8 @@ message. Each script starts in a fresh shell (files stay, variables and director
         """Run blocks as one script in the environment. Returns what the model is told."""
         limit = self.options.command_timeout_sec
         mark = uuid4().hex
-        call = shell_command("run", mark, str(limit), str(FLOOD_BYTES), *blocks)
-        command = f"BASIC_LOOP_RUN={mark} {call}"
+        call = ["run", mark, str(limit), str(FLOOD_BYTES), *blocks]
+        command = f"BASIC_LOOP_RUN={mark} {shell_command(*call)}"
         # Modal takes 65,536 bytes of arguments.
         if len(command) > 65_000:
             return "Not run: the script is too long. Split it into smaller ones."
@@ -351,8 +351,7 @@ message. Each script starts in a fresh shell (files stay, variables and director
             async with asyncio.timeout(limit + ANSWER_MARGIN_SEC) as timer:
                 result = await environment.exec(command, timeout_sec=limit + EXEC_MARGIN_SEC)
             told = self._read_result(result, mark)
-            lost = "[the output was lost: what runs the script was killed]"
-            return told or f"Exit code: {result.return_code}\nOutput:\n{lost}"
+            return told or f"Exit code: {result.return_code}\nOutput:\n{LOST_OUTPUT}"
         except Exception as error:
             # Some environments raise an error of their own when they are cancelled.
             if asyncio.current_task().cancelling():
@@ -363,8 +362,8 @@ message. Each script starts in a fresh shell (files stay, variables and director
         finally:
             # Without a whole answer the script may run on, into the next turn or the verifier.
             if told is None:
-                call = shell_command("end_run", mark)
-                ending = environment.exec(call, timeout_sec=ENDING_SEC + ANSWER_MARGIN_SEC)
+                command = shell_command("end_run", mark)
+                ending = environment.exec(command, timeout_sec=ENDING_SEC + ANSWER_MARGIN_SEC)
                 ending = asyncio.wait_for(ending, ENDING_SEC)
                 # A cancellation does not stop the ending. The ending may fail: the environment may
                 # be gone.
@@ -386,8 +385,8 @@ message. Each script starts in a fresh shell (files stay, variables and director
             if not (end or note):
                 note = f"[cut off after {len(output)} bytes]"
         shown_bytes = self.options.max_output_bytes
-        noise = valid_text(result.stderr)[:shown_bytes]
-        texts = [middle_cut(output, shown_bytes), note, noise]
+        noise = valid_text(result.stderr).encode()
+        texts = [middle_cut(output, shown_bytes), note, middle_cut(noise, shown_bytes)]
         shown = "\n".join(text.removesuffix("\n") for text in texts if text)
         return f"Exit code: {code}\nOutput:\n{shown or '(none)'}"
 
@@ -1663,6 +1662,7 @@ for file in */SKILL.md; do
 done
 """
 
+LOST_OUTPUT = "[the output was lost: what runs the script was killed]"
 # A script that writes more is ended: Harbor keeps all output of an exec in memory.
 FLOOD_BYTES = 4_000_000
 # A script's time limit is kept inside the environment. An exec that has no answer this much later
