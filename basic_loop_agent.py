@@ -1703,11 +1703,11 @@ def shell_command(*call: str) -> str:
 #        '------- read_output: sed | head | base64
 #
 # The script writes into a pipe (file 4), and the reader turns it into base64, which every
-# environment passes on unchanged. The runner waits, at most for the time limit, for a line in a
-# second pipe (file 3): run_script says "exited CODE" there, or the reader "closed", when it has had
-# enough bytes. Otherwise the time is over. In these two cases the runner ends the script and all
-# that it started. Then it writes the line "end-of-MARK" behind the output. There the reader stops,
-# though a server in the background may keep the pipe open. The whole output of an exec is
+# environment passes on unchanged. The runner waits for a line in a second pipe (file 3), at most
+# for the time limit: run_script says "exited CODE" when the script is over, or the reader says
+# "closed" when it has had enough bytes. If the script is not over, the runner ends it and all that
+# it started. Then it writes the line "end-of-MARK" behind the output. The reader stops there, though
+# a server in the background may keep the pipe open. The whole output of an exec is
 #
 #     :MARK:output in base64:MARK:code and note:MARK:
 #
@@ -1744,11 +1744,11 @@ run() {
   fi
   if [ "$event" != exited ]; then
     end_processes "BASIC_LOOP_SCRIPT=$mark" "$parent"
+    note="ended${REPLY:+, except for processes$REPLY}"
     case $event in
-      closed) note="[ended: it wrote more than $max_bytes bytes, or ended what reads them]" ;;
-      *) code=124 note="[ended: the time limit of $seconds seconds was reached]" ;;
+      closed) note="[$note: it wrote more than $max_bytes bytes, or ended what reads them]" ;;
+      *) code=124 note="[$note: the time limit of $seconds seconds was reached]" ;;
     esac
-    note+=${REPLY:+" [could not be ended: processes$REPLY]"}
   fi
   # The reader may be gone.
   trap "" PIPE

@@ -1269,7 +1269,7 @@ def test_the_model_is_told_what_could_not_be_ended(bench, tmp_path):
     environment = ShellEnvironment(BASH_ENV=str(tmp_path / "env"))
     try:
         text = bench.shell(f"echo $BASHPID; exec sleep {own}", environment, command_timeout_sec=1)
-        found = re.search(r"reached\] \[could not be ended: processes (\d+)\]$", text)
+        found = re.search(r"\[ended, except for processes (\d+): the time limit of 1", text)
         assert text.startswith(f"Exit code: 124\nOutput:\n{found[1]}\n[ended")
     finally:
         subprocess.run(["pkill", "-9", "-f", own])
