@@ -1706,8 +1706,8 @@ def shell_command(*call: str) -> str:
 # environment passes on unchanged. The runner waits for a line in a second pipe (file 3), at most
 # for the time limit: run_script says "exited CODE" when the script is over, or the reader says
 # "closed" when it has had enough bytes. If the script is not over, the runner ends it and all that
-# it started. Then it writes the line "end-of-MARK" behind the output. The reader stops there, though
-# a server in the background may keep the pipe open. The whole output of an exec is
+# it started. Then it writes the line "end-of-MARK" behind the output. The reader stops there: a
+# server in the background may keep the pipe open. The whole output of an exec is
 #
 #     :MARK:output in base64:MARK:code and note:MARK:
 #
