@@ -358,8 +358,8 @@ message. Each script starts in a fresh shell (files stay, variables and director
         """Run blocks as one script in the environment. Returns the text that the model gets."""
         limit = self.options.command_timeout_sec
         mark = uuid4().hex
-        call = shell_command("run", mark, str(limit), str(FLOOD_BYTES), *blocks)
-        command = f"BASIC_LOOP_RUN={mark} {call}"
+        call = ["run", mark, str(limit), str(FLOOD_BYTES), *blocks]
+        command = f"BASIC_LOOP_RUN={mark} {shell_command(*call)}"
         # Modal takes 65,536 bytes of arguments.
         if len(command) > 65_000:
             return "Not run: the script is too long. Split it into smaller ones."
@@ -380,8 +380,7 @@ message. Each script starts in a fresh shell (files stay, variables and director
             # turn or the verifier.
             if observation is None:
                 await self._kill_script(mark, environment)
-        lost = "[the output was lost: the shell that runs the script was killed]"
-        return observation or f"Exit code: {result.return_code}\nOutput:\n{lost}"
+        return observation or f"Exit code: {result.return_code}\nOutput:\n{LOST_OUTPUT}"
 
     async def _kill_script(self, mark: str, environment: BaseEnvironment) -> None:
         # This finishes even if the agent is cancelled. The environment may be gone: errors do not
@@ -1730,6 +1729,7 @@ for file in */SKILL.md; do
 done
 """
 
+LOST_OUTPUT = "[the output was lost: the shell that runs the script was killed]"
 # A script is killed if it writes more: Harbor keeps all output of an exec in memory.
 FLOOD_BYTES = 4_000_000
 # The bash program keeps a script's time limit. If exec has not answered this much later, it hangs.
@@ -1768,113 +1768,119 @@ def shell_command(*call: str) -> str:
 #     runner ---- run_script ---- bash, the script
 #        '------- read_output: sed | head | base64
 #
-# The script writes into a pipe (file 4), and the reader turns it into base64, which every
-# environment passes on unchanged. The runner waits, at most for the time limit, for a line in a
-# second pipe (file 3): run_script says "exited CODE" there, or the reader "closed", when it has had
-# enough bytes. Otherwise the time is over. In these two cases the runner ends the script and all
-# that it started. Then it writes the line "end-of-MARK" behind the output. There the reader stops,
-# though a server in the background may keep the pipe open. The whole output of an exec is
+# The script writes into a pipe (file 4), and the reader turns that into base64, which every
+# environment passes on unchanged. The runner waits for a line in a second pipe (file 3), at most for
+# the time limit. run_script writes "exited CODE" there when the script is over. The reader writes
+# "closed" when it has passed on enough bytes. If the script is not over, the runner kills it and all
+# that it started. Then the runner writes the line "end-of-MARK" after the output. The reader stops
+# at that line, even if a background server keeps the pipe open. The whole output of an exec is
 #
 #     :MARK:output in base64:MARK:code and note:MARK:
 #
-# MARK is a random word. Each process of the script has it in its environment, as BASIC_LOOP_SCRIPT,
-# and the runner has it as BASIC_LOOP_RUN. No file is written. Seen on bash 4.4 to 5.3.
+# MARK is random hex. Each process of the script has it in its environment as BASIC_LOOP_SCRIPT, and
+# the runner has it as BASIC_LOOP_RUN. No file is written. The image needs bash 4.4 or later, base64,
+# cat, head and sed, and Linux' /proc. Seen on bash 4.4 to 5.3.
 _SHELL = r"""
 exec 2>/dev/null
+# The runner's /proc/PID/environ keeps these: it shows what a process started with.
 unset BASIC_LOOP_PROGRAM BASIC_LOOP_RUN
 
-# run MARK SECONDS BYTES BLOCK...: runs the blocks as one script.
+# run MARK SECONDS BYTES BLOCK...: run the blocks as one script.
 run() {
-  local mark=$1 seconds=$2 max_bytes=$3 block script event code note parent reader REPLY
+  local mark=$1 seconds=$2 max_bytes=$3 block script event code note parent reader
+  local unfinished survivors
   shift 3
   for block; do
     find_unfinished "$block"
-    [ -z "$REPLY" ] || break
+    [ -z "$unfinished" ] || break
   done
   printf ":$mark:"
-  # File 3 is a pipe for events: this opens both ends of one. File 4 is the script's output.
+  # File 3 is a pipe for events; this opens both of its ends. File 4 is the script's output.
   exec 3<> <(:)
   wait $!
   exec 4> >(read_output "$mark" "$max_bytes")
   reader=$!
-  if [ -n "$REPLY" ]; then
-    printf "[nothing was run: a block does not end: %s]\n" "$REPLY" >&4
+  if [ -n "$unfinished" ]; then
+    printf "[nothing was run: a block does not end: %s]\n" "$unfinished" >&4
     event=exited code=2
   else
-    # An empty line ends each block: a backslash at its end must not join it to the next one.
+    # An empty line after each block keeps a trailing backslash from joining two blocks.
     printf -v script "%s\n\n" "$@"
     run_script "$mark" "$script" >&4 &
     parent=$!
-    # Without an event in time both variables become empty.
+    # Wait for an event. If none comes in time, both variables are empty.
     read -r -t "$seconds" event code <&3
   fi
   if [ "$event" != exited ]; then
-    end_processes "BASIC_LOOP_SCRIPT=$mark" "$parent"
+    kill_processes "BASIC_LOOP_SCRIPT=$mark" "$parent"
+    note="ended${survivors:+, except for processes$survivors}"
     case $event in
-      closed) note="[ended: it wrote more than $max_bytes bytes, or ended what reads them]" ;;
-      *) code=124 note="[ended: the time limit of $seconds seconds was reached]" ;;
+      closed) note="[$note: it wrote more than $max_bytes bytes, or killed what reads them]" ;;
+      *) code=124 note="[$note: the time limit of $seconds seconds was reached]" ;;
     esac
-    note+=${REPLY:+" [could not be ended: processes$REPLY]"}
   fi
   # The reader may be gone.
   trap "" PIPE
   printf "\nend-of-$mark\n" >&4
   exec 4>&-
-  # The runner waits for each of its children: PID 1 of a container may not reap them.
+  # The runner waits for all of its children, because PID 1 of a container may not reap them.
   wait $parent $reader
   printf ":$mark:%s:$mark:" "$code $note"
 }
 
-# run_script MARK SCRIPT: runs a script in a bash of its own, and tells its exit code.
+# run_script MARK SCRIPT: run a script in a bash of its own, and report its exit code.
 run_script() {
   local mark=$1 script=$2
-  # bash 5.3 ignores these signals in a background job, and so would the script.
+  # In bash 5.3 a background job ignores these signals, and so would the script.
   trap - INT QUIT
-  # The script gets its own process group, so that its `kill 0` ends nothing else.
+  # The script gets a process group of its own, so that its `kill 0` kills nothing else.
   set -m
+  # The text is expanded before unset runs.
   BASIC_LOOP_SCRIPT=$mark BASIC_LOOP_TEXT=$script \
     bash -c 'eval "unset BASIC_LOOP_TEXT; $BASIC_LOOP_TEXT"' </dev/null 2>&1 3>&- 4>&-
   echo "exited $?" >&3
 }
 
-# read_output MARK BYTES: prints its input in base64, up to the line end-of-MARK.
+# read_output MARK BYTES: print the input in base64, up to the line end-of-MARK.
 read_output() {
   local mark=$1 max_bytes=$2
-  # To load a locale costs time, and bytes are no characters.
+  # Loading a locale takes time, and bytes are not characters.
   export LC_ALL=C
   # sed keeps a line in memory: at most 100 MB.
   { ulimit -v 100000; exec sed "/^end-of-$mark\$/q"; } | head -c "$max_bytes" | base64
   echo "closed 137" >&3
-  # A server in the background may still write: it must neither block nor get SIGPIPE. (1: nobody
-  # has the pipe open.)
+  # A background server may still write. It must neither block nor get SIGPIPE, so cat reads on.
+  # read returns 1 at the end of the file, which means that no writer is left.
   read -r -t 0.1 -N 1
   if [ $? != 1 ]; then
     cat <&0 >/dev/null 3>&- &
   fi
 }
 
-# find_unfinished BLOCK: sets REPLY to what bash says of a block that does not end, or to nothing.
+# find_unfinished BLOCK: set `unfinished` to bash's message about a block that does not end, or to
+# nothing. No command of the block is run.
 find_unfinished() {
-  REPLY=$(LC_ALL=C; eval "set -n; $1" 2>&1)
-  # Bash may quote the block, but only behind a backtick.
-  case ${REPLY%%\`*} in
+  unfinished=$(LC_ALL=C; eval "set -n; $1" 2>&1)
+  # The message may quote the block after a backtick, so only what is before it is compared.
+  case ${unfinished%%\`*} in
     *"unexpected EOF"* | *"unexpected end of file"* | *"delimited by end-of-file"*)
-      # A fresh bash counts lines from the block's first one.
-      REPLY=$(printf %s "$1" | LC_ALL=C bash -n 2>&1)
-      REPLY=${REPLY%%$'\n'*}
-      REPLY=${REPLY#*: }
+      # A new bash numbers the lines from the start of the block.
+      unfinished=$(printf %s "$1" | LC_ALL=C bash -n 2>&1)
+      unfinished=${unfinished%%$'\n'*}
+      unfinished=${unfinished#*: }
       ;;
-    *) REPLY= ;;
+    *) unfinished= ;;
   esac
 }
 
-# end_processes ENTRY [ROOT]: ends each process with ENTRY in its environment, the process ROOT,
-# and all that descends from them. It starts no process, for the script may have left none to start.
-# Sets REPLY to the ids of processes that it may not end.
-end_processes() {
-  local entry=$1 root=$2 path pid environ stat fields is_new
+# kill_processes ENTRY [ROOT]: kill each process with ENTRY in its environment, the process ROOT, and
+# all that descends from them. Set `survivors` to the ids of processes that could not be killed.
+# This starts no process, because the script may have used up the process limit.
+kill_processes() {
+  local entry=$1 root=$2 path pid environ stat fields parent_pid is_new
   local -A is_found=()
   local -a found=()
+  # Repeat until no new process is found.
   for _ in {1..100}; do
     is_new=
     for path in /proc/[0-9]*; do
@@ -1884,26 +1890,27 @@ end_processes() {
       read -r -d "" stat <"$path/stat"
       # The command's name, in parentheses, may hold anything. The state and the parent follow it.
       fields=(${stat##*)})
-      if [[ $pid = "$root" || ${environ[*]} = *"$entry"* || ${is_found[${fields[1]:-0}]} ]]; then
-        # All are stopped before one is killed: else a shell would start its next command.
+      parent_pid=${fields[1]:-0}
+      if [[ $pid = "$root" || ${environ[*]} = *"$entry"* || -n ${is_found[$parent_pid]} ]]; then
+        # Stop all before killing any. Otherwise a shell would start its next command.
         kill -STOP "$pid"
         is_found[$pid]=yes
         is_new=yes
-        # Children come before their parents: a stopped one whose parent is gone may get SIGCONT.
+        # Children come before their parents: a stopped orphan may get SIGCONT.
         found=("$pid" "${found[@]}")
       fi
     done
     [ -n "$is_new" ] || break
   done
-  REPLY=
+  survivors=
   for pid in "${found[@]}"; do
-    kill -KILL "$pid" || [ ! -e "/proc/$pid" ] || REPLY+=" $pid"
+    kill -KILL "$pid" || [ ! -e "/proc/$pid" ] || survivors+=" $pid"
   done
 }
 
-# end_run MARK: ends what `run` started, from another shell.
-end_run() {
-  end_processes "BASIC_LOOP_RUN=$1"
-  end_processes "BASIC_LOOP_SCRIPT=$1"
+# kill_run MARK: kill what `run` started, from another shell.
+kill_run() {
+  kill_processes "BASIC_LOOP_RUN=$1"
+  kill_processes "BASIC_LOOP_SCRIPT=$1"
 }
 """
