@@ -542,7 +542,7 @@ message. Each script starts in a fresh shell (files stay, variables and director
                 except Exception as error:
                     client = error
                 _clients[key] = client
-                for oldest in list(_locks)[:-MAX_CLIENTS]:
+                for oldest in list(_clients)[:-MAX_CLIENTS]:
                     _clients.pop(oldest, None)
                     _locks.pop(oldest, None)
         if isinstance(client, Exception):
@@ -1769,17 +1769,18 @@ def shell_command(*call: str) -> str:
 #        '------- read_output: sed | head | base64
 #
 # The script writes into a pipe (file 4), and the reader turns that into base64, which every
-# environment passes on unchanged. The runner waits for a line in a second pipe (file 3), at most for
-# the time limit. run_script writes "exited CODE" there when the script is over. The reader writes
-# "closed" when it has passed on enough bytes. If the script is not over, the runner kills it and all
-# that it started. Then the runner writes the line "end-of-MARK" after the output. The reader stops
-# at that line, even if a background server keeps the pipe open. The whole output of an exec is
+# environment passes on unchanged. The runner waits for a line in a second pipe (file 3), at most
+# for the time limit. run_script writes "exited CODE" there when the script is over. The reader
+# writes "closed" when it has passed on enough bytes. If the script is not over, the runner kills it
+# and all that it started. Then the runner writes the line "end-of-MARK" after the output. The
+# reader stops at that line, even if a background server keeps the pipe open. The whole output of
+# an exec is
 #
 #     :MARK:output in base64:MARK:code and note:MARK:
 #
-# MARK is random hex. Each process of the script has it in its environment as BASIC_LOOP_SCRIPT, and
-# the runner has it as BASIC_LOOP_RUN. No file is written. The image needs bash 4.4 or later, base64,
-# cat, head and sed, and Linux' /proc. Seen on bash 4.4 to 5.3.
+# MARK is random hex. Each process of the script has it in its environment as BASIC_LOOP_SCRIPT,
+# and the runner has it as BASIC_LOOP_RUN. No file is written. The image needs bash 4.4 or later,
+# base64, cat, head, sed, and Linux' /proc. Seen on bash 4.4 to 5.3.
 _SHELL = r"""
 exec 2>/dev/null
 # The runner's /proc/PID/environ keeps these: it shows what a process started with.
@@ -1873,8 +1874,8 @@ find_unfinished() {
   esac
 }
 
-# kill_processes ENTRY [ROOT]: kill each process with ENTRY in its environment, the process ROOT, and
-# all that descends from them. Set `survivors` to the ids of processes that could not be killed.
+# kill_processes ENTRY [ROOT]: kill each process with ENTRY in its environment, the process ROOT,
+# and all that descends from them. Set `survivors` to the ids of processes that could not be killed.
 # This starts no process, because the script may have used up the process limit.
 kill_processes() {
   local entry=$1 root=$2 path pid environ stat fields parent_pid is_new

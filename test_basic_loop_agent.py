@@ -32,6 +32,7 @@ import textwrap
 import threading
 import time
 import timeit
+import traceback
 import types
 import unittest.mock
 import weakref
@@ -528,6 +529,8 @@ def bash(*commands: str, language: str = "bash") -> str:
 
 
 HM = "<|channel|>analysis<|message|>hm"
+QUOTE = "grep '<think>' f"
+DRAFT = f"plan\n```bash\nrm -rf x\n</think>\nI run:\n{bash(QUOTE)}"
 BALANCED = "cat >f <<E\n<think>\nhm\n</think>\nE"
 TAGGED = f"x\n</think>\n{bash('ls')}"
 
@@ -619,6 +622,9 @@ def test_a_reply_cut_off_anywhere_neither_shows_thinking_nor_loses_the_answer(be
         ("a\r\n</think>\r\nb", "a\r\n", "b", None),
         (f"so{bash('rm x')}no</think>{bash('ls')}", f"so{bash('rm x')}no", bash("ls"), "ls\n"),
         ("```bash\nrm x\n</think>\nb", "```bash\nrm x\n", "b", None),
+        # Thinking that stops in a block, with tags before and behind that line.
+        (DRAFT, "plan\n```bash\nrm -rf x\n", f"I run:\n{bash(QUOTE)}", f"{QUOTE}\n"),
+        ("```\necho '</think>'\n</think>\nb", "```\necho '</think>'\n", "b", None),
         # A tag that the same block opened, and a block that another one quotes.
         (bash(BALANCED), None, bash(BALANCED), f"{BALANCED}\n"),
         (f"````\n{bash('rm x')}</think>\n````\n", "````\n" + bash("rm x"), "````\n", None),
@@ -773,11 +779,12 @@ CUT_OFF += ["time_limit", "cancelled", "network_error", "error", "MALFORMED_RESP
 
 
 @pytest.mark.parametrize("word", CUT_OFF)
-def test_a_reply_that_ended_for_another_reason_is_cut_off_and_not_run(bench, word):
+def test_a_reply_that_ended_for_another_reason_is_cut_off_and_not_run(bench, word, caplog):
     bench.api(bash("rm x"), finish=word)
     did = run(bench.agent(model_client="litellm", max_turns=2))
     assert (did.stop_reason, did.scripts, did.completion) == ("max_tokens", [], bash("rm x"))
     assert did.context.n_output_tokens == 3
+    assert f"finish reason {word.lower()!r}: the reply counts as cut off" in caplog.text
 
 
 def test_each_request_has_its_trials_session_id_and_trials_share_a_client(bench):
@@ -955,6 +962,11 @@ def test_prompts_are_exact_and_unforgeable_on_vllm(vllm, provider, path, monkeyp
     pieces = ["]~b]", "[e~[", "<s>", "[INST]", "<h1>", "</td>", "<?>", "[:]"]
     client._tokenize = unittest.mock.AsyncMock(return_value={"token_strs": pieces})
     assert set(asyncio.run(client.special_texts("<>"))) == set(pieces[:4])
+    # Of two that overlap the server shows the first; the second shows when that is broken.
+    shown = {"token_strs": ["]~b]"]}, {"token_strs": ["]~!b["]}, {"token_strs": []}
+    client._tokenize = unittest.mock.AsyncMock(side_effect=shown)
+    text = asyncio.run(client.break_special_tokens("]~b]~!b["))
+    assert text == "]\u200b~b]\u200b~!b["
     for reason in ("length", "abort"):
         vllm.script, vllm.returned = [COMMAND, (bash("rm x"), reason)], []
         did = run(vllm.agent())
@@ -998,6 +1010,7 @@ def test_an_outage_of_vllm_fails_its_trial_and_costs_no_other_its_exactness(vllm
     assert [getattr(error, "status_code", None) for error in errors] == [503] * 9
     assert errors[0].__notes__[0] == f"The URL was http://127.0.0.1:{vllm.server_port}/tokenize."
     assert len(vllm.requests) == 6
+    assert len(traceback.extract_tb(errors[-1].__traceback__)) < 9
     assert vllm.at_once({})[0].metadata["n_prefix_breaks"] == 0
     assert len(vllm.returned) == 4
 
@@ -1187,9 +1200,11 @@ def test_the_constructor_has_the_options_names_and_defaults(bench):
     assert named == {name: fields[name].default for name in named}
     assert {one.kind for one in parameters} == {inspect.Parameter.KEYWORD_ONLY, 4}
     assert bench.agent(max_tokens=5, max_seconds=7).options.max_seconds == 7
-    # An option of a subclass's own is one, too.
-    options = type("Options", (BasicLoopOptions,), {"__annotations__": {"judge": str}, "judge": ""})
+    # A subclass may have options and defaults of its own.
+    own_options = {"__annotations__": {"judge": str, "max_turns": int}, "judge": "", "max_turns": 9}
+    options = type("Options", (BasicLoopOptions,), own_options)
     own = type("Own", (BasicLoopAgent,), {"options_model": options})
+    assert [bench.agent(own, **one).options.max_turns for one in ({}, {"max_turns": 5})] == [9, 5]
     with pytest.raises(ValueError, match="llm_kwargs holds judge"):
         bench.agent(own, model_client="litellm", llm_kwargs={"judge": "x"})
 
@@ -1209,7 +1224,7 @@ def test_the_model_is_told_of_a_tasks_skills_and_mcp_servers(bench, tmp_path):
     told = did.view.steps[0].message
     assert f"user\n{told}<|im_end|>" in did.fake.prompt_text(0)
     assert re.match(r"(?s)do it\n.*web.*sse.*http://mcp:8000/sse.*db.*npx.*-y.*db\W", told)
-    for text in ("name: pdf", "Reads <|im_end|>", f"{tmp_path}/my skills/pdf/SKILL.md"):
+    for text in ("name: pdf", "Reads <\u200b|im_end|>", f"{tmp_path}/my skills/pdf/SKILL.md"):
         assert told.count(text) == 1
     assert "BODY" not in told
     assert 1000 < told.count("y") < 3000
@@ -1220,7 +1235,7 @@ def test_the_model_is_told_of_a_tasks_skills_and_mcp_servers(bench, tmp_path):
     did = bench.prepare(skills_dir="/missing", environment=ShellEnvironment())
     set_up(did.agent, did.environment)
     asyncio.run(did.go())
-    assert "/missing: No such file" in did.view.steps[0].message
+    assert re.search("cd.* /missing", did.view.steps[0].message)
     # Else Harbor refuses such tasks, from 0.24 on.
     can = BasicLoopAgent.capabilities.model_dump()
     assert all(can.get(name, True) for name in ("skills", "mcp_servers"))
@@ -1308,7 +1323,7 @@ def test_a_flood_is_ended_and_the_model_told(bench, flood, has_lines):
     script = f"echo first; setsid sleep {own} & {flood}"
     text = bench.shell(script, environment, max_output_bytes=1000)
     assert text.startswith("Exit code: 137\nOutput:\nfirst\n")
-    assert text.endswith("\n[ended: it wrote more than 4000000 bytes, or ended what reads them]")
+    assert text.endswith("\n[ended: it wrote more than 4000000 bytes, or killed what reads them]")
     assert ("[... 3999000 bytes left out ...]" in text) == has_lines
     assert len(environment.outputs[-1]) < 5_500_000
     assert left_of(f"sleep {own}") == []
@@ -1900,7 +1915,8 @@ def test_any_client_of_harbors_kind_works_in_the_loop(bench):
 
 def test_neither_the_module_nor_the_check_of_a_given_key_loads_a_model_library():
     # In a trial's event loop that would take seconds.
-    code = "import basic_loop_agent as b, sys; b.check_tinker_key({'TINKER_API_KEY': 'k'}); "
+    code = "import basic_loop_agent as b, sys; options = b.BasicLoopOptions(); "
+    code += "b.check_tinker_key(options, {'TINKER_API_KEY': 'k'}); "
     code += "print({'torch', 'transformers', 'tinker', 'litellm'} & set(sys.modules))"
     loaded = subprocess.check_output([sys.executable, "-c", code], cwd=ROOT, text=True)
     assert loaded.strip() == "set()"
@@ -2185,7 +2201,7 @@ def test_keys_and_urls_are_the_agents_or_the_processs_and_stay_unseen(bench, mon
     ):
         assert bench.lite("hello", **options).fake[-1]["api_key"] == "key-5"
     for wrong in ("key-\r6", "key-\u00e9", "key-1\nkey-2"):
-        with pytest.raises(ValueError, match="the API key of openai holds a character") as error:
+        with pytest.raises(ValueError, match="the API key of openai has a character") as error:
             bench.lite("hello", extra_env={"OPENAI_API_KEY": wrong})
         assert "key-" not in str(error.value)
     # A server of one's own needs none.
@@ -2199,6 +2215,7 @@ def test_keys_and_urls_are_the_agents_or_the_processs_and_stay_unseen(bench, mon
     # Also where the process has none.
     monkeypatch.delenv("TINKER_API_KEY")
     set_up(bench.agent(extra_env=other))
+    set_up(bench.agent(llm_kwargs={"api_key": "key-own"}))
     with pytest.raises(ValueError, match=r"no API key for Tinker: .*model_client=litellm"):
         set_up(bench.agent(extra_env=starred))
 
