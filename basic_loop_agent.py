@@ -401,12 +401,9 @@ message. Each script starts in a fresh shell (files stay, variables and director
         elif len(parts) == 4:
             code, _, note = parts[2].partition(" ")
             try:
-                output = base64.b64decode(parts[1])
+                output = base64.b64decode(parts[1]).partition(f"\nend-of-{mark}\n".encode())[0]
             except ValueError:
                 return None
-            output, end, _ = output.partition(f"\nend-of-{mark}\n".encode())
-            if not (end or note):
-                note = f"[cut off after {len(output)} bytes]"
         else:
             return None
         shown_bytes = self.options.max_output_bytes
@@ -1155,9 +1152,8 @@ class TinkerClient(ExactClient):
             self._renderer = TinkerLLM(model_name, renderer_name=renderer_name)._renderer
             self._tokenizer = self._renderer.tokenizer
             # Inkling's tokenizer has no such method, and makes no special token of a text.
-            vocabulary = []
-            if hasattr(self._tokenizer, "get_added_vocab"):
-                vocabulary = self._tokenizer.get_added_vocab()
+            has_vocabulary = hasattr(self._tokenizer, "get_added_vocab")
+            vocabulary = self._tokenizer.get_added_vocab() if has_vocabulary else []
             stop = self._renderer.get_stop_sequences()
         self._special_texts = [text for text in vocabulary if len(text.strip()) > 1]
         self.context_limit = context_limit
@@ -1703,12 +1699,8 @@ def fenced_blocks(text: str) -> list[tuple[str, str]]:
     not count either.
     """
     blocks = []
-    # Parsing stops after the last fence, because long lists parse slowly.
-    last_fence = text.rfind("```")
-    end = text.find("\n", max(last_fence, 0))
-    until = text[:end] if end >= 0 else text
     # Without a newline the parser would take a last line of content for the block's end.
-    for token in _MARKDOWN.parse(until.replace("\0", "") + "\n"):
+    for token in _MARKDOWN.parse(text.replace("\0", "") + "\n"):
         if token.markup.startswith("`"):
             first_line, end_line = token.map
             n_lines = token.content.count("\n")
