@@ -2626,3 +2626,24 @@ def test_ctrl_c_leaves_no_process_and_no_traceback(train, monkeypatch, capfd):
     assert vars(train).pop("sleeper").returncode == -9
     gc.collect()
     assert "Event loop is closed" not in capfd.readouterr().err
+
+
+def test_each_shell_task_pays_for_its_solution_and_less_for_anything_else(tmp_path):
+    train_module("shell_tasks").main([f"{tmp_path}/tasks", "--variants=1", "--new-variants=1"])
+    tasks = sorted((tmp_path / "tasks").glob("*/*/"))
+    assert len(tasks) == 10 + 10 + 5
+    home, agent, verifier = (tmp_path / name for name in ("home", "agent", "verifier"))
+    agent.mkdir()
+    verifier.mkdir()
+    for task in tasks:
+        paid = []
+        check = (task / "tests/test.sh").read_text().replace("/logs/", f"{tmp_path}/")
+        scripts = [(task / f"solution/{name}.sh").read_text() for name in ("near_miss", "solve")]
+        for script in ("", "pwd", *scripts):
+            shutil.copytree(task / "environment", home)
+            (agent / "trajectory.json").write_text('{"observation": 0}' if script else "{}")
+            for text in (script, check):
+                subprocess.run(["bash", "-c", text], cwd=home, stdout=subprocess.DEVNULL)
+            shutil.rmtree(home)
+            paid.append(float((verifier / "reward.txt").read_text()))
+        assert paid == [0, 0.1, 0.5, 1], task
