@@ -24,6 +24,7 @@ import random
 import re
 import selectors
 import shutil
+import signal
 import ssl
 import subprocess
 import sys
@@ -2554,12 +2555,15 @@ def test_a_wrong_argument_is_one_line_before_anything_is_sampled(train, tmp_path
     assert train.fake.samplers == train.fake.clients == []
 
 
-@pytest.mark.parametrize("agent", ["a_copy:BasicLoopAgent", "a_subclass:Mine"])
+@pytest.mark.parametrize(
+    "agent", ["a_copy:BasicLoopAgent", "a_subclass:Mine", "one_script:OneScript"]
+)
 def test_a_copied_agent_samples_in_the_session_that_trains(train, tmp_path, monkeypatch, agent):
     shutil.copy(ROOT / "basic_loop_agent.py", tmp_path / "a_copy.py")
     (tmp_path / "a_subclass.py").write_text("import a_copy\nclass Mine(a_copy.BasicLoopAgent): ...")
     monkeypatch.chdir(tmp_path)
-    fake = train(*HALF_RIGHT, more=f"--agent {agent}")
+    monkeypatch.syspath_prepend(ROOT / "examples")
+    fake = train(*[RIGHT, Sampled(bash("ls"))] * 4, more=f"--agent {agent}")
     assert len(fake.services) == len(fake.trained) == 1
     (config,) = (tmp_path / "log/jobs").glob("*/config.json")
     assert json.loads(config.read_text())["agents"][0]["import_path"] == agent
@@ -2598,7 +2602,12 @@ def test_evaluation_changes_no_steps_tasks(train, tmp_path, monkeypatch, capsys)
     assert "\nnear before step 2: reward 0.500, solved 0.500 of 4 trials, " in said
 
 
-def test_what_a_killed_run_left_is_ended_and_nothing_else(train, tmp_path, monkeypatch):
+def test_what_runs_ends_with_a_run_or_before_the_next(train, tmp_path, monkeypatch, capfd):
+    async def interrupted(config: JobConfig) -> None:
+        train.sleeper = await asyncio.create_subprocess_exec("sleep", "60", stdout=-1)
+        os.kill(os.getpid(), signal.SIGINT)
+        await asyncio.sleep(60)
+
     train(*HALF_RIGHT)
     (tmp_path / "log/jobs/killed/my.Task__Ab1").mkdir(parents=True)
     listed = "my-task__ab1__env\nothers__zz9__env\n"
@@ -2607,22 +2616,13 @@ def test_what_a_killed_run_left_is_ended_and_nothing_else(train, tmp_path, monke
     docker.write_text(f'#!/bin/sh\necho "$@" >>{tmp_path}/calls\nprintf "{listed}"\n')
     docker.chmod(0o755)
     monkeypatch.setenv("PATH", str(docker.parent), prepend=os.pathsep)
-    with pytest.raises(ConnectionError):
-        train(*HALF_RIGHT, steps=2, crash_in_update=1)
+    monkeypatch.setattr(Job, "create", interrupted)
+    monkeypatch.setattr(train_module().EventLoop, "patience_sec", 0.1)
+    with pytest.raises(KeyboardInterrupt):
+        train(*HALF_RIGHT, steps=2)
     ended = [call for call in (tmp_path / "calls").read_text().splitlines() if " down " in call]
     # When it starts, and when it stops.
     assert ended == ["compose --project-name my-task__ab1__env down --volumes --timeout 1"] * 2
-
-
-def test_ctrl_c_leaves_no_process_and_no_traceback(train, monkeypatch, capfd):
-    async def interrupted(config: JobConfig) -> None:
-        train.sleeper = await asyncio.create_subprocess_exec("sleep", "60", stdout=-1)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(train_module(), "run_job", interrupted)
-    monkeypatch.setattr(train_module().EventLoop, "patience_sec", 0.1)
-    with pytest.raises(KeyboardInterrupt):
-        train(RIGHT)
     assert vars(train).pop("sleeper").returncode == -9
     gc.collect()
     assert "Event loop is closed" not in capfd.readouterr().err
