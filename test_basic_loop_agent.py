@@ -2309,8 +2309,6 @@ class FakeTraining(FakeTinker):
         self.is_skyrl = False
 
     def __call__(self, **kwargs: Any) -> "FakeService":
-        if "keyless" in kwargs["base_url"]:
-            raise tinker.TinkerError("no\nkey")
         service = super().__call__(**kwargs)
         service.create_lora_training_client = self.create_lora_training_client
         setattr(service, FROM_STATE, self.create_from_state)
@@ -2324,6 +2322,8 @@ class FakeTraining(FakeTinker):
         return done(result)
 
     def create_lora_training_client(self, base_model: str, rank: int) -> Future:
+        if rank == 31:
+            return done(tinker.TinkerError("no\nkey"))
         if rank > 32:
             # As SDK 0.38 says what the server refused.
             return done(ValueError("the server's\nmost is 32"))
@@ -2540,7 +2540,7 @@ def test_training_goes_on_only_with_what_it_began_with(train, tmp_path, more, me
         ("--agent json:JSONDecoder", "--agent json:JSONDecoder: it is no copy"),
         ("--eval-every 2", "--eval-every 2: it needs --eval-task"),
         (f"--eval-task {ROOT}/examples/greet --eval-task {ROOT}/examples/./greet", "the same"),
-        ("--base-url http://keyless", "^Tinker: no key$"),
+        ("--rank 31", "^Tinker: no key$"),
         ("--base-url http://nowhere", "--base-url http://nowhere: nobody is there"),
         ("--rank 64", "no adapter of rank 64: the server's most is 32"),
     ],

@@ -21,7 +21,9 @@ def draw(log_dir: Path) -> Path:
     lines = (log_dir / "metrics.jsonl").read_text().splitlines()
     steps = [json.loads(line) for line in lines]
     figure = Figure(figsize=(9, 3.2), layout="constrained")
-    for axes, (metric, title) in zip(figure.subplots(1, 2), DRAWN.items(), strict=True):
+    for axes, (metric, title) in zip(
+        figure.subplots(1, 2, sharey=True), DRAWN.items(), strict=True
+    ):
         for name, points in curves(steps, metric).items():
             style = {"marker": "."} if name == "training" else {"marker": "o", "linestyle": "--"}
             axes.plot(
@@ -29,7 +31,6 @@ def draw(log_dir: Path) -> Path:
             )
         axes.set_title(title)
         axes.set_xlabel("step")
-        axes.set_ylim(-0.03, 1.03)
         axes.xaxis.get_major_locator().set_params(integer=True)
         axes.legend(loc="upper left")
     path = log_dir / "curve.png"

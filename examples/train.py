@@ -74,7 +74,6 @@ FREE_OPTIONS = {
     "steps",
 }
 
-
 # Metrics of a job: the mean reward, and the share of the trials that have a reward of 1.
 REWARD, SOLVED = "env/all/reward/total", "env/all/solved"
 
@@ -390,8 +389,8 @@ def evaluate(
 ) -> dict[str, float]:
     """Run the tasks of each --eval-task. Returns their metrics, and prints a line for each.
 
-    Metrics are called test/FOLDER/..., and kept in `progress`: a second start does not repeat what
-    a crash, or the end of --steps, came after. Raises what Harbor raises.
+    The metrics are named test/FOLDER/..., and are kept in `progress`: a second start does not
+    repeat an evaluation that was finished. Raises what Harbor raises.
     """
     known = progress["evaluated"]
     if known.get("step") != step:
@@ -600,18 +599,17 @@ def train(args: argparse.Namespace, progress: dict[str, Any]) -> None:
     log_dir = Path(args.log_dir)
     try:
         service = tinker.ServiceClient(base_url=args.base_url)
+        training = open_training(service, args, progress["state"])
     except tinker.TinkerError as error:
         raise SystemExit(f"Tinker: {one_line(error)}") from None
-    try:
-        training = open_training(service, args, progress["state"])
-    except (tinker.TinkerError, ValueError) as error:
+    except ValueError as error:
+        # What the server refused.
         raise SystemExit(f"no adapter of rank {args.rank}: {one_line(error)}") from None
     # Sampling and training share a session: stable_reinforce looks at what was recorded in it.
     module_of(args.agent).use_service(service)
     metrics_file = log_dir / "metrics.jsonl"
     if metrics_file.exists():
-        # But for the line of a step whose progress was not written, which is done again, and for
-        # the last evaluation's, if there are more steps now.
+        # A line beyond the progress is of a step that is done again, or of the last evaluation.
         lines = metrics_file.read_text().splitlines(keepends=True)
         write_file(metrics_file, "".join(lines[: progress["step"]]))
     logger = setup_logging(
