@@ -21,14 +21,12 @@ def draw(log_dir: Path) -> Path:
     lines = (log_dir / "metrics.jsonl").read_text().splitlines()
     steps = [json.loads(line) for line in lines]
     figure = Figure(figsize=(9, 3.2), layout="constrained")
-    for axes, (metric, title) in zip(
-        figure.subplots(1, 2, sharey=True), DRAWN.items(), strict=True
-    ):
+    panels = figure.subplots(1, 2, sharey=True)
+    for axes, (metric, title) in zip(panels, DRAWN.items(), strict=True):
         for name, points in curves(steps, metric).items():
+            at, values = zip(*points, strict=True)
             style = {"marker": "."} if name == "training" else {"marker": "o", "linestyle": "--"}
-            axes.plot(
-                [step for step, _ in points], [value for _, value in points], label=name, **style
-            )
+            axes.plot(at, values, label=name, **style)
         axes.set_title(title)
         axes.set_xlabel("step")
         axes.xaxis.get_major_locator().set_params(integer=True)
