@@ -25,6 +25,7 @@ import re
 import selectors
 import shlex
 import shutil
+import signal
 import ssl
 import subprocess
 import sys
@@ -2430,6 +2431,7 @@ RIGHT, WRONG = Sampled("Hello, world!"), Sampled("no")
 # Of each group of eight.
 HALF_RIGHT = [RIGHT, WRONG] * 40
 FROM_STATE = "create_training_client_from_state_with_optimizer"
+REWARD, SOLVED = "env/all/reward/total", "env/all/solved"
 REAL = {**vars(tinker.ServiceClient), **vars(tinker.TrainingClient)}
 
 
@@ -2459,6 +2461,8 @@ class FakeTraining(FakeTinker):
         return done(result)
 
     def create_lora_training_client(self, base_model: str, rank: int) -> Future:
+        if rank == 31:
+            return done(tinker.TinkerError("no\nkey"))
         if rank > 32:
             # As SDK 0.38 says what the server refused.
             return done(ValueError("the server's\nmost is 32"))
@@ -2501,8 +2505,8 @@ class FakeTraining(FakeTinker):
 
 
 @functools.cache
-def train_module() -> Any:
-    spec = importlib.util.spec_from_file_location("train", ROOT / "examples/train.py")
+def train_module(name: str = "train") -> Any:
+    spec = importlib.util.spec_from_file_location(name, ROOT / f"examples/{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -2577,10 +2581,10 @@ def test_training_samples_each_steps_weights_and_updates_them_by_reward(train, t
     lines = printed(capsys)
     n_tokens = sum(len(tokens) for _, tokens, _ in fake.returned[:8])
     shares = f"100% completed, {n_tokens} tokens, KL 0.2500 (v1) 0.0312 (v2)"
-    assert lines[1].startswith(f"step 1: reward 0.500 of 8 trials, {shares}, ")
+    assert lines[1].startswith(f"step 1: reward 0.500, solved 0.500 of 8 trials, {shares}, ")
     assert lines[2:] == [f"final checkpoint: {final}"]
     for step, metrics in enumerate(metrics_of(tmp_path)):
-        assert (metrics["step"], metrics["env/all/reward/total"]) == (step, 0.5)
+        assert (metrics["step"], metrics[REWARD], metrics[SOLVED]) == (step, 0.5, 0.5)
         assert metrics["env/all/total_ac_tokens"] == n_tokens
         assert metrics["stop_reason/completed"] == 1.0
         assert metrics["optim/kl_sample_train_v1"] == pytest.approx(0.25, abs=1e-6)
@@ -2592,7 +2596,7 @@ def test_after_a_crash_training_goes_on_from_the_last_saved_state(train, tmp_pat
     with pytest.raises(ConnectionError, match="the service is gone"):
         train(*HALF_RIGHT, steps=3, crash_in_update=1)
     progress, state = tmp_path / "log/progress.json", "tinker://run-1/weights/0000"
-    assert json.loads(progress.read_text()) == {"step": 1, "state": state}
+    assert json.loads(progress.read_text()).items() >= {"step": 1, "state": state}.items()
     # As after a kill while a step's metrics were written.
     with (tmp_path / "log/metrics.jsonl").open("a") as file:
         file.write('{"step": 1, "env/')
@@ -2622,7 +2626,7 @@ def test_training_ends_with_the_reason_where_no_trial_of_a_step_is_usable(
 ):
     scored = unittest.mock.AsyncMock(return_value=VerifierResult(rewards=rewards))
     monkeypatch.setattr(HostVerifier, "verify", scored)
-    with pytest.raises(SystemExit, match=f"step 0: no trial to train on, .*: {re.escape(reason)}"):
+    with pytest.raises(SystemExit, match=f"step 0: no trial can be used, .*: {re.escape(reason)}"):
         train(reply)
     named = [line for line in printed(capsys) if line.startswith("step 0: left out greet__")]
     assert len([line for line in named if f": {reason}" in line]) == 8
@@ -2641,9 +2645,6 @@ def test_failed_trials_and_equal_rewards_are_named_and_not_trained_on(train, tmp
     assert first["left_out/RuntimeError"] == second["stop_reason/max_tokens"] == 1
     assert first["optim/kl_sample_train_v2"] > 0
     assert "optim/kl_sample_train_v1" not in second
-    # A divergence that rounds to nothing has no sign.
-    line = train_module().summary(first | {"optim/kl_sample_train_v1": -1e-9}, [])
-    assert "KL 0.0000 (v1) " in line
 
 
 @pytest.mark.parametrize(
@@ -2656,8 +2657,9 @@ def test_failed_trials_and_equal_rewards_are_named_and_not_trained_on(train, tmp
 )
 def test_training_goes_on_only_with_what_it_began_with(train, tmp_path, more, message):
     train(*HALF_RIGHT, steps=2)
-    config = tmp_path / "log/config.json"
-    before = config.read_bytes()
+    # As after a kill: it is not written by rename.
+    config, before = tmp_path / "log/config.json", b'{"mod'
+    config.write_bytes(before)
     with pytest.raises(SystemExit, match=re.escape(message)):
         train(*HALF_RIGHT, steps=3, more=more)
     assert config.read_bytes() == before
@@ -2675,7 +2677,9 @@ def test_training_goes_on_only_with_what_it_began_with(train, tmp_path, more, me
         ("--renderer-name nonsense", "--model, --renderer-name: .*nonsense"),
         ("--agent nowhere:Agent", "--agent nowhere:Agent: No module"),
         ("--agent json:JSONDecoder", "--agent json:JSONDecoder: it is no copy"),
-        ("--eval-every 2", "--eval-task and --eval-every: "),
+        ("--eval-every 2", "--eval-every 2: it needs --eval-task"),
+        (f"--eval-task {ROOT}/examples/greet --eval-task {ROOT}/examples/./greet", "the same"),
+        ("--rank 31", "^Tinker: no key$"),
         ("--base-url http://nowhere", "--base-url http://nowhere: nobody is there"),
         ("--rank 64", "no adapter of rank 64: the server's most is 32"),
     ],
@@ -2690,42 +2694,59 @@ def test_a_wrong_argument_is_one_line_before_anything_is_sampled(train, tmp_path
     assert train.fake.samplers == train.fake.clients == []
 
 
-@pytest.mark.parametrize("agent", ["a_copy:BasicLoopAgent", "a_subclass:Mine"])
+@pytest.mark.parametrize(
+    "agent", ["a_copy:BasicLoopAgent", "a_subclass:Mine", "one_script:OneScript"]
+)
 def test_a_copied_agent_samples_in_the_session_that_trains(train, tmp_path, monkeypatch, agent):
     shutil.copy(ROOT / "basic_loop_agent.py", tmp_path / "a_copy.py")
     (tmp_path / "a_subclass.py").write_text("import a_copy\nclass Mine(a_copy.BasicLoopAgent): ...")
     monkeypatch.chdir(tmp_path)
-    fake = train(*HALF_RIGHT, more=f"--agent {agent}")
+    monkeypatch.syspath_prepend(ROOT / "examples")
+    fake = train(*[RIGHT, Sampled(bash("ls"))] * 4, more=f"--agent {agent}")
     assert len(fake.services) == len(fake.trained) == 1
     (config,) = (tmp_path / "log/jobs").glob("*/config.json")
     assert json.loads(config.read_text())["agents"][0]["import_path"] == agent
 
 
-def test_a_step_samples_some_of_the_tasks_and_after_a_crash_the_same(train, tmp_path, capsys):
-    for name in ("tasks/a", "tasks/b", "tasks/c", "tasks/d", "tasks/e", "evaluated"):
+def test_evaluation_changes_no_steps_tasks(train, tmp_path, monkeypatch, capsys):
+    for name in ("tasks/a", "tasks/b", "tasks/c", "tasks/d", "tasks/e", "near", "far"):
         shutil.copytree(ROOT / "examples/greet", tmp_path / name)
     # One at a time, so that each task gets the right reply and the wrong one.
     more = f"--task {tmp_path}/tasks --tasks-per-step 3 --group-size 2 --concurrency 1"
-    more += f" --eval-task {tmp_path}/evaluated --eval-every 2"
+    more += f" --eval-task {tmp_path}/near --eval-task {tmp_path}/far --eval-every 2"
+    # No shell expands this `~`.
+    more += " --eval-trials 4 --log-dir=~/log"
+    monkeypatch.setenv("HOME", str(tmp_path))
+    gone = [RuntimeError("no more credit")] * 4
     with pytest.raises(ConnectionError):
-        train(*HALF_RIGHT, steps=3, crash_in_update=2, more=more)
-    train(*HALF_RIGHT, steps=3, more=more)
+        train(*HALF_RIGHT[:4], *gone, *HALF_RIGHT, steps=3, crash_in_update=2, more=more)
+    for steps in (3, 4):
+        train(*HALF_RIGHT, steps=steps, more=more)
     # The tasks of each job's trials, in the order of the jobs.
     sampled, evaluated = [], []
     for job in sorted((tmp_path / "log/jobs").iterdir()):
-        of_job = evaluated if "eval" in job.name else sampled
+        of_job = evaluated if "before" in job.name else sampled
         of_job.append(sorted(trial.name.partition("__")[0] for trial in job.glob("*__*")))
-    zero, one, crashed, again = sampled
+    zero, one, crashed, again, _ = sampled
     assert crashed == again
     assert len({*zero, *one, *again}) > 3
     assert zero == sorted(2 * [*{*zero}])
-    assert evaluated == [["evaluated", "evaluated"]] * 3
-    evaluated = [metrics.get("test/env/all/reward/total") for metrics in metrics_of(tmp_path)]
-    assert evaluated == [0.5, None, 0.5]
-    assert ", eval reward 0.500, " in printed(capsys)[0]
+    # Before steps 0, 2, 3 and 4: what a crash, or the end of the steps, came after is not repeated.
+    assert evaluated == [["near"] * 4, ["far"] * 4] * 4
+    for name, first in (("near", 0.5), ("far", None)):
+        values = [metrics.get(f"test/{name}/{SOLVED}") for metrics in metrics_of(tmp_path)]
+        assert values == [first, None, 0.5, 0.5, 0.5]
+    said = capsys.readouterr().out
+    assert "\nfar before step 0: no trial can be used, the last was left out: " in said
+    assert "\nnear before step 2: reward 0.500, solved 0.500 of 4 trials, " in said
 
 
-def test_what_a_killed_run_left_is_ended_and_nothing_else(train, tmp_path, monkeypatch):
+def test_what_runs_ends_with_a_run_or_before_the_next(train, tmp_path, monkeypatch, capfd):
+    async def interrupted(config: JobConfig) -> None:
+        train.sleeper = await asyncio.create_subprocess_exec("sleep", "60", stdout=-1)
+        os.kill(os.getpid(), signal.SIGINT)
+        await asyncio.sleep(60)
+
     train(*HALF_RIGHT)
     (tmp_path / "log/jobs/killed/my.Task__Ab1").mkdir(parents=True)
     listed = "my-task__ab1__env\nothers__zz9__env\n"
@@ -2734,6 +2755,34 @@ def test_what_a_killed_run_left_is_ended_and_nothing_else(train, tmp_path, monke
     docker.write_text(f'#!/bin/sh\necho "$@" >>{tmp_path}/calls\nprintf "{listed}"\n')
     docker.chmod(0o755)
     monkeypatch.setenv("PATH", str(docker.parent), prepend=os.pathsep)
-    train(*HALF_RIGHT, steps=2)
+    monkeypatch.setattr(Job, "create", interrupted)
+    monkeypatch.setattr(train_module().EventLoop, "patience_sec", 0.1)
+    with pytest.raises(KeyboardInterrupt):
+        train(*HALF_RIGHT, steps=2)
     ended = [call for call in (tmp_path / "calls").read_text().splitlines() if " down " in call]
-    assert ended == ["compose --project-name my-task__ab1__env down --volumes --timeout 1"]
+    # When it starts, and when it stops.
+    assert ended == ["compose --project-name my-task__ab1__env down --volumes --timeout 1"] * 2
+    assert vars(train).pop("sleeper").returncode == -9
+    gc.collect()
+    assert "Event loop is closed" not in capfd.readouterr().err
+
+
+def test_each_shell_task_pays_for_its_solution_and_less_for_anything_else(tmp_path):
+    train_module("shell_tasks").main([f"{tmp_path}/tasks", "--variants=1", "--new-variants=1"])
+    tasks = sorted((tmp_path / "tasks").glob("*/*/"))
+    assert len(tasks) == 10 + 10 + 5
+    home, agent, verifier = (tmp_path / name for name in ("home", "agent", "verifier"))
+    agent.mkdir()
+    verifier.mkdir()
+    for task in tasks:
+        paid = []
+        check = (task / "tests/test.sh").read_text().replace("/logs/", f"{tmp_path}/")
+        scripts = [(task / f"solution/{name}.sh").read_text() for name in ("near_miss", "solve")]
+        for script in ("", "pwd", *scripts):
+            shutil.copytree(task / "environment", home)
+            (agent / "trajectory.json").write_text('{"observation": 0}' if script else "{}")
+            for text in (script, check):
+                subprocess.run(["bash", "-c", text], cwd=home, stdout=subprocess.DEVNULL)
+            shutil.rmtree(home)
+            paid.append(float((verifier / "reward.txt").read_text()))
+        assert paid == [0, 0.1, 0.5, 1], task

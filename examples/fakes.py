@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Stand-ins for a real job: a model, an environment and a verifier that need nothing.
 
 examples/offline.yaml names them by import path. Nothing that a model says is ever run on the host.

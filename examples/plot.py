@@ -1,10 +1,14 @@
-"""Draw reward by step: `uv run --with matplotlib examples/plot.py LOG_DIR`."""
+# SPDX-License-Identifier: Apache-2.0
+"""Draw reward and share solved by step: `uv run --with matplotlib examples/plot.py LOG_DIR`."""
 
 import json
+import re
 import sys
 from pathlib import Path
+from typing import Any
 
-REWARD = "env/all/reward/total"
+# What is drawn, by the metric's name: for the trials of the step, and for each evaluated folder.
+DRAWN = {"env/all/reward/total": "mean reward", "env/all/solved": "share solved (reward 1)"}
 
 
 def draw(log_dir: Path) -> Path:
@@ -15,29 +19,33 @@ def draw(log_dir: Path) -> Path:
     from matplotlib.figure import Figure
 
     lines = (log_dir / "metrics.jsonl").read_text().splitlines()
-    metrics = [json.loads(line) for line in lines]
-    steps = [of_step["step"] for of_step in metrics]
-    means = [of_step[REWARD] for of_step in metrics]
-    spreads = [of_step["env/all/reward/std"] for of_step in metrics]
-    low = [mean - spread for mean, spread in zip(means, spreads, strict=True)]
-    high = [mean + spread for mean, spread in zip(means, spreads, strict=True)]
-
-    figure = Figure(figsize=(7, 3.2), layout="constrained")
-    axes = figure.subplots()
-    axes.fill_between(steps, low, high, alpha=0.15, label="standard deviation of its trials")
-    axes.plot(steps, means, marker=".", label="mean of the step")
-    evaluated = [of_step for of_step in metrics if f"test/{REWARD}" in of_step]
-    if evaluated:
-        at = [of_step["step"] for of_step in evaluated]
-        values = [of_step[f"test/{REWARD}"] for of_step in evaluated]
-        axes.plot(at, values, marker="o", label="mean of the eval tasks")
-    axes.set_ylabel("reward")
-    axes.set_xlabel("step")
-    axes.xaxis.get_major_locator().set_params(integer=True)
-    axes.legend(loc="lower right")
+    steps = [json.loads(line) for line in lines]
+    figure = Figure(figsize=(9, 3.2), layout="constrained")
+    panels = figure.subplots(1, 2, sharey=True)
+    for axes, (metric, title) in zip(panels, DRAWN.items(), strict=True):
+        for name, points in curves(steps, metric).items():
+            at, values = zip(*points, strict=True)
+            style = {"marker": "."} if name == "training" else {"marker": "o", "linestyle": "--"}
+            axes.plot(at, values, label=name, **style)
+        axes.set_title(title)
+        axes.set_xlabel("step")
+        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.legend(loc="upper left")
     path = log_dir / "curve.png"
     figure.savefig(path, dpi=100)
     return path
+
+
+def curves(steps: list[dict[str, Any]], metric: str) -> dict[str, list[tuple[int, float]]]:
+    """The metric's (step, value) points, by "training" or the name of the evaluated folder."""
+    found: dict[str, list[tuple[int, float]]] = {}
+    for of_step in steps:
+        for key, value in of_step.items():
+            match = re.fullmatch(f"(?:test/(.*)/)?{re.escape(metric)}", key)
+            if match:
+                name = match[1] or "training"
+                found.setdefault(name, []).append((of_step["step"], value))
+    return found
 
 
 if __name__ == "__main__":

@@ -1,12 +1,14 @@
+# SPDX-License-Identifier: Apache-2.0
 """RL on Tinker with rollouts from Harbor: one command, and a curve to look at.
 
     uv run python examples/train.py --model Qwen/Qwen3-8B --task examples/greet --max-turns 8
 
 A step runs each task --group-size times with the weights so far, which is one Harbor job, and
-updates the weights by the rewards, each relative to the mean of its task. The log folder gets
-metrics.jsonl (a line a step, under tinker-cookbook's names), config.json and code.diff, jobs/, for
-`harbor view`, and progress.json, where a second start with the same arguments goes on. With
-WANDB_PROJECT set, the metrics go to W&B too.
+updates the weights by the rewards, each relative to the mean of its task. Evaluation tasks are run
+before the first step and after the last, and are not trained on. The log folder gets metrics.jsonl
+(a line a step, under tinker-cookbook's names), config.json and code.diff, jobs/, for `harbor view`,
+and progress.json, where a second start with the same arguments goes on. With WANDB_PROJECT set, the
+metrics go to W&B too.
 
 Read for this: tinker 0.25 and 0.38, tinker-cookbook 0.5.7, 0.5.8 and 0.6.1. Of the cookbook's
 helpers three are not used: `train_step` and `save_checkpoint_async` of 0.5.8 call what tinker 0.38
@@ -27,10 +29,12 @@ import os
 import random
 import re
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
 import time
+import weakref
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from datetime import datetime
@@ -64,10 +68,18 @@ FREE_OPTIONS = {
     "environment",
     "eval_every",
     "eval_task",
+    "eval_trials",
     "log_dir",
     "plot",
     "steps",
 }
+
+# Metrics of a job: the mean reward, and the share of the trials that have a reward of 1.
+REWARD, SOLVED = "env/all/reward/total", "env/all/solved"
+
+
+class NoUsableTrialError(SystemExit):
+    """No trial of a job has a reward and tokens."""
 
 
 def positive(text: str) -> int:
@@ -117,9 +129,11 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     add("--environment", default="docker", choices=environments, metavar="TYPE", help=type_help)
     # Docker has addresses for about 30 networks, and a trial takes one.
     add("--concurrency", type=positive, default=16, help="most trials at a time (%(default)s)")
-    eval_help = "task, or folder of tasks, that is sampled and not trained on; may be repeated"
+    eval_help = "as --task, to evaluate on before the first step and after the last"
     add("--eval-task", action="append", default=[], help=eval_help)
-    add("--eval-every", type=positive, help="which is done every so many steps")
+    add("--eval-every", type=positive, metavar="STEPS", help="evaluate in between, too")
+    trials_help = "trials of each evaluated task (--group-size)"
+    add("--eval-trials", type=positive, help=trials_help)
     add("--log-dir", help="a second start with it goes on there (runs/TASK-MODEL)")
     add("--plot", action="store_true", help="draw curve.png after each step, with matplotlib")
     args = parser.parse_args(argv)
@@ -127,8 +141,9 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     if args.log_dir is None:
         names = [Path(name).resolve().name for name in (*args.task, args.model)]
         args.log_dir = "runs/" + "-".join(names)
+    # `--log-dir=~/run` reaches us as it stands.
+    args.log_dir = str(Path(args.log_dir).expanduser())
     args.task = find_tasks(args.task)
-    args.eval_task = find_tasks(args.eval_task)
     check_arguments(args)
     return args
 
@@ -139,8 +154,11 @@ def check_arguments(args: argparse.Namespace) -> None:
         raise SystemExit(f"--group-size {args.group_size}: it takes 2 to compare rewards")
     if args.tasks_per_step and args.tasks_per_step > len(args.task):
         raise SystemExit(f"--tasks-per-step {args.tasks_per_step}: {len(args.task)} are there")
-    if bool(args.eval_task) != bool(args.eval_every):
-        raise SystemExit("--eval-task and --eval-every: one is nothing without the other")
+    if args.eval_every and not args.eval_task:
+        raise SystemExit(f"--eval-every {args.eval_every}: it needs --eval-task")
+    names = list(eval_sets(args))
+    if len(names) < len(args.eval_task):
+        raise SystemExit(f"--eval-task: their names are the same: {', '.join(args.eval_task)}")
     if args.plot and not importlib.util.find_spec("matplotlib"):
         raise SystemExit("--plot: start this with `uv run --with matplotlib python ...`")
     fields = [field.name for field in dataclasses.fields(TokensWithLogprobs)]
@@ -166,7 +184,7 @@ def find_tasks(folders: list[str]) -> list[str]:
     Raises SystemExit for a folder that holds none.
     """
     tasks = []
-    for folder in map(Path, folders):
+    for folder in [Path(name).expanduser() for name in folders]:
         files = [folder / "task.toml"]
         if not files[0].exists():
             files = sorted(folder.glob("*/task.toml"))
@@ -174,6 +192,11 @@ def find_tasks(folders: list[str]) -> list[str]:
             raise SystemExit(f"{folder}: no task is there, nor a folder of tasks (task.toml)")
         tasks += [str(file.parent) for file in files]
     return list(dict.fromkeys(tasks))
+
+
+def eval_sets(args: argparse.Namespace) -> dict[str, list[str]]:
+    """The tasks of each --eval-task, by the folder's name. Raises what `find_tasks` does."""
+    return {Path(folder).resolve().name: find_tasks([folder]) for folder in args.eval_task}
 
 
 def module_of(agent: str) -> ModuleType:
@@ -201,8 +224,10 @@ def one_line(error: object) -> str:
     return " ".join(str(error).split())[:300]
 
 
-def job_config(args: argparse.Namespace, name: str, tasks: list[str], model_path: str) -> JobConfig:
-    """A job: each task, --group-size times, with the checkpoint `model_path`."""
+def job_config(
+    args: argparse.Namespace, name: str, tasks: list[str], n_trials: int, model_path: str
+) -> JobConfig:
+    """A job: `n_trials` trials of each task, with the checkpoint `model_path`."""
     options: dict[str, Any] = {
         "model_path": model_path,
         "max_tokens": args.max_tokens,
@@ -219,16 +244,31 @@ def job_config(args: argparse.Namespace, name: str, tasks: list[str], model_path
         agents=[{"import_path": args.agent, "model_name": args.model, "kwargs": options}],
         tasks=[{"path": path} for path in tasks],
         environment={"type": args.environment},
-        n_attempts=args.group_size,
+        n_attempts=n_trials,
         n_concurrent_trials=args.concurrency,
         quiet=True,
     )
 
 
 async def run_job(config: JobConfig) -> list[TrialResult]:
-    """Run a job to its end. A trial that failed is a result like any other."""
-    job = await Job.create(config)
-    result = await job.run()
+    """Run a job to its end. A trial that failed is a result like any other.
+
+    Raises CancelledError after Ctrl-C, when Harbor has ended the trials that ran.
+    """
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+
+    def stop() -> None:
+        # asyncio's own handler lets a second Ctrl-C tear everything down: a page of tracebacks.
+        if not task.cancelling():
+            print("\nstopping, when the trials that run are ended", flush=True)
+            task.cancel()
+
+    loop.add_signal_handler(signal.SIGINT, stop)
+    try:
+        job = await Job.create(config)
+        result = await job.run()
+    finally:
+        loop.remove_signal_handler(signal.SIGINT)
     return result.trial_results
 
 
@@ -252,7 +292,7 @@ def read_trials(
 ) -> tuple[list[Trajectory], Counter[str]]:
     """The trials to train on, and how many were left out, by cause; each of these is named.
 
-    Raises SystemExit if there is none to train on.
+    Raises NoUsableTrialError if there is none.
     """
     usable = []
     causes: Counter[str] = Counter()
@@ -269,7 +309,7 @@ def read_trials(
         causes[reason.partition(":")[0]] += 1
         print(f"{name}: left out {trial.trial_name}: {reason}", flush=True)
     if not usable:
-        raise SystemExit(f"{name}: no trial to train on, the last was left out: {reason}")
+        raise NoUsableTrialError(f"{name}: no trial can be used, the last was left out: {reason}")
     return usable, causes
 
 
@@ -287,21 +327,23 @@ def group_by_task(trajectories: list[Trajectory], agent: ModuleType) -> dict[Pat
 
 
 def sample(
-    name: str, tasks: list[str], model_path: str, args: argparse.Namespace, runner: asyncio.Runner
+    config: JobConfig, name: str, agent: ModuleType, runner: asyncio.Runner
 ) -> tuple[list[TrajectoryGroup], dict[str, float]]:
     """Run a job. Returns the groups of its trials, and its metrics.
 
-    Raises SystemExit if there is no trial to train on, and what Harbor raises.
+    Raises NoUsableTrialError, KeyboardInterrupt after Ctrl-C, and what Harbor raises.
     """
-    agent = module_of(args.agent)
     started = time.monotonic()
-    config = job_config(args, name, tasks, model_path)
-    trials = runner.run(run_job(config))
+    try:
+        trials = runner.run(run_job(config))
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
     trajectories, causes = read_trials(name, trials, agent)
     groups = group_by_task(trajectories, agent)
     metrics = compute_trajectory_metrics(list(groups.values()), [[path.name] for path in groups])
     rewards = [trajectory.reward for trajectory in trajectories]
     metrics["env/all/reward/std"] = statistics.pstdev(rewards)
+    metrics[SOLVED] = sum(reward >= 1 for reward in rewards) / len(rewards)
     metrics["time/sampling"] = time.monotonic() - started
     for cause, count in causes.items():
         metrics[f"left_out/{cause}"] = count
@@ -338,8 +380,44 @@ def update(
     return compute_kl_sample_train(data, logprobs)
 
 
+def evaluate(
+    step: int,
+    model_path: str,
+    args: argparse.Namespace,
+    progress: dict[str, Any],
+    runner: asyncio.Runner,
+) -> dict[str, float]:
+    """Run the tasks of each --eval-task. Returns their metrics, and prints a line for each.
+
+    The metrics are named test/FOLDER/..., and are kept in `progress`: a second start does not
+    repeat an evaluation that was finished. Raises what Harbor raises.
+    """
+    known = progress["evaluated"]
+    if known.get("step") != step:
+        known = progress["evaluated"] = {"step": step, "sets": {}}
+    found = {}
+    for folder, tasks in eval_sets(args).items():
+        if folder not in known["sets"]:
+            name = f"{folder} before step {step}"
+            config = job_config(args, name, tasks, args.eval_trials or args.group_size, model_path)
+            try:
+                _, metrics = sample(config, name, module_of(args.agent), runner)
+            except NoUsableTrialError as error:
+                print(f"{error}: not evaluated", flush=True)
+                continue
+            known["sets"][folder] = metrics
+            write_progress(args, progress)
+            print(f"{name}: {scores(metrics)}, {metrics['time/sampling']:.0f} s", flush=True)
+        found |= {f"test/{folder}/{name}": x for name, x in known["sets"][folder].items()}
+    return found
+
+
 def run_step(
-    step: int, training: tinker.TrainingClient, args: argparse.Namespace, runner: asyncio.Runner
+    step: int,
+    training: tinker.TrainingClient,
+    args: argparse.Namespace,
+    progress: dict[str, Any],
+    runner: asyncio.Runner,
 ) -> dict[str, float]:
     """Sample, and update the weights. Prints one line, and returns the step's metrics.
 
@@ -347,28 +425,32 @@ def run_step(
     """
     checkpoint = training.save_weights_for_sampler(f"{step:04}", ttl_seconds=WEEK_SEC).result()
     evaluated = {}
-    if args.eval_task and step % args.eval_every == 0:
-        _, evaluated = sample(f"eval of step {step}", args.eval_task, checkpoint.path, args, runner)
+    is_known = progress["evaluated"].get("step") == step
+    if step == 0 or is_known or (args.eval_every and step % args.eval_every == 0):
+        evaluated = evaluate(step, checkpoint.path, args, progress, runner)
     # By the step alone, so that after a crash it takes the same ones.
     n_tasks = args.tasks_per_step or len(args.task)
     tasks = random.Random(step).sample(args.task, n_tasks)
-    groups, metrics = sample(f"step {step}", tasks, checkpoint.path, args, runner)
+    name = f"step {step}"
+    config = job_config(args, name, tasks, args.group_size, checkpoint.path)
+    groups, metrics = sample(config, name, module_of(args.agent), runner)
     started = time.monotonic()
     kl = update(training, groups, args)
     metrics |= kl
     metrics["time/training"] = time.monotonic() - started
-    # As tinker-cookbook calls them.
-    metrics |= {f"test/{name}": value for name, value in evaluated.items()}
-    print(f"step {step}: {summary(metrics, groups)}", flush=True)
-    return metrics
+    print(f"{name}: {summary(metrics)}", flush=True)
+    return metrics | evaluated
 
 
-def summary(metrics: dict[str, float], groups: list[TrajectoryGroup]) -> str:
+def scores(metrics: dict[str, float]) -> str:
+    """The result of a job's trials in a few words."""
+    n_trials = metrics["env/all/total_episodes"]
+    return f"reward {metrics[REWARD]:.3f}, solved {metrics[SOLVED]:.3f} of {n_trials} trials"
+
+
+def summary(metrics: dict[str, float]) -> str:
     """A step in one line."""
-    n_trials = sum(len(group.trajectories_G) for group in groups)
-    parts = [f"reward {metrics['env/all/reward/total']:.3f} of {n_trials} trials"]
-    if "test/env/all/reward/total" in metrics:
-        parts.append(f"eval reward {metrics['test/env/all/reward/total']:.3f}")
+    parts = [scores(metrics)]
     for name, share in metrics.items():
         if name.startswith("stop_reason/"):
             parts.append(f"{share:.0%} {name.removeprefix('stop_reason/')}")
@@ -427,18 +509,20 @@ def only_run_in(log_dir: Path) -> Iterator[None]:
 
 
 def read_progress(args: argparse.Namespace) -> dict[str, Any]:
-    """How far the run in the folder is: the steps done, and the state to go on from, or None.
+    """How far the run in the folder is, as progress.json says, or the start of a new run.
 
-    Raises SystemExit if it began with other arguments, or has done more steps.
+    It holds the steps that are done, the state to go on from or None, the last evaluation, and the
+    arguments that the run began with. Raises SystemExit if these were others, or if more steps are
+    done than are asked for.
     """
     log_dir = Path(args.log_dir)
     progress_file = log_dir / "progress.json"
     if not progress_file.exists():
-        return {"step": 0, "state": None}
-    progress = json.loads(progress_file.read_text())
-    began_with = json.loads((log_dir / "config.json").read_text())
+        return {"step": 0, "state": None, "evaluated": {}, "began_with": vars(args)}
+    # Versions before this one kept less in it.
+    progress = {"evaluated": {}, "began_with": {}} | json.loads(progress_file.read_text())
     for name, value in vars(args).items():
-        before = began_with.get(name, value)
+        before = progress["began_with"].get(name, value)
         if name not in FREE_OPTIONS and before != value:
             option = "--" + name.replace("_", "-")
             raise SystemExit(
@@ -451,8 +535,13 @@ def read_progress(args: argparse.Namespace) -> dict[str, Any]:
     return progress
 
 
+def write_progress(args: argparse.Namespace, progress: dict[str, Any]) -> None:
+    """Write progress.json. By rename: a kill leaves the old file or the new one."""
+    write_file(Path(args.log_dir, "progress.json"), json.dumps(progress))
+
+
 def end_leftovers(log_dir: Path) -> None:
-    """End the containers and networks that a killed run left in Docker, or say how."""
+    """End the containers and networks that trials of this run left in Docker, and say so."""
     # Docker Compose's projects, as Harbor 0.13 to 0.24 calls them: TRIAL, or TRIAL__env.
     trials = [path.name.lower() for path in (log_dir / "jobs").glob("*/*/")]
     prefixes = tuple(re.sub("[^a-z0-9_-]", "-", name) for name in trials)
@@ -463,11 +552,46 @@ def end_leftovers(log_dir: Path) -> None:
     for listing in (["ps", "--all"], ["network", "ls"]):
         command = ["docker", *listing, "--format", label]
         projects.update(subprocess.run(command, capture_output=True, text=True).stdout.split())
+    ending = []
     for project in sorted(projects):
         if project.startswith(prefixes):
             command = f"docker compose --project-name {project} down --volumes --timeout 1"
-            print(f"ending what a killed run left: {command}", flush=True)
-            subprocess.run(command.split(), capture_output=True)
+            print(f"ending what was left in Docker: {command}", flush=True)
+            quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+            ending.append(subprocess.Popen(command.split(), **quiet))
+    for process in ending:
+        process.wait()
+
+
+class EventLoop(asyncio.SelectorEventLoop):
+    """An event loop that can end the processes which it started.
+
+    A trial that is cancelled leaves its `docker compose` running (Harbor 0.24), and asyncio prints
+    a traceback for each process that is still there when its event loop is closed.
+    """
+
+    patience_sec = 10
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._processes: weakref.WeakSet[asyncio.SubprocessTransport] = weakref.WeakSet()
+
+    async def subprocess_exec(
+        self, *args: Any, **kwargs: Any
+    ) -> tuple[asyncio.SubprocessTransport, asyncio.SubprocessProtocol]:
+        """As asyncio's."""
+        transport, protocol = await super().subprocess_exec(*args, **kwargs)
+        self._processes.add(transport)
+        return transport, protocol
+
+    async def end_processes(self) -> None:
+        """Wait for the processes, and kill those that take longer than `patience_sec`."""
+        deadline = time.monotonic() + self.patience_sec
+        while running := [one for one in self._processes if one.get_returncode() is None]:
+            if time.monotonic() > deadline:
+                for transport in running:
+                    transport.close()
+            await asyncio.sleep(0.05)
 
 
 def train(args: argparse.Namespace, progress: dict[str, Any]) -> None:
@@ -476,13 +600,16 @@ def train(args: argparse.Namespace, progress: dict[str, Any]) -> None:
     try:
         service = tinker.ServiceClient(base_url=args.base_url)
         training = open_training(service, args, progress["state"])
-    except (tinker.TinkerError, ValueError) as error:
+    except tinker.TinkerError as error:
+        raise SystemExit(f"Tinker: {one_line(error)}") from None
+    except ValueError as error:
+        # What the server refused.
         raise SystemExit(f"no adapter of rank {args.rank}: {one_line(error)}") from None
     # Sampling and training share a session: stable_reinforce looks at what was recorded in it.
     module_of(args.agent).use_service(service)
     metrics_file = log_dir / "metrics.jsonl"
     if metrics_file.exists():
-        # But for the line of a step whose progress was not written: that step is done again.
+        # A line beyond the progress is of a step that is done again, or of the last evaluation.
         lines = metrics_file.read_text().splitlines(keepends=True)
         write_file(metrics_file, "".join(lines[: progress["step"]]))
     logger = setup_logging(
@@ -491,23 +618,29 @@ def train(args: argparse.Namespace, progress: dict[str, Any]) -> None:
         config=vars(args),
         do_configure_logging_module=False,
     )
+
+    def log(metrics: dict[str, float], step: int) -> None:
+        logger.log_metrics(metrics, step=step)
+        if args.plot:
+            from plot import draw
+
+            draw(log_dir)
+
     # One event loop for all jobs: Harbor's Docker environment keeps locks that belong to the first.
-    with contextlib.closing(logger), asyncio.Runner() as runner:
+    with contextlib.closing(logger), asyncio.Runner(loop_factory=EventLoop) as runner:
         try:
             for step in range(progress["step"], args.steps):
-                metrics = run_step(step, training, args, runner)
+                metrics = run_step(step, training, args, progress, runner)
                 state = training.save_state(f"{step:04}", ttl_seconds=WEEK_SEC).result()
-                logger.log_metrics(metrics, step=step)
-                # By rename: a kill leaves the old file or the new one.
-                done = {"step": step + 1, "state": state.path}
-                write_file(log_dir / "progress.json", json.dumps(done))
-                if args.plot:
-                    from plot import draw
-
-                    draw(log_dir)
+                log(metrics, step)
+                progress |= {"step": step + 1, "state": state.path}
+                write_progress(args, progress)
             final = training.save_weights_for_sampler("final").result()
+            if args.eval_task:
+                log(evaluate(args.steps, final.path, args, progress, runner), args.steps)
         finally:
             give_back(training, args.base_url)
+            runner.run(runner.get_loop().end_processes())
     print(f"final checkpoint: {final.path}")
 
 
@@ -521,7 +654,10 @@ def main(argv: list[str] | None = None) -> None:
     with only_run_in(log_dir):
         progress = read_progress(args)
         end_leftovers(log_dir)
-        train(args, progress)
+        try:
+            train(args, progress)
+        finally:
+            end_leftovers(log_dir)
 
 
 if __name__ == "__main__":
