@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import gc
 import http.server
+import importlib
 import importlib.metadata
 import importlib.util
 import inspect
@@ -33,8 +34,6 @@ import textwrap
 import threading
 import time
 import timeit
-import traceback
-import types
 import unittest.mock
 import weakref
 from collections.abc import Callable, Iterator
@@ -50,7 +49,6 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import httpx
 import litellm
-import openai
 import pytest
 import tinker
 from harbor.agents.base import BaseAgent
@@ -527,6 +525,10 @@ def bash(*commands: str, language: str = "bash") -> str:
 
 
 HM = "<|channel|>analysis<|message|>hm"
+FINAL = "<|start|>assistant<|channel|>final<|message|>"
+INKLING_HM = "<|message_model|><|content_thinking|>hm<|end_message|>\n<|message_model|>"
+DOCSTRING = 'cat >f.py <<E\ndef f():\n    """\n    ```\n    x\n    ```\n    """\nE\n'
+OVERFLOW = litellm.ContextWindowExceededError("too long", "mock", "openai")
 QUOTE = "grep '<think>' f"
 DRAFT = f"plan\n```bash\nrm -rf x\n</think>\nI run:\n{bash(QUOTE)}"
 BALANCED = "cat >f <<E\n<think>\nhm\n</think>\nE"
@@ -614,12 +616,10 @@ def test_a_reply_cut_off_anywhere_neither_shows_thinking_nor_loses_the_answer(be
         ("b", None, "b", None),
         ("<think>a</think>\n\nb", "a", "b", None),
         (" <think>a</think> <think>b</think>c", "ab", "c", None),
-        ("<think>a", "a", "", None),
         (f"<think>a</think><think>b{bash('rm x')}", f"ab{bash('rm x')}", "", None),
         # The prompt had opened it.
         ("a\r\n</think>\r\nb", "a\r\n", "b", None),
         (f"so{bash('rm x')}no</think>{bash('ls')}", f"so{bash('rm x')}no", bash("ls"), "ls\n"),
-        ("```bash\nrm x\n</think>\nb", "```bash\nrm x\n", "b", None),
         # Thinking that stops in a block, with tags before and behind that line.
         (DRAFT, "plan\n```bash\nrm -rf x\n", f"I run:\n{bash(QUOTE)}", f"{QUOTE}\n"),
         ("```\necho '</think>'\n</think>\nb", "```\necho '</think>'\n", "b", None),
@@ -660,10 +660,6 @@ def test_where_the_prompts_end_is_known_a_tag_in_code_is_text(code):
     assert split_thinking(cut_off, prompt_is_known=True) == ("", cut_off)
     # The model may have left out the tag that opens.
     assert split_thinking(f"{code} so</think>b", prompt_is_known=True) == (f"{code} so", "b")
-
-
-FINAL = "<|start|>assistant<|channel|>final<|message|>"
-INKLING_HM = "<|message_model|><|content_thinking|>hm<|end_message|>\n<|message_model|>"
 
 
 @pytest.mark.parametrize(
@@ -892,20 +888,11 @@ def vllm(bench) -> Iterator[FakeVllm]:
 
 THOUGHT = "<think>hm</think>\n\n"
 COMMAND = (THOUGHT + bash("ls"), "stop")
+ODD = {"tokens": [1], "token_strs": ["a"], "max_model_len": None}
 
 
 @pytest.mark.parametrize(("provider", "path"), [("hosted_vllm", "/v1"), ("openai", "")])
-def test_prompts_are_exact_and_unforgeable_on_vllm(vllm, provider, path, monkeypatch, caplog):
-    # httpx, or httpx2 from openai 3 on.
-    library = sys.modules[openai.DefaultAsyncHttpxClient.__mro__[1].__module__.partition(".")[0]]
-    sent, send = {}, library.AsyncHTTPTransport.handle_async_request
-
-    def watched(self: Any, request: httpx.Request) -> Any:
-        verified = self._pool._ssl_context.verify_mode
-        sent[request.url.path] = (max(request.extensions["timeout"].values()), verified)
-        return send(self, request)
-
-    monkeypatch.setattr(library.AsyncHTTPTransport, "handle_async_request", watched)
+def test_prompts_are_exact_and_unforgeable_on_vllm(vllm, provider, path, caplog):
     vllm.script = [COMMAND, 503, COMMAND, COMMAND, (THOUGHT + "done", "stop")]
     template = {"chat_template_kwargs": {"enable_thinking": True}}
     sampling, body = {"top_p": 0.9, "seed": 3}, {"top_k": 5, "min_p": 0.1}
@@ -923,9 +910,10 @@ def test_prompts_are_exact_and_unforgeable_on_vllm(vllm, provider, path, monkeyp
     assert did.context.n_output_tokens == sum(len(ids) for _, ids, _ in vllm.returned)
     experts = [[[number]] for number in range(1, 5)]
     assert did.context.rollout_details[0]["extra"]["routed_experts"] == experts
-    # A server that hangs holds up no setup. Nothing is left open.
+    transport = one._conversation.client._server._client._transport
     mode = ssl.CERT_NONE if path else ssl.CERT_REQUIRED
-    assert sent == {"/tokenize": (30, mode), "/v1/completions": (77, mode)}
+    assert transport._pool._ssl_context.verify_mode == mode
+    # Nothing is left open.
     gc.collect()
     assert "Unclosed" not in caplog.text
     # What is put behind a turn is what the template puts there, with special tokens broken up.
@@ -938,6 +926,9 @@ def test_prompts_are_exact_and_unforgeable_on_vllm(vllm, provider, path, monkeyp
     for path, body, headers in vllm.requests:
         assert (headers["X-Other"], headers["Authorization"]) == ("1", "Bearer k")
         assert body["model"] == "served"
+        # A server that hangs holds up no setup.
+        seconds = 30 if path == "/tokenize" else 77
+        assert float(headers["X-Stainless-Read-Timeout"]) == seconds
         if path == "/v1/completions":
             assert headers["X-Session-ID"] == body["session_id"] == "mine"
             asked = {"max_tokens": 99, "temperature": 1.0, "top_k": 5, "min_p": 0.1, **sampling}
@@ -982,9 +973,6 @@ def test_date_and_system_message_may_change_the_templates_view_on_vllm(vllm, mon
         assert "assistant\nb<|im_end|>" not in vllm.model.tokenizer.decode(prompt)
 
 
-ODD = {"tokens": [1], "token_strs": ["a"], "max_model_len": None}
-
-
 def test_an_outage_of_vllm_fails_its_trial_and_costs_no_other_its_exactness(vllm):
     vllm.fails, vllm.script = [503] * 6, [(THOUGHT + bash("ls"), "stop")]
 
@@ -997,7 +985,6 @@ def test_an_outage_of_vllm_fails_its_trial_and_costs_no_other_its_exactness(vllm
     assert [getattr(error, "status_code", None) for error in errors] == [503] * 9
     assert errors[0].__notes__[0] == f"The URL was http://127.0.0.1:{vllm.server_port}/tokenize."
     assert len(vllm.requests) == 6
-    assert len(traceback.extract_tb(errors[-1].__traceback__)) < 9
     assert vllm.at_once({})[0].metadata["n_prefix_breaks"] == 0
     assert len(vllm.returned) == 4
 
@@ -1011,7 +998,8 @@ def test_a_turn_costs_vllm_two_requests_and_connections_are_kept_and_closed(vllm
         # One request asks whether there is /tokenize; one finds where a probe's tail begins.
         assert len(vllm.requests) - before[0] <= 2 * 40 + 2 + 4
         assert len(vllm.connections) - before[1] <= 4
-        assert all(connection.fileno() == -1 for connection in vllm.connections)
+        asyncio.run(until(lambda: {one.fileno() for one in vllm.connections} == {-1}))
+        assert {one.fileno() for one in vllm.connections} == {-1}
     gc.collect()
     assert [str(one.message) for one in recwarn if "nclosed" in str(one.message)] == []
 
@@ -1054,19 +1042,14 @@ def test_the_blocks_of_a_reply_run_as_one_script_until_it_has_none(bench):
         asyncio.run(did.agent._conversation.sample())
 
 
-DOCSTRING = 'cat >f.py <<E\ndef f():\n    """\n    ```\n    x\n    ```\n    """\nE\n'
-
-
 @pytest.mark.parametrize(
     ("reply", "runs"),
     [
         ("```sh\na\n```", "a\n"),
         ("1. so:\n   ```bash\n   cat <<E\n     x\n   E\n   ```", "cat <<E\n  x\nE\n"),
         ("- ```bash\n  a\n  ```\n- ```bash\n  b\n  ```", "a\nb\n"),
-        ("10) ```bash\n    a\n    ```", "a\n"),
         ("- x\n  - y\n    - ```bash\n      a\n      ```\n", "a\n"),
         ("1. x\n\n      ```bash\n      a\n       ```\n      ```\n", "a\n ```\n"),
-        ("   ```bash\na\n   ```", "a\n"),
         (f"```bash\n{DOCSTRING}```", DOCSTRING),
         ("````bash\ncat <<E\n```\nE\n````", "cat <<E\n```\nE\n"),
         ("````markdown\n```bash\nrm x\n```\n````", None),
@@ -1136,26 +1119,22 @@ def test_a_subclass_runs_another_language_cuts_output_and_keeps_a_verdict(bench,
     assert did.stop_reason == ("error" if raises else "completed")
 
 
-@pytest.mark.parametrize(("last", "stop_reason"), [("last", "completed"), ("OVER", "over")])
-def test_a_copy_that_reminds_the_model_or_ends_its_own_way_records_it(bench, last, stop_reason):
-    member = '    ERROR = "error"'
+def test_a_copy_with_the_readmes_reminder_records_it(bench, tmp_path, monkeypatch):
     no_script = "if blocks is None:\n                return StopReason.COMPLETED\n"
-    over = 'if "OVER" in turn.content:\n    return StopReason.OVER\n'
     recipe = re.search(r"(?s)A bounded reminder:\n\n```python\n(.*?)```", README)[1]
-    recipe = textwrap.indent(over + recipe, " " * 12).lstrip()
     source = (ROOT / "basic_loop_agent.py").read_text()
-    for old, new in ((no_script, recipe), (member, f'{member}\n    OVER = "over"')):
-        assert source.count(old) == 1, old
-        source = source.replace(old, new)
-    sys.modules["changed_copy"] = module = types.ModuleType("changed_copy")
-    exec(compile(source, "changed_copy.py", "exec"), module.__dict__)
-    replies, copied = ("hm", bash("ls"), "so?", last), module.BasicLoopAgent
+    assert source.count(no_script) == 1
+    source = source.replace(no_script, textwrap.indent(recipe, " " * 12).lstrip())
+    (tmp_path / "changed_copy.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    copied = importlib.import_module("changed_copy").BasicLoopAgent
+    replies = "hm", bash("ls"), "so?", "last"
     did = bench.tinker(*replies, max_turns=9, agent_class=copied)
     reminder = "No bash block: are you done?"
     steps = [(step.source, step.message) for step in did.view.steps[2:]]
     assert steps == [("agent", text) for text in replies]
     assert did.told == [reminder, "Exit code: 0\nOutput:\n(none)", reminder]
-    assert (did.stop_reason, did.completion) == (stop_reason, last)
+    assert (did.stop_reason, did.completion) == ("completed", "last")
     assert did.metadata["n_reminders"] == 2
     assert did.turns == did.fake.returned
     assert reminder in did.fake.prompt_text(1)
@@ -1182,14 +1161,13 @@ def test_the_constructor_has_the_options_names_and_defaults(bench):
 
 
 def test_the_model_is_told_of_a_tasks_skills_and_mcp_servers(bench, tmp_path):
-    texts = "---\nname: pdf\ndescription: Reads <|im_end|>\n---\nBODY", "\n" + "y" * 9999
-    for name, text in zip(("pdf", "x"), texts, strict=True):
+    pdf = "---\nname: pdf\ndescription: Reads <|im_end|>\n---\nBODY"
+    for name, text in (("pdf", pdf), ("x", "\n" + "y" * 9999)):
         (tmp_path / "my skills" / name).mkdir(parents=True)
         (tmp_path / "my skills" / name / "SKILL.md").write_text(text)
-    servers = [{"name": "web", "transport": "sse", "url": "http://mcp:8000/sse"}]
-    servers.append({"name": "db", "transport": "stdio", "command": "npx", "args": ["-y", "db"]})
-    servers = [MCPServerConfig.model_validate(server) for server in servers]
-    brought = {"skills_dir": str(tmp_path / "my skills"), "mcp_servers": servers}
+    web = MCPServerConfig(name="web", transport="sse", url="http://mcp:8000/sse")
+    db = MCPServerConfig(name="db", transport="stdio", command="npx", args=["-y", "db"])
+    brought = {"skills_dir": str(tmp_path / "my skills"), "mcp_servers": [web, db]}
     did = bench.prepare("hello", environment=ShellEnvironment(), **brought)
     set_up(did.agent, did.environment)
     asyncio.run(did.go())
@@ -1338,16 +1316,14 @@ def test_half_a_script_is_not_run_and_the_model_is_told_why(bench, tmp_path, hal
     assert not (tmp_path / "ran").exists()
 
 
-def test_a_script_is_as_long_as_an_environment_takes(bench):
+def test_a_script_is_as_long_as_an_environment_takes_and_does_not_find_itself(bench):
     assert bench.shell(f'echo "{7_000 * chr(39)}" | wc -c').endswith("Output:\n7001")
     assert bench.shell("cat <<E | wc -c\n" + "x" * 40_000 + "\nE").endswith("Output:\n40001")
     # Some environments take 65,536 bytes of arguments.
     environment = ScriptedEnvironment()
     assert "too long. Split it" in bench.shell("cat <<E\n" + "x" * 70_000 + "\nE", environment)
     assert environment.scripts == []
-
-
-def test_a_script_finds_neither_itself_nor_its_text(bench):
+    # It finds neither itself nor its text.
     own = f"x{own_seconds()}"
     # Or it would never end, or end itself.
     script = f"while pgrep -f {own}; do sleep 1; done; pkill -f {own}; echo y"
@@ -1508,9 +1484,6 @@ def test_what_ends_a_script_is_finished_whatever_is_cancelled_meanwhile(bench):
         runner.run(main())
     assert finished == [True]
     assert did.stop_reason == "cancelled"
-
-
-OVERFLOW = litellm.ContextWindowExceededError("too long", "mock", "openai")
 
 
 @pytest.mark.parametrize(
@@ -1869,10 +1842,6 @@ def test_any_client_of_harbors_kind_works_in_the_loop(bench):
     assert did.view.steps[-1].metrics.prompt_tokens is None
     assert did.view.steps[2].reasoning_content == "a"
     assert client.call.await_args.kwargs["prompt"] == "Exit code: 0\nOutput:\nout"
-    # Harbor's, as Harbor makes it.
-    requests, client = bench.api(bash("ls"), "done"), LiteLLM(model_name="openai/mock")
-    did = run(bench.agent(own, max_turns=3, model_client="litellm"))
-    assert (did.stop_reason, did.completion, len(requests)) == ("completed", "done", 2)
 
 
 def test_neither_the_module_nor_the_check_of_a_given_key_loads_a_model_library():
@@ -1921,11 +1890,8 @@ def test_the_cache_keeps_the_newest_of_many_clients(bench, monkeypatch):
             await bench.agent(agent_class, max_tokens=n).setup(ScriptedEnvironment())
         gc.collect()
         assert [client() is not None for client in agent_class.built] == [False] * 3 + [True] * 32
-        agents = [bench.agent(agent_class, max_tokens=100 + n % 35) for n in range(70)]
-        await together(*(one.setup(ScriptedEnvironment()) for one in agents))
 
     asyncio.run(main())
-    assert len(agent_class.built) == 35 + 35
 
 
 def test_a_slow_checkpoint_stops_no_other_trial_and_is_tried_again(bench, monkeypatch):
@@ -2068,7 +2034,6 @@ def test_event_loops_in_threads_share_tokenizer_and_session(bench, tmp_path, mon
         ({"temperature": math.inf}, "temperature.*finite number"),
         ({"model_path": ""}, "model_path.*tinker://"),
         ({"llm_kwargs": {"max_tokens": 3}}, "llm_kwargs holds max_tokens: use the option"),
-        ({"llm_kwargs": {"context_limit": 3}}, "llm_kwargs holds context_limit: use the option"),
         ({"model_client": "litellm", "model_path": "tinker://run/w"}, "set model_client=tinker"),
         ({"model_client": "litellm", "renderer_name": "qwen3"}, "set model_client=tinker"),
     ],
@@ -2224,20 +2189,15 @@ def test_a_bad_agent_fails_alone_in_a_job_with_a_good_one(tmp_path):
     kwargs = {"model_client": "litellm", "llm_kwargs": {"mock_response": "Hello, world!"}}
     no_provider = lite_agent(model_client="litellm") | {"model_name": "mock"}
     bad = [lite_agent() | {"model_name": None}, no_provider]
-    config = job_config(tmp_path, {}, agents=[lite_agent(**kwargs), *bad], n_attempts=2)
-    trials = run_job(config)
-    good = [trial for trial in trials if trial.exception_info is None]
-    assert (len(trials), len(good)) == (6, 2)
-    for trial in good:
-        assert trial.agent_info.version == basic_loop_agent.__version__
-        whole = trial_to_trajectory(trial)
-        assert (whole.turns, whole.reward, whole.stop_reason) == ([], 1.0, "completed")
-        assert whole.trial.agent_result.n_input_tokens > 0
-    words = [trial.exception_info.exception_message for trial in trials if trial not in good]
-    no_model = "no model: name one with -m, such as -m Qwen/Qwen3-8B"
-    words = sorted(words, reverse=True)
-    assert words[:2] == [no_model] * 2
-    assert all("who serves 'mock': put" in text and "as openai/mock " in text for text in words[2:])
+    trials = run_job(job_config(tmp_path, {}, agents=[lite_agent(**kwargs), *bad]))
+    (good,) = [trial for trial in trials if trial.exception_info is None]
+    assert good.agent_info.version == basic_loop_agent.__version__
+    whole = trial_to_trajectory(good)
+    assert (whole.turns, whole.reward, whole.stop_reason) == ([], 1.0, "completed")
+    assert whole.trial.agent_result.n_input_tokens > 0
+    said = sorted(one.exception_info.exception_message for one in trials if one is not good)
+    assert re.search("who serves 'mock': put .* as openai/mock ", said[0])
+    assert said[1:] == ["no model: name one with -m, such as -m Qwen/Qwen3-8B"]
 
 
 @pytest.mark.parametrize(
