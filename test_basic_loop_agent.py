@@ -246,9 +246,7 @@ ORDINARY = ["Class<?>", "a[:]", "x<()>", "x[...]"]
 INKLING = "thinkingmachines/Inkling"
 
 
-@functools.cache
-def a_copy_of_tokenizer(folder: str) -> Any:
-    return copy.deepcopy(get_tokenizer(folder))
+a_copy_of_tokenizer = functools.cache(lambda folder: copy.deepcopy(get_tokenizer(folder)))
 
 
 @pytest.fixture(scope="session")
@@ -533,6 +531,19 @@ QUOTE = "grep '<think>' f"
 DRAFT = f"plan\n```bash\nrm -rf x\n</think>\nI run:\n{bash(QUOTE)}"
 BALANCED = "cat >f <<E\n<think>\nhm\n</think>\nE"
 TAGGED = f"x\n</think>\n{bash('ls')}"
+TAGS = "<think>;</think>;<think></think>; </think>x\n;x <think>;```\n</think>;[THINK]"
+PAIRS = "[THINK][/THINK] ;<seed:think>\n;<|START_THINKING|><|END_THINKING|>;`</think>`;``x`"
+HEADERS = "<|channel|>;<|message|>;<|end|><|start|>;<|end|> ; to=x"
+FENCES = "\n; \n; ;`;- ;1. ;> ;~;<;``` ` ;```bash\n;   ```bash\n   x\n;~~~\n```\n;\r"
+FLOODS = {"yes": True, "yes|tr '\\n' y>&2": False, "trap '' PIPE; while :; do seq 9999; done": True}
+# vLLM's replies, with their finish reason, and an answer of another server.
+THOUGHT = "<think>hm</think>\n\n"
+COMMAND = (THOUGHT + bash("ls"), "stop")
+ODD = {"tokens": [1], "token_strs": ["a"], "max_model_len": None}
+# Finish reasons.
+WHOLE = ["STOP", "COMPLETE", "end_turn", "eos", "stop_sequence"]
+CUT_OFF = ["insufficient_system_resource", "model_length", "model_context_window_exceeded"]
+CUT_OFF += ["time_limit", "cancelled", "network_error", "error", "MALFORMED_RESPONSE", "abort"]
 
 
 class PatientSelector(selectors.DefaultSelector):
@@ -761,11 +772,6 @@ def test_the_responses_api_gets_max_tokens_and_may_be_cut_off(bench, monkeypatch
     assert [request["max_output_tokens"] for request in requests] == [777] * 12
 
 
-WHOLE = ["STOP", "COMPLETE", "end_turn", "eos", "stop_sequence"]
-CUT_OFF = ["insufficient_system_resource", "model_length", "model_context_window_exceeded"]
-CUT_OFF += ["time_limit", "cancelled", "network_error", "error", "MALFORMED_RESPONSE", "abort"]
-
-
 @pytest.mark.parametrize("word", WHOLE + CUT_OFF)
 def test_a_reply_is_run_only_if_the_server_says_that_it_is_whole(bench, word, caplog):
     bench.api(bash("ls"), finish=word)
@@ -884,11 +890,6 @@ def vllm(bench) -> Iterator[FakeVllm]:
         threading.Thread(target=server.serve_forever, args=[0.01], daemon=True).start()
         yield server
         server.shutdown()
-
-
-THOUGHT = "<think>hm</think>\n\n"
-COMMAND = (THOUGHT + bash("ls"), "stop")
-ODD = {"tokens": [1], "token_strs": ["a"], "max_model_len": None}
 
 
 @pytest.mark.parametrize(("provider", "path"), [("hosted_vllm", "/v1"), ("openai", "")])
@@ -1068,12 +1069,6 @@ def test_the_blocks_of_a_reply_run_as_one_script_until_it_has_none(bench):
 )
 def test_only_whole_fenced_bash_blocks_are_run(bench, reply, runs):
     assert bench.tinker(reply, "done", max_turns=2).scripts == ([runs] if runs else [])
-
-
-TAGS = "<think>;</think>;<think></think>; </think>x\n;x <think>;```\n</think>;[THINK]"
-PAIRS = "[THINK][/THINK] ;<seed:think>\n;<|START_THINKING|><|END_THINKING|>;`</think>`;``x`"
-HEADERS = "<|channel|>;<|message|>;<|end|><|start|>;<|end|> ; to=x"
-FENCES = "\n; \n; ;`;- ;1. ;> ;~;<;``` ` ;```bash\n;   ```bash\n   x\n;~~~\n```\n;\r"
 
 
 @pytest.mark.parametrize("worst", f"{TAGS};{PAIRS};{HEADERS};{FENCES};- x\n;- x\n```\n".split(";"))
@@ -1267,9 +1262,6 @@ def test_output_of_any_bytes_comes_through_cut_to_its_head_and_tail(bench):
     assert (text[:13], text.count("\n[")) == ("Exit code: 7\n", 1)
     text = bench.shell("printf ':%s:'; head -c 3000 /dev/urandom")
     assert text.startswith("Exit code: 0\nOutput:\n:")
-
-
-FLOODS = {"yes": True, "yes|tr '\\n' y>&2": False, "trap '' PIPE; while :; do seq 9999; done": True}
 
 
 @pytest.mark.parametrize(("flood", "has_lines"), FLOODS.items())
@@ -1879,24 +1871,18 @@ def test_a_configuration_has_one_client_and_all_one_session(bench, tmp_path, mon
         set_up(bench.agent(agent_class))
     assert len(fake.services) == 3
     assert "tml-renewed" not in repr(basic_loop_agent._clients)
-
-
-def test_the_cache_keeps_the_newest_of_many_clients(bench, monkeypatch):
-    monkeypatch.setattr(basic_loop_agent, "MAX_CLIENTS", 32)
-    agent_class = counted()
-
-    async def main() -> None:
-        for n in range(1, 36):
-            await bench.agent(agent_class, max_tokens=n).setup(ScriptedEnvironment())
-        gc.collect()
-        assert [client() is not None for client in agent_class.built] == [False] * 3 + [True] * 32
-
-    asyncio.run(main())
+    # The cache keeps the newest ones.
+    monkeypatch.setattr(basic_loop_agent, "MAX_CLIENTS", 4)
+    for n in range(1, 8):
+        set_up(bench.agent(agent_class, max_tokens=n))
+    gc.collect()
+    kept = [client() is not None for client in agent_class.built[-7:]]
+    assert kept == [False] * 3 + [True] * 4
 
 
 def test_a_slow_checkpoint_stops_no_other_trial_and_is_tried_again(bench, monkeypatch):
-    fake, environment, context = bench.service(), ScriptedEnvironment(), AgentContext()
-    attempts, answers = [], threading.Event()
+    slow_one = bench.prepare("hello", model_path="tinker://slow")
+    fake, attempts, answers = slow_one.fake, [], threading.Event()
     create = FakeService.create_sampling_client
 
     def slow(self: FakeService, **source: str) -> Any:
@@ -1905,18 +1891,17 @@ def test_a_slow_checkpoint_stops_no_other_trial_and_is_tried_again(bench, monkey
         return create(self, **source)
 
     async def main() -> None:
-        await bench.agent().setup(environment)
+        await bench.agent().setup(slow_one.environment)
         monkeypatch.setattr(FakeService, "create_sampling_client", slow)
-        one = bench.agent(model_path="tinker://slow")
-        trial = asyncio.create_task(one.run("x", environment, context))
+        trial = asyncio.create_task(slow_one.go())
         await until(lambda: attempts)
         # Meanwhile trials run, and end.
-        await bench.agent().run("x", environment, AgentContext())
+        await bench.agent().run("x", slow_one.environment, AgentContext())
         trial.cancel()
         await asyncio.wait([trial], timeout=9)
-        assert context.metadata["stop_reason"] == "cancelled"
+        assert slow_one.stop_reason == "cancelled"
         answers.set()
-        await one.run("x", environment, context)
+        await slow_one.go()
 
     asyncio.run(main())
     assert (len(fake.services), len(fake.returned)) == (1, 2)
@@ -1992,8 +1977,7 @@ def test_a_service_that_was_given_is_used_and_never_replaced(bench):
     with pytest.raises(Exception, match="terminated"):
         run(bench.agent())
     basic_loop_agent.use_service(None)
-    assert fake.services == [given]
-    assert not given.closed
+    assert (fake.services, given.closed) == ([given], False)
     run(bench.agent())
     assert len(fake.services) == 2
 
@@ -2136,9 +2120,8 @@ def test_keys_and_urls_are_the_agents_or_the_processs_and_stay_unseen(bench, mon
 def test_a_bad_option_or_a_missing_key_ends_a_job_before_any_trial(tmp_path, monkeypatch):
     schema = BasicLoopAgent.options_schema()["properties"]
     assert all(schema[name]["description"] for name in BasicLoopOptions.__annotations__)
-    config = job_config(tmp_path, {"model_client": "litellm", "max_turn": 3})
     with pytest.raises(ValueError, match="Unknown option 'max_turn'"):
-        asyncio.run(Job.create(config))
+        asyncio.run(Job.create(job_config(tmp_path, {"max_turn": 3})))
     monkeypatch.delenv("TINKER_API_KEY")
     with pytest.raises(ValueError, match="no API key for Tinker: set TINKER_API_KEY"):
         asyncio.run(Job.create(job_config(tmp_path, {})))
@@ -2250,17 +2233,14 @@ def test_a_jobs_trials_become_datums_with_every_sampled_token_and_its_sequence(
     assert ends == [("stop", False)] * (len(replies) - 1) + [last]
 
 
-def test_a_trial_that_takes_too_long_is_scored_and_keeps_its_turns(bench, tmp_path):
+def test_a_timeout_is_scored_a_failed_trial_is_not_and_a_bad_record_is_an_error(bench, tmp_path):
     fake = bench.service(Sampled("hello world\n" + bash("ls")), forever)
     agents = [one | {"override_timeout_sec": 1} for one in tinker_agent(fake, max_turns=3)]
-    (trial,) = run_job(job_config(tmp_path, {}, agents=agents))
+    (trial,) = run_job(job_config(tmp_path / "late", {}, agents=agents))
     whole = trial_to_trajectory(trial)
     assert trial.exception_info is not None
     assert (whole.stop_reason, whole.reward) == ("cancelled", 0.0)
     assert len(whole.turns) == len(fake.returned) == 1
-
-
-def test_what_failed_is_no_training_data_and_a_bad_record_an_error(bench, tmp_path):
     # Harbor would take a client's own TimeoutError for the agent's timeout, and score the trial.
     fake = bench.service(bash("ls"), TimeoutError("service is gone"))
     (failed,) = run_job(job_config(tmp_path, {}, agents=tinker_agent(fake, max_turns=2)))
@@ -2364,11 +2344,10 @@ class FakeTraining(FakeTinker):
         return done(result)
 
     def create_lora_training_client(self, base_model: str, rank: int) -> Future:
-        if rank == 31:
-            return done(tinker.TinkerError("no\nkey"))
-        if rank > 32:
-            # As SDK 0.38 says what the server refused.
-            return done(ValueError("the server's\nmost is 32"))
+        # As SDK 0.38 says what the server refused.
+        errors = {31: tinker.TinkerError("no\nkey"), 64: ValueError("the server's\nmost is 32")}
+        if rank in errors:
+            return done(errors[rank])
         self.clients.append((base_model, rank))
         return self.future("create_lora_training_client", self, base_model, rank=rank)
 
