@@ -208,10 +208,10 @@ message. Each script starts in a fresh shell (files stay, variables and director
         Raises:
             ValueError: An option is unknown or has a bad value.
         """
-        # `--ae KEY=value` stays on the host. If Harbor 0.16 or later got it, each command in the
-        # container would have it in its environment.
+        # Harbor 0.16 and later would put `--ae KEY=value` into the environment of each command in
+        # the container. Only the host needs it, so Harbor's constructor does not get it.
         agent_env = without_masked(kw.pop("extra_env", None))
-        self._settings = ChainMap(agent_env, os.environ)
+        self._env = ChainMap(agent_env, os.environ)
         named = {
             "model_path": model_path,
             "renderer_name": renderer_name,
@@ -222,7 +222,8 @@ message. Each script starts in a fresh shell (files stay, variables and director
             "model_client": model_client,
             "api_base": api_base,
         }
-        # An argument that has its default is not passed on: a subclass's options may have another.
+        # `options_model` of a subclass may have other defaults. So an argument that equals our
+        # default counts as not given.
         defaults = {name: field.default for name, field in BasicLoopOptions.model_fields.items()}
         options = {name: value for name, value in named.items() if value != defaults[name]}
         if HARBOR_PARSES_OPTIONS:
@@ -334,7 +335,7 @@ message. Each script starts in a fresh shell (files stay, variables and director
         """
         if not self.model_name:
             raise ValueError("no model: name one with -m, such as -m Qwen/Qwen3-8B")
-        check_tinker_key(self.options, self._settings)
+        check_tinker_key(self.options, self._env)
         client = await self._shared_llm()
         self._introduction = []
         if self.skills_dir:
@@ -342,6 +343,7 @@ message. Each script starts in a fresh shell (files stay, variables and director
             listed = await environment.exec(command, timeout_sec=60)
             skills = valid_text(listed.stdout)
             if isinstance(client, ExactClient):
+                # They join the instruction, which may hold special tokens on purpose.
                 skills = await client.break_special_tokens(skills)
             self._introduction.append(f"Skills. Read a skill's file before you use it.\n{skills}")
         for server in self.mcp_servers:
@@ -355,11 +357,14 @@ message. Each script starts in a fresh shell (files stay, variables and director
         return blocks or None
 
     async def _execute(self, blocks: list[str], environment: BaseEnvironment) -> str:
-        """Run blocks as one script in the environment. Returns the text that the model gets."""
+        """Run blocks as one script in the environment. Returns the text that the model gets.
+
+        How a script is run, and what its mark is for, stands above `_SHELL` at the end of the file.
+        """
         limit = self.options.command_timeout_sec
         mark = uuid4().hex
-        call = ["run", mark, str(limit), str(FLOOD_BYTES), *blocks]
-        command = f"BASIC_LOOP_RUN={mark} {shell_command(*call)}"
+        call = ["run_blocks", mark, str(limit), str(FLOOD_BYTES), *blocks]
+        command = f"BASIC_LOOP_RUNNER={mark} {shell_command(*call)}"
         # Modal takes 65,536 bytes of arguments.
         if len(command) > 65_000:
             return "Not run: the script is too long. Split it into smaller ones."
@@ -380,14 +385,17 @@ message. Each script starts in a fresh shell (files stay, variables and director
             # turn or the verifier.
             if observation is None:
                 await self._kill_script(mark, environment)
-        return observation or f"Exit code: {result.return_code}\nOutput:\n{LOST_OUTPUT}"
+        if observation is None:
+            return f"Exit code: {result.return_code}\nOutput:\n{LOST_OUTPUT}"
+        return observation
 
     async def _kill_script(self, mark: str, environment: BaseEnvironment) -> None:
         # This finishes even if the agent is cancelled. The environment may be gone: errors do not
         # matter.
-        command = shell_command("kill_run", mark)
-        killing = environment.exec(command, timeout_sec=KILL_SEC + ANSWER_MARGIN_SEC)
-        killing = asyncio.wait_for(killing, KILL_SEC)
+        command = shell_command("kill_runner", mark)
+        # Docker raises RuntimeError at exec's own limit, so that is longer than ours.
+        exec_call = environment.exec(command, timeout_sec=KILL_SEC + ANSWER_MARGIN_SEC)
+        killing = asyncio.wait_for(exec_call, KILL_SEC)
         await asyncio.shield(asyncio.gather(killing, return_exceptions=True))
 
     def _read_result(self, result: ExecResult, mark: str) -> str | None:
@@ -473,10 +481,10 @@ message. Each script starts in a fresh shell (files stay, variables and director
         model, provider = self.model_name, "tinker"
         if options.model_client == "litellm":
             model, provider = split_model_name(model, options.api_base, options.llm_kwargs)
-        name = provider.upper()
-        setting = self._settings.get
-        base = options.api_base or setting(f"{name}_BASE_URL") or setting(f"{name}_API_BASE")
-        key = options.llm_kwargs.pop("api_key", None) or setting(f"{name}_API_KEY", "")
+        prefix = provider.upper()
+        env = self._env.get
+        base = options.api_base or env(f"{prefix}_BASE_URL") or env(f"{prefix}_API_BASE")
+        key = options.llm_kwargs.pop("api_key", None) or env(f"{prefix}_API_KEY", "")
         # A key from a file often ends in a newline.
         key = str(key).strip()
         if not (key.isascii() and key.isprintable()):
@@ -501,13 +509,14 @@ message. Each script starts in a fresh shell (files stay, variables and director
         arguments = {name: value for name, value in arguments.items() if value is not None}
         if provider == "tinker":
             return TinkerClient(model_name=model, **arguments)
+        # LiteLLM wants the name of the model with its provider.
         chat = functools.partial(
             chat_client,
             model_name=self.model_name,
             collect_rollout_details=options.collect_rollout_details,
             **arguments,
         )
-        # The template of gpt-oss refuses a history that holds its own headers.
+        # The template of gpt-oss raises an error if a reply in the history has its headers.
         if options.collect_rollout_details and base and "gpt-oss" not in model:
             return VllmClient(model_name=model, fallback=chat, **arguments)
         return chat()
@@ -520,32 +529,34 @@ message. Each script starts in a fresh shell (files stay, variables and director
         """
         options = self.options.model_dump(exclude={"session_id"})
         endings = ("_API_KEY", "_BASE_URL", "_API_BASE")
-        settings = [item for item in self._settings.items() if item[0].endswith(endings)]
-        hashed = hash((repr(options), frozenset(settings)))
+        variables = [item for item in self._env.items() if item[0].endswith(endings)]
+        hashed = hash((repr(options), frozenset(variables)))
+        # `use_service` sets the last one.
         return (type(self), self.model_name, hashed, _given_service)
 
     async def _shared_llm(self) -> Any:
-        """This configuration's client, from the cache. Raises what building it raises."""
+        """This configuration's client, from the cache. Raises any error of building it."""
         key = (asyncio.get_running_loop(), self._cache_key())
-        before = _clients.get(key)
+        entry_before = _clients.get(key)
         async with _locks.setdefault(key, asyncio.Lock()):
-            client = _clients.get(key)
-            # An error that came up while this trial waited for the lock is this trial's, too.
-            if client is None or (isinstance(client, Exception) and client is before):
+            entry = _clients.get(key)
+            # An error from before this trial waited: try again. A newer error is shared.
+            is_old_error = isinstance(entry, Exception) and entry is entry_before
+            if entry is None or is_old_error:
                 try:
-                    client = await asyncio.to_thread(self._build_llm)
-                    if isinstance(client, VllmClient):
-                        client = await client.connect(self.logger)
+                    entry = await asyncio.to_thread(self._build_llm)
+                    if isinstance(entry, VllmClient):
+                        entry = await entry.connect(self.logger)
                 except Exception as error:
-                    client = error
-                _clients[key] = client
+                    entry = error
+                _clients[key] = entry
                 for oldest in list(_clients)[:-MAX_CLIENTS]:
                     _clients.pop(oldest, None)
                     _locks.pop(oldest, None)
-        if isinstance(client, Exception):
+        if isinstance(entry, Exception):
             # A shared traceback would grow with each trial, and keep the trials in memory.
-            raise client.with_traceback(None)
-        return client
+            raise entry.with_traceback(None)
+        return entry
 
 
 # Harbor 0.20 to 0.22 looks for this flag. Later versions warn if the class body sets it.
@@ -649,7 +660,7 @@ class Turn(LLMResponse):
 
     @property
     def cost_usd(self) -> float | None:
-        """The price of the call, or None if it is unknown: Harbor's clients then say 0.0."""
+        """The price of the call. Harbor writes 0.0 for an unknown price, which is None here."""
         return (self.usage and self.usage.cost_usd) or None
 
     @property
@@ -693,21 +704,21 @@ class Conversation:
         self._agent = agent
         # Harbor 0.13 gives a trial no id.
         self.session_id = options.session_id or getattr(agent, "session_id", None) or uuid4().hex
-        self.client: Any = None
-        self.metadata: dict[str, Any] = {}
         self._system = valid_text(options.system_prompt)
         if options.system_prompt is None and options.max_turns > 1:
             self._system = agent.protocol.replace("{seconds}", str(options.command_timeout_sec))
-        self._chat: Chat | None = None
-        # This run's messages and turns, in order.
+        # The state of the current run: its client, what the loop keeps, its messages and turns.
+        self.client: Any = None
+        self.metadata: dict[str, Any] = {}
         self._history: list[Message | Turn] = []
-        # The messages that the next call sends. A reply moves them into the history.
+        # The state of the whole trial: the Chat, and the messages that the next call sends.
+        self._chat: Chat | None = None
         self._pending: list[Message] = []
-        # A copy of the Chat's messages after the last turn, which shows whether they were edited.
+        # The state after the last turn. A copy of the messages shows whether they were edited.
         self._last_messages: list[dict] = []
-        # The token ids of the last turn's prompt and completion, if the client gives ids.
+        # The token ids of its prompt and completion, if the client gives ids.
         self._last_ids: list[int] = []
-        # The tokens of the last turn's prompt and completion, by the client's own count.
+        # The number of its tokens, by the client's own count.
         self._n_tokens = 0
 
     @property
@@ -754,7 +765,9 @@ class Conversation:
             # The Responses API still has the old messages: start a new chain.
             self._chat.reset_response_chain()
         elif self._n_tokens >= (options.context_limit or math.inf):
+            # An ExactClient looks at the new prompt as well.
             raise ContextLengthExceededError(f"the conversation has {self._n_tokens} tokens")
+        # LiteLLM does not merge extra_headers, as it does extra_body.
         headers = options.llm_kwargs.get("extra_headers") or {}
         request = {"extra_headers": {**headers, "X-Session-ID": self.session_id}}
         if options.collect_rollout_details:
@@ -787,8 +800,8 @@ class Conversation:
             # The server split the thinking off. Tags at the start of the content are thinking, too.
             thinking, turn.content = leading_thinking(turn.content)
         else:
-            prompt_is_known = isinstance(self.client, ExactClient)
-            thinking, turn.content = split_thinking(turn.content, prompt_is_known)
+            has_opening_tag = isinstance(self.client, ExactClient)
+            thinking, turn.content = split_thinking(turn.content, has_opening_tag)
         turn.reasoning_content += thinking
         turn.timestamp = now()
         if turn.prompt_token_ids:
@@ -801,9 +814,11 @@ class Conversation:
         self._history += [*self._pending, turn]
         self._pending.clear()
         self._last_messages = [dict(message) for message in self.messages]
-        # Only the first turn must have ids. Later turns without ids are counted in the metadata.
-        has_ids = turn.completion_token_ids == [] or (turn.completion_token_ids and turn.logprobs)
-        if self._agent.options.collect_rollout_details and len(self.turns) == 1 and not has_ids:
+        # Only the first turn must have ids. Later turns without ids are counted in the metadata. An
+        # empty reply has no logprobs.
+        ids = turn.completion_token_ids
+        lacks_ids = ids is None or (ids and not turn.logprobs)
+        if self._agent.options.collect_rollout_details and len(self.turns) == 1 and lacks_ids:
             raise RuntimeError(
                 "collect_rollout_details=true, but the server returned no token ids with logprobs"
             )
@@ -879,6 +894,7 @@ def leading_thinking(text: str) -> tuple[str, str]:
     thinking = ""
     end = 0
     while thought := _THOUGHT.match(text, end):
+        # Only the group of the pair that matched is set.
         thinking += thought[thought.lastindex]
         end = thought.end()
     if end == 0:
@@ -886,7 +902,7 @@ def leading_thinking(text: str) -> tuple[str, str]:
     return thinking, text[end:].lstrip()
 
 
-def split_thinking(text: str, prompt_is_known: bool = False) -> tuple[str, str]:
+def split_thinking(text: str, has_opening_tag: bool = False) -> tuple[str, str]:
     """Split a reply into its thinking and its answer.
 
     If the reply begins with an opening tag, its thinking ends at the matching closing tag, or at
@@ -895,19 +911,21 @@ def split_thinking(text: str, prompt_is_known: bool = False) -> tuple[str, str]:
 
     Args:
         text: The reply.
-        prompt_is_known: True if a tag that the prompt opened stands at the start of the text. If
-            False, thinking may have stopped inside a fenced block. Then a closing tag at the start
-            of a line in that block counts as well, unless the block opened a tag itself.
+        has_opening_tag: True if the text includes the tag that the prompt may have opened: an
+            `ExactClient` puts it there. False for other clients. Their thinking may also have
+            stopped inside a fenced block, so a closing tag at the start of a line in a block counts
+            as well, unless the block opened a tag before it.
     """
     thinking, answer = leading_thinking(text)
     if answer != text:
         return thinking, answer
 
     def blanked(code: re.Match) -> str:
-        # Blanks for the code, up to a closing tag that ends the thinking.
+        # Blanks of the same length, so that positions stay valid. A closing tag that ends the
+        # thinking inside the block stays visible.
         closing = re.search(rf"(?m)^[ \t]*(?:{_CLOSING_TAG})", code[0])
         if (
-            prompt_is_known
+            has_opening_tag
             or closing is None
             or re.search(_OPENING_TAG, code[0][: closing.start()])
         ):
@@ -994,7 +1012,8 @@ class ExactClient(ABC):
     context_limit: float
     max_tokens: int
     probes_system: bool = True
-    # The ids of a probe up to the end of its reply; None until the first probe.
+    # The ids of a probe up to the end of its reply; None until the first probe. All trials share
+    # this. No await stands between a check and the use, so no other trial can change it there.
     _probe_start: Ids | None = None
 
     @abstractmethod
@@ -1056,7 +1075,7 @@ class ExactClient(ABC):
         # A broken token may uncover another one, so this repeats until none is left.
         while found := [one for one in await self.special_texts(text) if one in text]:
             for special in found:
-                # The lookahead finds overlapping occurrences, too.
+                # The space goes after the first character, also where occurrences overlap.
                 text = re.sub(f"(?s)(?={re.escape(special)}).", "\\g<0>\u200b", text)
         return text
 
@@ -1120,7 +1139,7 @@ class TinkerClient(ExactClient):
     """Tinker, with the renderer that Harbor's TinkerLLM finds for a model.
 
     TinkerLLM's own `call` reports a cut-off reply as complete (Harbor 0.13 to 0.24) or drops its
-    ids (0.25), and each TinkerLLM opens a session of its own.
+    ids (0.25), and it opens a session for each TinkerLLM. It is not called here.
     """
 
     # Renderers ignore it in a probe, and tokenizing it would cost a fifth of a turn's CPU.
@@ -1203,7 +1222,7 @@ class TinkerClient(ExactClient):
             # SDK 0.26 and later.
             extra={"sequence_id": getattr(sequence, "sequence_id", None)},
         )
-        # SDK 0.25 and later.
+        # `Turn` has counted the tokens. SDK 0.25 and later know how many were cached.
         turn.usage.cache_tokens = getattr(response, "prompt_cache_hit_tokens", None) or 0
         return turn
 
@@ -1211,7 +1230,7 @@ class TinkerClient(ExactClient):
         # Sample. If the session has ended, open a new one and try again, once.
         client = self._sampling_client
         try:
-            return await sampled(client, request)
+            return await sample_once(client, request)
         except Exception as error:
             if not session_is_over(error):
                 raise
@@ -1219,7 +1238,7 @@ class TinkerClient(ExactClient):
         async with self._reopening:
             if self._sampling_client is client:
                 self._sampling_client = await asyncio.to_thread(self._open)
-        return await sampled(self._sampling_client, request)
+        return await sample_once(self._sampling_client, request)
 
     def _text_of(self, ids: Ids) -> str:
         # The reply's text up to its stop token, or up to the stop text of role_colon.
@@ -1241,12 +1260,12 @@ def with_thinking_part(message: dict) -> dict:
     """Convert a message for tinker-cookbook's renderers, which want the thinking as a part."""
     if message["role"] != "assistant":
         return message
-    thinking, text = split_thinking(message["content"], prompt_is_known=True)
+    thinking, text = split_thinking(message["content"], has_opening_tag=True)
     parts = [{"type": "thinking", "thinking": thinking}, {"type": "text", "text": text}]
     return {"role": "assistant", "content": parts if thinking else text}
 
 
-async def sampled(client: Any, request: dict) -> Any:
+async def sample_once(client: Any, request: dict) -> Any:
     """Await the answer of a Tinker sampling client."""
     sampling = client.sample(**request)
     if not inspect.isawaitable(sampling):
@@ -1328,7 +1347,8 @@ def open_sampling_client(source: dict, api_base: str | None, api_key: str | None
             close_service(new)
             raise
         _services[server] = new
-        close_service(old)
+        if old:
+            close_service(old)
         return client
 
 
@@ -1336,6 +1356,19 @@ def close_service(service: Any) -> None:
     """Close a session without waiting, or do nothing: SDKs before 0.30 cannot close."""
     if hasattr(service, "close"):
         service.close("success")
+
+
+# A token that looks like one of these structures a prompt. An ordinary token that does is broken,
+# too: the model then sees a zero-width space in it.
+_HTML = "caption|t(able|head|body|foot|[rdh])|h[1-6]|blockquote|code|strong|em|[biu]|su[bp]"
+SPECIAL_LOOKS = rf"""(?xs)
+    # <|im_end|>, <think>, </s>; but not <?>, and not the tags of HTML, which Gemma has as tokens
+    (?!</?(?:{_HTML})>) <.*[^\W\d_].*>
+    # [INST]; but not [:]
+    | \[.*[^\W\d_].*\]
+    # MiniMax' ]~b] and ]~!b[ and [e~[
+    | [][]e?~!?b?[][]
+"""
 
 
 class VllmClient(ExactClient):
@@ -1430,11 +1463,8 @@ class VllmClient(ExactClient):
         if not (has_pair or "~" in text):
             return []
         answer = await self._tokenize(prompt=text, add_special_tokens=False)
-        # Gemma has HTML's tags as tokens; they structure no prompt.
-        html = "caption|t(able|head|body|foot|[rdh])|h[1-6]|blockquote|code|strong|em|[biu]|su[bp]"
-        # These look special: <|im_end|>, <think>, </s>, [INST], MiniMax' ]~b]; not <?> or [:].
-        looks = rf"(?s)(?!</?(?:{html})>)<.*[^\W\d_].*>|\[.*[^\W\d_].*\]|[][]e?~!?b?[][]"
-        return [piece for piece in set(answer["token_strs"]) if re.fullmatch(looks, piece)]
+        pieces = set(answer["token_strs"])
+        return [piece for piece in pieces if re.fullmatch(SPECIAL_LOOKS, piece)]
 
     async def generate(self, prompt_ids: Ids, max_tokens: int, **request: Any) -> Turn:
         body = {
@@ -1488,6 +1518,9 @@ def add_url(error: Exception, url: str) -> None:
 
 def chat_client(*, context_limit: int | None = None, **arguments: Any) -> Any:
     """Make Harbor's LiteLLM, changed so that a reply which was cut off keeps its ids and usage.
+
+    LiteLLM raises an error if a reply ends by "length". The client notes the real finish reason,
+    and shows LiteLLM "stop" instead.
 
     `context_limit` is dropped here: `Conversation` enforces it. The private methods that are
     overridden are in Harbor 0.13 to 0.25.
@@ -1627,7 +1660,7 @@ def turns_of(context: AgentContext) -> Iterator[Turn]:
         columns = [detail.get(name) or [] for name in _LISTS] + list(extra.values())
         # A row has the values of one turn.
         for row in zip(*columns, strict=True):
-            turn = Turn(**dict(zip(_LISTS, row, strict=False)))
+            turn = Turn(**dict(zip(_LISTS, row[: len(_LISTS)], strict=True)))
             turn.extra = dict(zip(extra, row[len(_LISTS) :], strict=True))
             if not turn.is_trainable:
                 raise ValueError("ids and logprobs are not aligned, or no numbers")
@@ -1704,6 +1737,7 @@ def fenced_blocks(text: str) -> list[tuple[str, str]]:
         if token.markup.startswith("`"):
             first_line, end_line = token.map
             n_lines = token.content.count("\n")
+            # The two fences are lines of a closed block, too.
             is_closed = end_line - first_line == n_lines + 2
             if is_closed:
                 language = token.info.lower().split()[:1]
@@ -1755,7 +1789,7 @@ def shell_command(*call: str) -> str:
     return f"BASIC_LOOP_PROGRAM={encoded} exec bash -c '{start}'"
 
 
-# How a script is run. The environment's exec starts a bash, the runner, which calls `run`:
+# How a script is run. The environment's exec starts a bash, the runner, which calls `run_blocks`:
 #
 #     runner ---- run_script ---- bash, the script
 #        '------- read_output: sed | head | base64
@@ -1771,16 +1805,17 @@ def shell_command(*call: str) -> str:
 #     :MARK:output in base64:MARK:code and note:MARK:
 #
 # MARK is random hex. Each process of the script has it in its environment as BASIC_LOOP_SCRIPT,
-# and the runner has it as BASIC_LOOP_RUN. No file is written. The image needs bash 4.4 or later,
+# and the runner has it as BASIC_LOOP_RUNNER. No file is written. The image needs bash 4.4 or later,
 # base64, cat, head, sed, and Linux' /proc. Seen on bash 4.4 to 5.3.
 _SHELL = r"""
 exec 2>/dev/null
 # The runner's /proc/PID/environ keeps these: it shows what a process started with.
-unset BASIC_LOOP_PROGRAM BASIC_LOOP_RUN
+unset BASIC_LOOP_PROGRAM BASIC_LOOP_RUNNER
 
-# run MARK SECONDS BYTES BLOCK...: run the blocks as one script.
-run() {
+# run_blocks MARK SECONDS BYTES BLOCK...: run the blocks as one script.
+run_blocks() {
   local mark=$1 seconds=$2 max_bytes=$3 block script event code note parent reader
+  # find_unfinished and kill_processes set these.
   local unfinished survivors
   shift 3
   for block; do
@@ -1788,7 +1823,8 @@ run() {
     [ -z "$unfinished" ] || break
   done
   printf ":$mark:"
-  # File 3 is a pipe for events; this opens both of its ends. File 4 is the script's output.
+  # File 3 is a pipe for events, without a file: Linux opens both ends of a pipe through /dev/fd.
+  # The `:` is only there to make it. File 4 is the script's output.
   exec 3<> <(:)
   wait $!
   exec 4> >(read_output "$mark" "$max_bytes")
@@ -1828,13 +1864,14 @@ run_script() {
   trap - INT QUIT
   # The script gets a process group of its own, so that its `kill 0` kills nothing else.
   set -m
-  # The text is expanded before unset runs.
+  # The text comes in a variable, because `ps` shows arguments. It is expanded before unset runs.
   BASIC_LOOP_SCRIPT=$mark BASIC_LOOP_TEXT=$script \
     bash -c 'eval "unset BASIC_LOOP_TEXT; $BASIC_LOOP_TEXT"' </dev/null 2>&1 3>&- 4>&-
   echo "exited $?" >&3
 }
 
-# read_output MARK BYTES: print the input in base64, up to the line end-of-MARK.
+# read_output MARK BYTES: print the input in base64, up to the line end-of-MARK (sed stops there) or
+# up to BYTES (head stops there, and the runner learns that the pipe is "closed").
 read_output() {
   local mark=$1 max_bytes=$2
   # Loading a locale takes time, and bytes are not characters.
@@ -1851,7 +1888,7 @@ read_output() {
 }
 
 # find_unfinished BLOCK: set `unfinished` to bash's message about a block that does not end, or to
-# nothing. No command of the block is run.
+# nothing. No command of the block is run: bash heeds -n from the next command on.
 find_unfinished() {
   unfinished=$(LC_ALL=C; eval "set -n; $1" 2>&1)
   # The message may quote the block after a backtick, so only what is before it is compared.
@@ -1901,9 +1938,9 @@ kill_processes() {
   done
 }
 
-# kill_run MARK: kill what `run` started, from another shell.
-kill_run() {
-  kill_processes "BASIC_LOOP_RUN=$1"
+# kill_runner MARK: kill a runner and all that it started, from another shell.
+kill_runner() {
+  kill_processes "BASIC_LOOP_RUNNER=$1"
   kill_processes "BASIC_LOOP_SCRIPT=$1"
 }
 """

@@ -108,7 +108,7 @@ class ScriptedEnvironment:
     async def exec(self, command: str, timeout_sec: int | None = None, **kwargs: Any) -> ExecResult:
         program = base64.b64decode(re.search(r"BASIC_LOOP_PROGRAM=(\S+)", command)[1]).decode()
         function, *arguments = shlex.split(program.removeprefix(basic_loop_agent._SHELL))[:-1]
-        self.scripts.append("".join(arguments[3:]) if function == "run" else None)
+        self.scripts.append("".join(arguments[3:]) if function == "run_blocks" else None)
         self.timeouts.append(timeout_sec)
         return await next_answer(self.script)
 
@@ -666,11 +666,11 @@ def test_the_answer_begins_where_the_thinking_ends(bench, reply, thinking, answe
 
 @pytest.mark.parametrize("code", [bash("</think>"), "~~~\n</think>\n~~~\n", "`</think>`"])
 def test_where_the_prompts_end_is_known_a_tag_in_code_is_text(code):
-    assert split_thinking(code, prompt_is_known=True) == ("", code)
+    assert split_thinking(code, has_opening_tag=True) == ("", code)
     cut_off = f"{code}\n```\n</think>"
-    assert split_thinking(cut_off, prompt_is_known=True) == ("", cut_off)
+    assert split_thinking(cut_off, has_opening_tag=True) == ("", cut_off)
     # The model may have left out the tag that opens.
-    assert split_thinking(f"{code} so</think>b", prompt_is_known=True) == (f"{code} so", "b")
+    assert split_thinking(f"{code} so</think>b", has_opening_tag=True) == (f"{code} so", "b")
 
 
 @pytest.mark.parametrize(
@@ -692,7 +692,7 @@ def test_where_the_prompts_end_is_known_a_tag_in_code_is_text(code):
 )
 def test_a_reply_of_messages_with_headers_gets_tags(sampled, thinking, answer):
     tagged = basic_loop_agent.headers_to_tags(sampled)
-    thought, answered = split_thinking(tagged, prompt_is_known=True)
+    thought, answered = split_thinking(tagged, has_opening_tag=True)
     assert answered == answer
     assert thinking is None or thought == thinking
 
