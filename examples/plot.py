@@ -30,7 +30,7 @@ def draw(log_dir: Path) -> Path:
         axes.set_title(title)
         axes.set_xlabel("step")
         axes.xaxis.get_major_locator().set_params(integer=True)
-        axes.legend(loc="upper left")
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=5)
     path = log_dir / "curve.png"
     figure.savefig(path, dpi=100)
     return path
