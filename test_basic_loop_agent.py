@@ -34,6 +34,7 @@ import textwrap
 import threading
 import time
 import timeit
+import traceback
 import unittest.mock
 import weakref
 from collections.abc import Callable, Iterator
@@ -986,6 +987,7 @@ def test_an_outage_of_vllm_fails_its_trial_and_costs_no_other_its_exactness(vllm
     assert [getattr(error, "status_code", None) for error in errors] == [503] * 9
     assert errors[0].__notes__[0] == f"The URL was http://127.0.0.1:{vllm.server_port}/tokenize."
     assert len(vllm.requests) == 6
+    assert len(traceback.extract_tb(errors[-1].__traceback__)) < 9
     assert vllm.at_once({})[0].metadata["n_prefix_breaks"] == 0
     assert len(vllm.returned) == 4
 
