@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The specification of basic_loop_agent.py, in the order of the README.
 
 Harbor's Chat, TinkerLLM, LiteLLM and Job, the renderers and tokenizers, shells and HTTP are real;

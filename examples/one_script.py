@@ -3,8 +3,8 @@
 
     uv run python examples/train.py --agent one_script:OneScript ...
 
-With --max-turns 1 the model is told the instruction and nothing else, which keeps prompts short;
-the instruction has to say that commands go into a bash block.
+With --max-turns 1 the model gets the instruction and nothing else, which keeps prompts short. The
+instruction has to say that commands go into a bash block.
 """
 
 from harbor.environments.base import BaseEnvironment
@@ -21,7 +21,7 @@ class OneScript(BasicLoopAgent):
         turn = await conversation.sample()
         if turn.cut_off:
             return StopReason.MAX_TOKENS
-        script = self.script_in(turn.content)
-        if script is not None:
-            conversation.tell(await self._execute(script, environment))
+        blocks = self.script_in(turn.content)
+        if blocks is not None:
+            conversation.tell(await self._execute(blocks, environment))
         return StopReason.COMPLETED
