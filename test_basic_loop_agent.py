@@ -1868,10 +1868,15 @@ def test_a_configuration_has_one_client_and_all_one_session(bench, tmp_path, mon
     assert len(agent_class.built) == len(fake.samplers) == 1 + len(different)
     assert len(fake.services) == 1
     assert len(fake.returned) == 3 * len(different) + 3
+
     # A key that was renewed, or a server that moved, makes a new client; nothing shows the key.
-    for name, value in (("TINKER_API_KEY", "tml-renewed"), ("TINKER_BASE_URL", "http://moved")):
-        monkeypatch.setenv(name, value)
-        set_up(bench.agent(agent_class))
+    async def renewals() -> None:
+        await bench.agent(agent_class).setup(ScriptedEnvironment())
+        for name, value in (("TINKER_API_KEY", "tml-renewed"), ("TINKER_BASE_URL", "http://moved")):
+            monkeypatch.setenv(name, value)
+            await bench.agent(agent_class).setup(ScriptedEnvironment())
+
+    asyncio.run(renewals())
     assert len(fake.services) == 3
     assert "tml-renewed" not in repr(basic_loop_agent._clients)
     # The cache keeps the newest ones.
