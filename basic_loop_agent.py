@@ -381,7 +381,7 @@ message. Each script starts in a fresh shell (files stay, variables and director
                 raise
             return f"Exit code: 124\nOutput:\n[no answer; the time limit is {limit} seconds]"
         finally:
-            # Without a complete answer the script may still be running. Kill it before the next
+            # The script may still be running if its answer is incomplete. Kill it before the next
             # turn or the verifier.
             if observation is None:
                 await self._kill_script(mark, environment)
@@ -442,7 +442,7 @@ message. Each script starts in a fresh shell (files stay, variables and director
         # A loop may put anything there. If JSON could not hold it, the job would lose its results.
         text = json.dumps(metadata, default=str, skipkeys=True, ensure_ascii=False)
         context.metadata = json.loads(valid_text(text))
-        # Without a reply the file becomes empty, so that no earlier step's reply is scored.
+        # The file becomes empty if there is no reply, so that no earlier step's reply is scored.
         write_file(self.logs_dir / "completion.txt", turns[-1].content if turns else "")
         steps = conversation.steps()
         trajectory = atif.Trajectory(
@@ -1374,7 +1374,8 @@ SPECIAL_LOOKS = rf"""(?xs)
 class VllmClient(ExactClient):
     """vLLM by token ids: /tokenize renders, /v1/completions samples (seen on 0.32).
 
-    Arguments that `__init__` does not name go into each request.
+    Arguments that `__init__` does not name go into each request. `model_info` is LiteLLM's, and is
+    not sent.
     """
 
     def __init__(
@@ -1732,7 +1733,7 @@ def fenced_blocks(text: str) -> list[tuple[str, str]]:
     not count either.
     """
     blocks = []
-    # Without a newline the parser would take a last line of content for the block's end.
+    # The parser would take a last line of content that has no newline for the block's end.
     for token in _MARKDOWN.parse(text.replace("\0", "") + "\n"):
         if token.markup.startswith("`"):
             first_line, end_line = token.map
