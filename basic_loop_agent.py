@@ -212,7 +212,7 @@ message. Each script starts in a fresh shell (files stay, variables and director
         # the container. Only the host needs it, so Harbor's constructor does not get it.
         agent_env = without_masked(kw.pop("extra_env", None))
         self._env = ChainMap(agent_env, os.environ)
-        named = {
+        options = {
             "model_path": model_path,
             "renderer_name": renderer_name,
             "max_tokens": max_tokens,
@@ -222,10 +222,6 @@ message. Each script starts in a fresh shell (files stay, variables and director
             "model_client": model_client,
             "api_base": api_base,
         }
-        # `options_model` of a subclass may have other defaults. So an argument that equals our
-        # default counts as not given.
-        defaults = {name: field.default for name, field in BasicLoopOptions.model_fields.items()}
-        options = {name: value for name, value in named.items() if value != defaults[name]}
         if HARBOR_PARSES_OPTIONS:
             super().__init__(model_name=model_name, **options, **kw)
         else:
@@ -305,12 +301,7 @@ message. Each script starts in a fresh shell (files stay, variables and director
                     raise RuntimeError(f"a call timed out: {error!r}") from error
                 raise
         finally:
-            try:
-                self._record(conversation, stop_reason, context)
-            except Exception:
-                # A full disk must not hide why the run failed.
-                if stop_reason not in (StopReason.ERROR, StopReason.CANCELLED):
-                    raise
+            self._record(conversation, stop_reason, context)
 
     @classmethod
     def preflight(cls, kwargs: dict | None = None, env: Any = None) -> None:
@@ -659,6 +650,18 @@ class Turn(LLMResponse):
             )
 
     @property
+    def all_ids(self) -> list[int]:
+        """The ids of the prompt and the completion: the next exact prompt begins with them."""
+        if not self.prompt_token_ids:
+            return []
+        return self.prompt_token_ids + (self.completion_token_ids or [])
+
+    @property
+    def n_tokens(self) -> int:
+        """The number of tokens of the prompt and the completion, by the client's own count."""
+        return self.usage.prompt_tokens + self.usage.completion_tokens if self.usage else 0
+
+    @property
     def cost_usd(self) -> float | None:
         """The price of the call. Harbor writes 0.0 for an unknown price, which is None here."""
         return (self.usage and self.usage.cost_usd) or None
@@ -714,12 +717,9 @@ class Conversation:
         # The state of the whole trial: the Chat, and the messages that the next call sends.
         self._chat: Chat | None = None
         self._pending: list[Message] = []
-        # The state after the last turn. A copy of the messages shows whether they were edited.
+        # The last turn, and a copy of the messages after it, which shows whether they were edited.
+        self._last_turn = Turn()
         self._last_messages: list[dict] = []
-        # The token ids of its prompt and completion, if the client gives ids.
-        self._last_ids: list[int] = []
-        # The number of its tokens, by the client's own count.
-        self._n_tokens = 0
 
     @property
     def messages(self) -> list[dict]:
@@ -764,9 +764,10 @@ class Conversation:
         if is_edited:
             # The Responses API still has the old messages: start a new chain.
             self._chat.reset_response_chain()
-        elif self._n_tokens >= (options.context_limit or math.inf):
+        elif self._last_turn.n_tokens >= (options.context_limit or math.inf):
             # An ExactClient looks at the new prompt as well.
-            raise ContextLengthExceededError(f"the conversation has {self._n_tokens} tokens")
+            n_tokens = self._last_turn.n_tokens
+            raise ContextLengthExceededError(f"the conversation has {n_tokens} tokens")
         # LiteLLM does not merge extra_headers, as it does extra_body.
         headers = options.llm_kwargs.get("extra_headers") or {}
         request = {"extra_headers": {**headers, "X-Session-ID": self.session_id}}
@@ -779,7 +780,7 @@ class Conversation:
                 if not message.is_instruction:
                     message.text = await self.client.break_special_tokens(message.text)
             starts_anew = is_edited or options.rerender_history
-            request["previous_ids"] = [] if starts_anew else self._last_ids
+            request["previous_ids"] = [] if starts_anew else self._last_turn.all_ids
         prompt = "\n\n".join(message.text for message in self._pending)
         try:
             reply = await self._chat.chat(prompt, **request)
@@ -800,19 +801,15 @@ class Conversation:
             # The server split the thinking off. Tags at the start of the content are thinking, too.
             thinking, turn.content = leading_thinking(turn.content)
         else:
-            has_opening_tag = isinstance(self.client, ExactClient)
-            thinking, turn.content = split_thinking(turn.content, has_opening_tag)
+            thinking, turn.content = split_thinking(turn.content)
         turn.reasoning_content += thinking
         turn.timestamp = now()
         if turn.prompt_token_ids:
-            start = turn.prompt_token_ids[: len(self._last_ids)]
-            turn.breaks_prefix = start != self._last_ids
-            self._last_ids = turn.prompt_token_ids + (turn.completion_token_ids or [])
-        self._n_tokens = 0
-        if turn.usage:
-            self._n_tokens = turn.usage.prompt_tokens + turn.usage.completion_tokens
+            previous_ids = self._last_turn.all_ids
+            turn.breaks_prefix = turn.prompt_token_ids[: len(previous_ids)] != previous_ids
         self._history += [*self._pending, turn]
         self._pending.clear()
+        self._last_turn = turn
         self._last_messages = [dict(message) for message in self.messages]
         # Only the first turn must have ids. Later turns without ids are counted in the metadata. An
         # empty reply has no logprobs.
@@ -872,70 +869,36 @@ THINKING_TAGS = {
     "<seed:think>": "</seed:think>",
     "<|START_THINKING|>": "<|END_THINKING|>",
 }
-_OPENING_TAG = "|".join(re.escape(tag) for tag in THINKING_TAGS)
-_CLOSING_TAG = "|".join(re.escape(tag) for tag in THINKING_TAGS.values())
-# Thinking ends at the closing tag that matches its opening tag, or at the end of the text.
-_PAIRS = "|".join(
-    rf"{re.escape(opening)}(.*?)(?:{re.escape(closing)}|\Z)"
-    for opening, closing in THINKING_TAGS.items()
-)
-_THOUGHT = re.compile(rf"(?s)\s*(?:{_PAIRS})")
-# Code: a fenced block, which may stand in a list and may be unclosed, or `inline code`.
-_CODE = re.compile(
-    r"""(?xms)
-    ^ [-*+.)\d\ \t]* (?P<fence> `{3,} | ~{3,} ) .*? (?: ^[\ \t]* (?P=fence) [`~]* [\ \t]* $ | \Z )
-    | (?<!`) (?P<ticks> `++ ) [^`\n]+ (?P=ticks) (?!`)
-    """
-)
+_OPENING_TAG = "|".join(map(re.escape, THINKING_TAGS))
+_CLOSING_TAG = "|".join(map(re.escape, THINKING_TAGS.values()))
 
 
 def leading_thinking(text: str) -> tuple[str, str]:
-    """The thinking in the tags that a text begins with, and the rest of the text."""
-    thinking = ""
-    end = 0
-    while thought := _THOUGHT.match(text, end):
-        # Only the group of the pair that matched is set.
-        thinking += thought[thought.lastindex]
-        end = thought.end()
-    if end == 0:
-        return "", text
-    return thinking, text[end:].lstrip()
+    """Split a reply into the thinking in the tags that it begins with, and the answer.
 
-
-def split_thinking(text: str, has_opening_tag: bool = False) -> tuple[str, str]:
-    """Split a reply into its thinking and its answer.
-
-    If the reply begins with an opening tag, its thinking ends at the matching closing tag, or at
-    the end. Otherwise the prompt may have opened the thinking, or the model may have left the tag
-    out. The thinking then ends at the first closing tag outside of code. Any other tag is text.
-
-    Args:
-        text: The reply.
-        has_opening_tag: True if the text includes the tag that the prompt may have opened: an
-            `ExactClient` puts it there. False for other clients. Their thinking may also have
-            stopped inside a fenced block, so a closing tag at the start of a line in a block counts
-            as well, unless the block opened a tag before it.
+    Thinking ends at the closing tag that matches its opening tag, or at the end of the text. If the
+    text begins with no opening tag, all of it is the answer.
     """
-    thinking, answer = leading_thinking(text)
-    if answer != text:
-        return thinking, answer
+    thinking = ""
+    answer = text
+    while opening := re.match(rf"\s*({_OPENING_TAG})", answer):
+        thought, _, rest = answer[opening.end() :].partition(THINKING_TAGS[opening[1]])
+        thinking += thought
+        answer = rest.lstrip()
+    return thinking, answer
 
-    def blanked(code: re.Match) -> str:
-        # Blanks of the same length, so that positions stay valid. A closing tag that ends the
-        # thinking inside the block stays visible.
-        closing = re.search(rf"(?m)^[ \t]*(?:{_CLOSING_TAG})", code[0])
-        if (
-            has_opening_tag
-            or closing is None
-            or re.search(_OPENING_TAG, code[0][: closing.start()])
-        ):
-            return " " * len(code[0])
-        return " " * closing.start() + code[0][closing.start() :]
 
-    tag = re.search(f"(?:{_OPENING_TAG})|(?P<closing>{_CLOSING_TAG})", _CODE.sub(blanked, text))
-    if tag and tag["closing"]:
-        return text[: tag.start()], text[tag.end() :].lstrip()
-    return "", text
+def split_thinking(text: str) -> tuple[str, str]:
+    """Split a reply that may lack its opening tag: the prompt may have it.
+
+    If the first tag of the text is a closing tag, the text before it is the thinking. Otherwise
+    this is `leading_thinking`. A tag between quotation marks or backticks does not count.
+    """
+    tags = f"(?:{_OPENING_TAG}|{_CLOSING_TAG})"
+    tag = re.search(rf"(?<!['\"`]){tags}|{tags}(?!['\"`])", text)
+    if tag is None or tag[0] in THINKING_TAGS:
+        return leading_thinking(text)
+    return text[: tag.start()], text[tag.end() :].lstrip()
 
 
 # The end of a message of gpt-oss or Inkling. If neither a header nor the end of the text follows,
@@ -1006,12 +969,10 @@ class ExactClient(ABC):
     Attributes:
         context_limit: The maximum tokens of a conversation.
         max_tokens: The maximum tokens of a reply.
-        probes_system: True if a probe (see `next_prompt`) has to begin with the system message.
     """
 
     context_limit: float
     max_tokens: int
-    probes_system: bool = True
     # The ids of a probe up to the end of its reply; None until the first probe. All trials share
     # this. No await stands between a check and the use, so no other trial can change it there.
     _probe_start: Ids | None = None
@@ -1101,7 +1062,8 @@ class ExactClient(ABC):
         if not previous_ids:
             return await self.render(messages)
         start = [{"role": "user", "content": "a"}]
-        if self.probes_system and messages[0]["role"] == "system":
+        if messages[0]["role"] == "system":
+            # The tail may depend on it: SmolLM3's system message turns thinking off.
             start.insert(0, messages[0])
         new = messages[-1]
         ids, end = await self.render([*start, {"role": "assistant", "content": "b"}, new])
@@ -1141,9 +1103,6 @@ class TinkerClient(ExactClient):
     TinkerLLM's own `call` reports a cut-off reply as complete (Harbor 0.13 to 0.24) or drops its
     ids (0.25), and it opens a session for each TinkerLLM. It is not called here.
     """
-
-    # Renderers ignore it in a probe, and tokenizing it would cost a fifth of a turn's CPU.
-    probes_system = False
 
     def __init__(
         self,
@@ -1260,7 +1219,7 @@ def with_thinking_part(message: dict) -> dict:
     """Convert a message for tinker-cookbook's renderers, which want the thinking as a part."""
     if message["role"] != "assistant":
         return message
-    thinking, text = split_thinking(message["content"], has_opening_tag=True)
+    thinking, text = split_thinking(message["content"])
     parts = [{"type": "thinking", "thinking": thinking}, {"type": "text", "text": text}]
     return {"role": "assistant", "content": parts if thinking else text}
 
@@ -1424,17 +1383,18 @@ class VllmClient(ExactClient):
             openai.OpenAIError: The server does not answer, or refuses the key.
         """
         self._server = await anext(self._connection)
+        # A gateway may answer anything to an unknown path. Only vLLM's answer has token_strs.
+        answer = None
         try:
             answer = await self._tokenize(messages=[{"role": "user", "content": "a"}])
-            self.context_limit = min(self.context_limit, int(answer["max_model_len"]))
-            if answer["tokens"] and answer["token_strs"]:
-                return self
-        except (LookupError, TypeError, ValueError):
-            # A gateway may return any JSON for an unknown path.
+        except json.JSONDecodeError:
             pass
         except Exception as error:
             if getattr(error, "status_code", None) not in (400, 404, 405, 422):
                 raise
+        if isinstance(answer, dict) and answer.get("token_strs") and answer.get("max_model_len"):
+            self.context_limit = min(self.context_limit, answer["max_model_len"])
+            return self
         logger.warning("the server has no /tokenize: prompts are not exact")
         return await asyncio.to_thread(self._make_fallback)
 

@@ -635,15 +635,17 @@ def test_a_reply_cut_off_anywhere_neither_shows_thinking_nor_loses_the_answer(be
         (f"so{bash('rm x')}no</think>{bash('ls')}", f"so{bash('rm x')}no", bash("ls"), "ls\n"),
         # Thinking that stops in a block, with tags before and behind that line.
         (DRAFT, "plan\n```bash\nrm -rf x\n", f"I run:\n{bash(QUOTE)}", f"{QUOTE}\n"),
+        # A tag in quotation marks neither opens nor closes. One beside them does.
         ("```\necho '</think>'\n</think>\nb", "```\necho '</think>'\n", "b", None),
-        # A tag that the same block opened, and a block that another one quotes.
+        ("<think>`a`</think>`b`", "`a`", "`b`", None),
+        ('a "b"</think>c', 'a "b"', "c", None),
+        ("a</think>'b'", "a", "'b'", None),
+        (bash('s.split("</think>")'), None, bash('s.split("</think>")'), 's.split("</think>")\n'),
+        (f"`</think>`{bash('ls')}", None, f"`</think>`{bash('ls')}", "ls\n"),
+        (f"`<think>` {bash('rm x')}</think>b", f"`<think>` {bash('rm x')}", "b", None),
+        # A tag in the answer: one that was opened before it, and one after the thinking.
         (bash(BALANCED), None, bash(BALANCED), f"{BALANCED}\n"),
-        (f"````\n{bash('rm x')}</think>\n````\n", "````\n" + bash("rm x"), "````\n", None),
         (f"````\n<think>\n{bash('rm x')}</think>\n````\n", None, None, None),
-        # A tag in a command, or in the answer's text.
-        (bash("echo '</think>'"), None, bash("echo '</think>'"), "echo '</think>'\n"),
-        (f"a{bash('# </think>')}b</think>c", f"a{bash('# </think>')}b", "c", None),
-        ("cat <<E\n<think>\n</think>\nE", None, "cat <<E\n<think>\n</think>\nE", None),
         (f"<think>a</think>{bash('# x\n</think>')}", "a", bash("# x\n</think>"), "# x\n</think>\n"),
         # Others' tags, which close what their like opened.
         ("[THINK]a[/THINK]\n<think>b</think>\nc", "ab", "c", None),
@@ -651,9 +653,6 @@ def test_a_reply_cut_off_anywhere_neither_shows_thinking_nor_loses_the_answer(be
         (f"<think>[/THINK]{bash('rm x')}</think>b", f"[/THINK]{bash('rm x')}", "b", None),
         (f"<|START_THINKING|>a{bash('rm x')}", f"a{bash('rm x')}", "", None),
         ("a</seed:think>b<|END_THINKING|>", "a", "b<|END_THINKING|>", None),
-        # Inline code neither opens nor closes.
-        (f"`</think>`{bash('ls')}", None, f"`</think>`{bash('ls')}", "ls\n"),
-        (f"`<think>` ` {bash('rm x')}</think>b", f"`<think>` ` {bash('rm x')}", "b", None),
         # What the server calls reasoning is all of it, but for what tags at the start enclose.
         ({"content": TAGGED, "reasoning_content": "hm"}, "hm", TAGGED, "ls\n"),
         ({"content": f"<think>{TAGGED}", "reasoning_content": "hm"}, "hmx\n", bash("ls"), "ls\n"),
@@ -664,15 +663,6 @@ def test_the_answer_begins_where_the_thinking_ends(bench, reply, thinking, answe
     step = did.view.steps[2]
     assert (step.reasoning_content, step.message) == (thinking, reply if answer is None else answer)
     assert did.scripts == ([runs] * 2 if runs else [])
-
-
-@pytest.mark.parametrize("code", [bash("</think>"), "~~~\n</think>\n~~~\n", "`</think>`"])
-def test_where_the_prompts_end_is_known_a_tag_in_code_is_text(code):
-    assert split_thinking(code, has_opening_tag=True) == ("", code)
-    cut_off = f"{code}\n```\n</think>"
-    assert split_thinking(cut_off, has_opening_tag=True) == ("", cut_off)
-    # The model may have left out the tag that opens.
-    assert split_thinking(f"{code} so</think>b", has_opening_tag=True) == (f"{code} so", "b")
 
 
 @pytest.mark.parametrize(
@@ -694,7 +684,7 @@ def test_where_the_prompts_end_is_known_a_tag_in_code_is_text(code):
 )
 def test_a_reply_of_messages_with_headers_gets_tags(sampled, thinking, answer):
     tagged = basic_loop_agent.headers_to_tags(sampled)
-    thought, answered = split_thinking(tagged, has_opening_tag=True)
+    thought, answered = split_thinking(tagged)
     assert answered == answer
     assert thinking is None or thought == thinking
 
@@ -1149,11 +1139,10 @@ def test_the_constructor_has_the_options_names_and_defaults(bench):
     assert named == {name: fields[name].default for name in named}
     assert {one.kind for one in parameters} == {inspect.Parameter.KEYWORD_ONLY, 4}
     assert bench.agent(max_tokens=5, max_seconds=7).options.max_seconds == 7
-    # A subclass may have options and defaults of its own.
-    own_options = {"__annotations__": {"judge": str, "max_turns": int}, "judge": "", "max_turns": 9}
-    options = type("Options", (BasicLoopOptions,), own_options)
+    # A subclass may have options of its own.
+    options = type("Options", (BasicLoopOptions,), {"__annotations__": {"judge": str}, "judge": ""})
     own = type("Own", (BasicLoopAgent,), {"options_model": options})
-    assert [bench.agent(own, **one).options.max_turns for one in ({}, {"max_turns": 5})] == [9, 5]
+    assert bench.agent(own, judge="x").options.judge == "x"
     with pytest.raises(ValueError, match="llm_kwargs holds judge"):
         bench.agent(own, model_client="litellm", llm_kwargs={"judge": "x"})
 
@@ -1577,7 +1566,7 @@ def test_a_reply_that_no_tokenizer_reads_is_no_answer(bench, tokenizer_dir):
     assert (did.stop_reason, did.completion, did.scripts) == ("completed", "", [])
 
 
-def test_an_error_is_raised_unchanged_and_hidden_by_no_other(bench, tmp_path, monkeypatch):
+def test_an_error_is_raised_unchanged_and_none_is_hidden(bench, tmp_path, monkeypatch):
     # An earlier step's answer is not left where no client came about.
     (bench.logs_dir / "completion.txt").write_text("earlier")
     did = bench.tinker(model_path="tinker://missing", raises=tinker.APIStatusError)
@@ -1593,15 +1582,13 @@ def test_an_error_is_raised_unchanged_and_hidden_by_no_other(bench, tmp_path, mo
     assert raised.value is gone
     assert did.turns == did.fake.returned
     assert (did.stop_reason, did.completion) == ("error", bash("x"))
-    # What cannot be put in its place is not left beside it.
+    # A file that cannot be put in its place is not left beside it. Both errors are shown.
     full = unittest.mock.Mock(side_effect=OSError("no space left"))
-    with unittest.mock.patch.object(Path, "replace", full), pytest.raises(RuntimeError):
+    monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(OSError, match="no space left") as raised:
         asyncio.run(did.go())
+    assert raised.value.__context__ is gone
     assert not list(did.agent.logs_dir.glob("completion.txt.*"))
-    # Nor while the record is written.
-    monkeypatch.setattr(AgentContext, "__setattr__", lambda *args: {}["KeyError"])
-    with pytest.raises(RuntimeError, match="container is gone"):
-        asyncio.run(did.go())
 
 
 def test_a_second_run_starts_clean_and_resume_goes_on_exactly(bench):
