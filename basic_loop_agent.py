@@ -10,13 +10,15 @@ change the loop: `BasicLoopAgent._converse`.
 
 Words that the file uses from the start:
 
-- trial: one attempt at a task. A multi-step task has several runs, one for each instruction.
-- turn: one model call, as a `Turn`. A `StopReason` says why a run ended.
+- trial: one attempt at a task.
+- run: the work on one instruction. A multi-step task has a run for each step, any other has one.
+- turn: one model call and its reply (class `Turn`).
+- stop reason: why a run ended (class `StopReason`).
 - rollout: the token ids and log-probabilities of a run's turns.
 - exact prompt: a prompt whose token ids begin with the previous turn's prompt and completion ids.
 - client: the object that calls the model. `TinkerClient` and `VllmClient` send exact prompts; their
-  base is `ExactClient`. `chat_client` makes Harbor's LiteLLM, which sends messages.
-- conversation: a trial's dialogue, and the record of its last run, as a `Conversation`.
+  base is `ExactClient`. `chat_client` makes Harbor's LiteLLM, which sends messages with litellm.
+- conversation: the messages of a trial, and the turns of its current run (class `Conversation`).
 
 Sections, in order: options, the cache of clients, the agent with its loop, turns and stop reasons,
 the conversation, thinking, clients, training data, files, running scripts.
@@ -47,6 +49,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
+from urllib.parse import urlsplit
 from uuid import uuid4
 
 from harbor.agents.base import BaseAgent
@@ -67,12 +70,8 @@ try:
     HARBOR_PARSES_OPTIONS = True
 except ImportError:
     # Harbor before 0.23 has neither class, and the agent parses its options itself.
-    class AgentOptions(BaseModel):
-        """An empty stand-in."""
-
-    class AgentCapabilities(BaseModel):
-        """An empty stand-in."""
-
+    AgentOptions = BaseModel
+    AgentCapabilities = BaseModel
     HARBOR_PARSES_OPTIONS = False
 
 __version__ = "0.7.0"
@@ -88,7 +87,7 @@ class BasicLoopOptions(
 ):
     """The options that `--ak key=value` accepts, with their defaults.
 
-    The constructor of `BasicLoopAgent` names the first eight as well, for callers from Python.
+    The constructor of `BasicLoopAgent` repeats the first eight, so that its signature shows them.
     `llm_kwargs` may hold an API key, so it appears in no error and in no repr.
     """
 
@@ -103,23 +102,24 @@ class BasicLoopOptions(
     max_turns: PositiveInt = 1
     """Maximum model calls; above 1, the bash blocks of a reply are run."""
     system_prompt: str | None = None
-    """System message, verbatim; default: an explanation of bash blocks if max_turns > 1. If it is
-    empty, the instruction must explain them."""
+    """System message, verbatim; default: an explanation of bash blocks if max_turns > 1. "" sends
+    none; the instruction must then explain the blocks."""
     model_client: Literal["tinker", "litellm"] = "tinker"
     """tinker, or litellm for API models and servers."""
     api_base: str | None = None
-    """Base URL of the model's server; default: the client's own. http://host:port means its /v1."""
+    """Base URL of the model's server; default: the client's own. /v1 is added to http://host:port."""
     max_seconds: PositiveFloat | None = None
     """Seconds after which the loop ends and the trial is scored."""
     llm_kwargs: dict = Field({}, repr=False)
     """More arguments for the client: top_p, seed, ..."""
     collect_rollout_details: bool | None = None
-    """Record token ids; default: true for tinker. With api_base, this also selects exact prompts if
-    the server is vLLM."""
+    """Record token ids; default: true for tinker. With a server's URL, true also selects exact
+    prompts, if the server is vLLM."""
     context_limit: PositiveInt | None = None
     """Maximum tokens of a conversation; default: the server's, or 32,000 for tinker."""
     rerender_history: bool = False
-    """Tinker, vLLM: render the whole history with the template in each turn."""
+    """Tinker, vLLM: render the whole history in each turn, so that the template may drop earlier
+    thinking. Prompts are then not exact."""
     interleaved_thinking: bool = False
     """Chat endpoints: send earlier reasoning back, as reasoning_content."""
     session_id: str | None = None
@@ -134,7 +134,7 @@ class BasicLoopOptions(
         is_tinker = self.model_client == "tinker"
         if self.collect_rollout_details is None:
             self.collect_rollout_details = is_tinker
-        # Every option that this file or a subclass defines. Harbor's own are allowed.
+        # llm_kwargs must not repeat one of our options. Harbor's own names may occur in it.
         own_options = {*type(self).model_fields, "model_name"} - AgentOptions.model_fields.keys()
         duplicates = self.llm_kwargs.keys() & own_options
         if duplicates:
@@ -152,16 +152,36 @@ class BasicLoopOptions(
 
 
 # The cache: one client per event loop and configuration, built once per job and shared by its
-# trials. The first trial builds it in `setup`, under the lock; the others wait for the lock. If the
-# client cannot be built, all trials that were waiting get the same error, and a trial that comes
-# later tries again. The code is `BasicLoopAgent._shared_llm`.
-#
-# The keys hold the event loop and the configuration; a value is a client, or the last error.
+# trials. The first trial builds it in `setup`, under the lock; the others wait for the lock. An
+# error is cached, too: the trials that waited raise it, and a later trial tries again.
 _clients: dict[tuple, Any] = {}
 _locks: dict[tuple, asyncio.Lock] = {}
-
-# Each training step samples a new checkpoint, which is a new configuration: the oldest are dropped.
+# Training adds a client for each checkpoint. Above this number the oldest one is dropped.
 MAX_CLIENTS = 128
+
+
+async def shared_client(agent: BasicLoopAgent) -> Any:
+    """The client of this agent's configuration. Raises any error of building it."""
+    key = (asyncio.get_running_loop(), agent._cache_key())
+    lock = _locks.setdefault(key, asyncio.Lock())
+    has_waited = lock.locked()
+    async with lock:
+        client = _clients.get(key)
+        if client is None or (isinstance(client, Exception) and not has_waited):
+            try:
+                client = await asyncio.to_thread(agent._build_llm)
+                if isinstance(client, VllmClient):
+                    client = await client.connect(agent.logger)
+            except Exception as error:
+                client = error
+            _clients[key] = client
+            for oldest in list(_clients)[:-MAX_CLIENTS]:
+                _clients.pop(oldest, None)
+                _locks.pop(oldest, None)
+    if isinstance(client, Exception):
+        # A shared traceback would grow with each trial, and keep the trials in memory.
+        raise client.with_traceback(None)
+    return client
 
 
 class BasicLoopAgent(BaseAgent):
@@ -178,7 +198,8 @@ class BasicLoopAgent(BaseAgent):
         atif=True, resume=True, skills=True, mcp_servers=True
     )
 
-    # The default system message of a loop. {seconds} is replaced by the time limit of a script.
+    # The system message if max_turns > 1 and the option system_prompt is not set. {seconds} becomes
+    # the time limit of a script.
     protocol: ClassVar[str] = """\
 Solve the task by running commands in its environment. Put them in fenced blocks that open with \
 ```bash: the blocks of a reply run as one script, and its exit code and output are the next \
@@ -208,9 +229,10 @@ message. Each script starts in a fresh shell (files stay, variables and director
         Raises:
             ValueError: An option is unknown or has a bad value.
         """
-        # Harbor 0.16 and later would put `--ae KEY=value` into the environment of each command in
-        # the container. Only the host needs it, so Harbor's constructor does not get it.
+        # `--ae KEY=value` comes as extra_env, and holds API keys. It is taken out, because Harbor
+        # 0.16 and later would pass it on to each command in the container.
         agent_env = without_masked(kw.pop("extra_env", None))
+        # Keys and URLs of servers are looked up here: first the agent's, then the process's.
         self._env = ChainMap(agent_env, os.environ)
         options = {
             "model_path": model_path,
@@ -225,11 +247,11 @@ message. Each script starts in a fresh shell (files stay, variables and director
         if HARBOR_PARSES_OPTIONS:
             super().__init__(model_name=model_name, **options, **kw)
         else:
-            # The parameters of Harbor's constructor, and one that it accepts and ignores.
-            of_harbor = {*inspect.signature(BaseAgent).parameters, "override_setup_timeout_sec"}
-            own = {name: kw.pop(name) for name in kw.keys() - of_harbor}
+            # Harbor's constructor takes these arguments. All others are our options.
+            harbors = {*inspect.signature(BaseAgent).parameters, "override_setup_timeout_sec"}
+            options |= {name: kw.pop(name) for name in kw.keys() - harbors}
             super().__init__(model_name=model_name, **kw)
-            self.options = self.options_model(**options, **own)
+            self.options = self.options_model(**options)
         # Texts on the task's skills and MCP servers. `setup` makes them, `run` sends them.
         self._introduction: list[str] = []
         # `run` makes it, and `resume` continues it.
@@ -240,9 +262,9 @@ message. Each script starts in a fresh shell (files stay, variables and director
     ) -> StopReason:
         """The loop: sample a reply, run its script, and tell the model the script's output.
 
-        `sample` records the turn before it returns, and sends the text that `tell` was given. To
-        have the model forget, edit `conversation.messages` in place. To keep something else of the
-        run, put it into `conversation.metadata`.
+        `tell` queues a text. `sample` sends the queued texts, records the reply as a turn, and
+        returns the turn. To shorten the history, edit `conversation.messages` in place. To record
+        something else, put it into `conversation.metadata`.
         """
         for _ in range(self.options.max_turns):
             # Sample, and record.
@@ -282,23 +304,25 @@ message. Each script starts in a fresh shell (files stay, variables and director
         the environment, or OSError if the files cannot be written.
         """
         conversation = self._conversation
-        # `except Exception` does not catch CancelledError, so this value then remains.
-        stop_reason = StopReason.CANCELLED
+        stop_reason = StopReason.ERROR
         try:
             async with asyncio.timeout(self.options.max_seconds) as limit:
                 await conversation.begin(instruction)
                 stop_reason = await self._converse(conversation, environment)
+        except asyncio.CancelledError:
+            stop_reason = StopReason.CANCELLED
+            raise
         except Exception as error:
             # A client or an environment may raise an error of its own when it is cancelled.
             if asyncio.current_task().cancelling():
+                stop_reason = StopReason.CANCELLED
                 raise asyncio.CancelledError from error
             if limit.expired():
                 stop_reason = StopReason.ROLLOUT_TIMEOUT
+            elif isinstance(error, TimeoutError):
+                # Harbor would mistake it for the agent's timeout, and score the trial.
+                raise RuntimeError(f"a call timed out: {error!r}") from error
             else:
-                stop_reason = StopReason.ERROR
-                if isinstance(error, TimeoutError):
-                    # Harbor would mistake it for the agent's timeout, and score the trial.
-                    raise RuntimeError(f"a call timed out: {error!r}") from error
                 raise
         finally:
             self._record(conversation, stop_reason, context)
@@ -306,6 +330,7 @@ message. Each script starts in a fresh shell (files stay, variables and director
     @classmethod
     def preflight(cls, kwargs: dict | None = None, env: Any = None) -> None:
         """Check the options and Tinker's key. Harbor 0.23 and later calls this before any trial."""
+        # `parse_options` is Harbor's.
         check_tinker_key(cls.parse_options(kwargs, env), ChainMap(without_masked(env), os.environ))
 
     @staticmethod
@@ -318,7 +343,8 @@ message. Each script starts in a fresh shell (files stay, variables and director
     async def setup(self, environment: BaseEnvironment) -> None:
         """Build the model client, and list the task's skills and MCP servers for the model.
 
-        Importing torch takes seconds, and Harbor does not count setup as the agent's time.
+        The client is built here because importing torch takes seconds, and Harbor does not count
+        `setup` as the agent's time.
 
         Raises:
             ValueError: The model has no name, no provider or no key.
@@ -327,14 +353,14 @@ message. Each script starts in a fresh shell (files stay, variables and director
         if not self.model_name:
             raise ValueError("no model: name one with -m, such as -m Qwen/Qwen3-8B")
         check_tinker_key(self.options, self._env)
-        client = await self._shared_llm()
+        client = await shared_client(self)
         self._introduction = []
         if self.skills_dir:
-            command = LIST_SKILLS % shlex.quote(self.skills_dir)
+            command = f"cd -- {shlex.quote(self.skills_dir)} && {{\n{LIST_SKILLS}}} 2>&1"
             listed = await environment.exec(command, timeout_sec=60)
             skills = valid_text(listed.stdout)
             if isinstance(client, ExactClient):
-                # They join the instruction, which may hold special tokens on purpose.
+                # The instruction is sent with its special tokens, and this becomes a part of it.
                 skills = await client.break_special_tokens(skills)
             self._introduction.append(f"Skills. Read a skill's file before you use it.\n{skills}")
         for server in self.mcp_servers:
@@ -425,15 +451,18 @@ message. Each script starts in a fresh shell (files stay, variables and director
         # If one price is unknown, the run's price is unknown.
         if turns and all(turn.cost_usd for turn in turns):
             context.cost_usd = sum(turn.cost_usd for turn in turns)
+        # SkyRL and verl read the number of turns under the name n_episodes.
         metadata = {**conversation.metadata, "stop_reason": stop_reason, "n_episodes": len(turns)}
         if self.options.collect_rollout_details:
             context.rollout_details = rollout_details(turns)
             metadata["n_turns_without_ids"] = sum(not turn.is_trainable for turn in turns)
             metadata["n_prefix_breaks"] = sum(turn.breaks_prefix for turn in turns)
-        # A loop may put anything there. If JSON could not hold it, the job would lose its results.
+        # A loop may put anything there. A value that JSON cannot hold would cost the job its
+        # results, because Harbor writes them as JSON.
         text = json.dumps(metadata, default=str, skipkeys=True, ensure_ascii=False)
         context.metadata = json.loads(valid_text(text))
-        # The file becomes empty if there is no reply, so that no earlier step's reply is scored.
+        # A verifier may score this file. Without a reply it becomes empty, for it may still hold
+        # the reply of the run before.
         write_file(self.logs_dir / "completion.txt", turns[-1].content if turns else "")
         steps = conversation.steps()
         trajectory = atif.Trajectory(
@@ -485,69 +514,52 @@ message. Each script starts in a fresh shell (files stay, variables and director
             )
         if base and provider in ("openai", "hosted_vllm"):
             # A local server has its API under /v1. It needs no key, but the SDK insists on one.
-            base = re.sub(r"(//[^/]+:\d+)/?\Z", r"\1/v1", base)
+            url = urlsplit(base)
+            if url.port and url.path in ("", "/"):
+                base = f"{base.rstrip('/')}/v1"
             key = key or "none"
         arguments = {
             "max_tokens": options.max_tokens,
             "temperature": options.temperature,
             "context_limit": options.context_limit,
-            "model_path": options.model_path,
-            "renderer_name": options.renderer_name,
             "api_base": base,
             "api_key": key or None,
             **options.llm_kwargs,
         }
         arguments = {name: value for name, value in arguments.items() if value is not None}
         if provider == "tinker":
-            return TinkerClient(model_name=model, **arguments)
-        # LiteLLM wants the name of the model with its provider.
+            return TinkerClient(
+                model_name=model,
+                model_path=options.model_path,
+                renderer_name=options.renderer_name,
+                **arguments,
+            )
+        # Harbor's LiteLLM wants the name of the model with its provider.
         chat = functools.partial(
             chat_client,
             model_name=self.model_name,
             collect_rollout_details=options.collect_rollout_details,
             **arguments,
         )
-        # The template of gpt-oss raises an error if a reply in the history has its headers.
+        # The template of gpt-oss refuses a history with replies that still have their headers, so
+        # it is rendered by the chat endpoint.
         if options.collect_rollout_details and base and "gpt-oss" not in model:
             return VllmClient(model_name=model, fallback=chat, **arguments)
         return chat()
 
     def _cache_key(self) -> tuple:
-        """The key of this configuration in the cache. Options, keys and URLs are hashed in it.
+        """The key of this configuration in the cache.
 
-        Trials with different session ids share a client. A key or URL that changes in the
-        environment makes a new client.
+        Trials with different session ids share a client. An API key or a URL that changes in the
+        environment makes a new client. Only their hash is in the key, so that no global holds an
+        API key.
         """
         options = self.options.model_dump(exclude={"session_id"})
         endings = ("_API_KEY", "_BASE_URL", "_API_BASE")
         variables = [item for item in self._env.items() if item[0].endswith(endings)]
         hashed = hash((repr(options), frozenset(variables)))
-        # `use_service` sets the last one.
+        # The last one is the Tinker service that the process gave to `use_service`.
         return (type(self), self.model_name, hashed, _given_service)
-
-    async def _shared_llm(self) -> Any:
-        """This configuration's client, from the cache. Raises any error of building it."""
-        key = (asyncio.get_running_loop(), self._cache_key())
-        entry_before = _clients.get(key)
-        async with _locks.setdefault(key, asyncio.Lock()):
-            entry = _clients.get(key)
-            # An error from before this trial waited: try again. A newer error is shared.
-            is_old_error = isinstance(entry, Exception) and entry is entry_before
-            if entry is None or is_old_error:
-                try:
-                    entry = await asyncio.to_thread(self._build_llm)
-                    if isinstance(entry, VllmClient):
-                        entry = await entry.connect(self.logger)
-                except Exception as error:
-                    entry = error
-                _clients[key] = entry
-                for oldest in list(_clients)[:-MAX_CLIENTS]:
-                    _clients.pop(oldest, None)
-                    _locks.pop(oldest, None)
-        if isinstance(entry, Exception):
-            # A shared traceback would grow with each trial, and keep the trials in memory.
-            raise entry.with_traceback(None)
-        return entry
 
 
 # Harbor 0.20 to 0.22 looks for this flag. Later versions warn if the class body sets it.
@@ -560,11 +572,12 @@ def without_masked(env: Mapping[str, str] | None) -> dict[str, str]:
 
 
 def split_model_name(model_name: str, api_base: str | None, llm_kwargs: dict) -> tuple[str, str]:
-    """Split a name into model and provider, as litellm does. Importing litellm takes seconds.
+    """Split a model's name into the model and its provider, as litellm does.
 
     Raises:
         ValueError: litellm knows no provider of that name.
     """
+    # Importing it takes seconds.
     import litellm
 
     # Otherwise litellm prints a list of providers for each name that it does not know.
@@ -584,7 +597,7 @@ def split_model_name(model_name: str, api_base: str | None, llm_kwargs: dict) ->
 
 
 class StopReason(StrEnum):
-    """Why a run ended; `tinker_cookbook.rl.types.StopReason` has the same names for some of them.
+    """Why a run ended. tinker-cookbook's StopReason has some of these, with the same values.
 
     Harbor scores a single-step trial unless it ended in ERROR or by Ctrl-C. In a multi-step task it
     scores a step that ended in ERROR, too; `trial_to_trajectory` leaves such a trial out.
@@ -616,7 +629,8 @@ class Turn(LLMResponse):
     """One model call. The ids are exactly as sampled; the text has no lone surrogates.
 
     Attributes:
-        content: The answer, without the thinking.
+        content: The reply's text. A client returns it with thinking tags; in a recorded turn it is
+            the answer alone.
         reasoning_content: The thinking before the answer.
         prompt_token_ids: The whole prompt, shape [n_prompt]; None if the client gives none.
         completion_token_ids: The reply with its stop token, shape [n_completion], or None.
@@ -658,13 +672,17 @@ class Turn(LLMResponse):
 
     @property
     def n_tokens(self) -> int:
-        """The number of tokens of the prompt and the completion, by the client's own count."""
-        return self.usage.prompt_tokens + self.usage.completion_tokens if self.usage else 0
+        """The number of tokens of prompt and completion by the client's count, or 0."""
+        if self.usage is None:
+            return 0
+        return self.usage.prompt_tokens + self.usage.completion_tokens
 
     @property
     def cost_usd(self) -> float | None:
-        """The price of the call. Harbor writes 0.0 for an unknown price, which is None here."""
-        return (self.usage and self.usage.cost_usd) or None
+        """The price of the call, or None if it is unknown. Harbor writes 0.0 for an unknown one."""
+        if self.usage is None or self.usage.cost_usd == 0:
+            return None
+        return self.usage.cost_usd
 
     @property
     def is_trainable(self) -> bool:
@@ -694,7 +712,10 @@ class Message:
 
 
 class Conversation:
-    """A trial's dialogue: Harbor's Chat, the text for the next call, and the last run's record.
+    """The messages of a trial, and the turns of its current run.
+
+    The Chat has the messages that the model sees, which the loop may edit. `_history` has what was
+    said in this run, for the record. `_pending` has what the next call sends.
 
     Attributes:
         client: The client of the current run.
@@ -710,20 +731,20 @@ class Conversation:
         self._system = valid_text(options.system_prompt)
         if options.system_prompt is None and options.max_turns > 1:
             self._system = agent.protocol.replace("{seconds}", str(options.command_timeout_sec))
-        # The state of the current run: its client, what the loop keeps, its messages and turns.
+        # The state of the current run.
         self.client: Any = None
         self.metadata: dict[str, Any] = {}
         self._history: list[Message | Turn] = []
-        # The state of the whole trial: the Chat, and the messages that the next call sends.
+        # The state of the whole trial. The copy of the messages was made after the last turn, and
+        # shows whether the loop has edited them since.
         self._chat: Chat | None = None
         self._pending: list[Message] = []
-        # The last turn, and a copy of the messages after it, which shows whether they were edited.
         self._last_turn = Turn()
         self._last_messages: list[dict] = []
 
     @property
     def messages(self) -> list[dict]:
-        """The Chat's live list of messages. Edit it in place to have the model forget."""
+        """The Chat's live list of messages. Edit it in place to shorten the history."""
         return self._chat.messages
 
     @property
@@ -738,12 +759,12 @@ class Conversation:
         self._pending.append(Message(valid_text(instruction), is_instruction=True))
         messages = [{"role": "system", "content": self._system}] if self._system else []
         if self._chat:
-            messages = self.messages
-        # A later step may run in another event loop, which has a client of its own.
-        self.client = await self._agent._shared_llm()
-        thinks = self._agent.options.interleaved_thinking
-        self._chat = Chat(self.client, interleaved_thinking=thinks)
-        self.messages.extend(messages)
+            messages = self._chat.messages
+        # A later run may have another event loop, which has a client of its own.
+        self.client = await shared_client(self._agent)
+        sends_thinking = self._agent.options.interleaved_thinking
+        self._chat = Chat(self.client, interleaved_thinking=sends_thinking)
+        self._chat.messages.extend(messages)
 
     def tell(self, text: str) -> None:
         """Have the next `sample` send this text. Special tokens in it are sent as plain text."""
@@ -764,18 +785,19 @@ class Conversation:
         if is_edited:
             # The Responses API still has the old messages: start a new chain.
             self._chat.reset_response_chain()
-        elif self._last_turn.n_tokens >= (options.context_limit or math.inf):
-            # An ExactClient looks at the new prompt as well.
-            n_tokens = self._last_turn.n_tokens
+        n_tokens = self._last_turn.n_tokens
+        # An edited conversation may be shorter. An ExactClient checks the new prompt itself.
+        if not is_edited and options.context_limit and n_tokens >= options.context_limit:
             raise ContextLengthExceededError(f"the conversation has {n_tokens} tokens")
-        # LiteLLM does not merge extra_headers, as it does extra_body.
+        # Harbor's LiteLLM adds extra_body to that of llm_kwargs, but extra_headers would replace
+        # the others, so they are merged here.
         headers = options.llm_kwargs.get("extra_headers") or {}
         request = {"extra_headers": {**headers, "X-Session-ID": self.session_id}}
         if options.collect_rollout_details:
-            # Closed APIs refuse unknown fields, but they return no ids anyway.
+            # This field is sent only to servers that return ids: closed APIs refuse unknown fields.
             request["extra_body"] = {"session_id": self.session_id}
         if isinstance(self.client, ExactClient):
-            # An instruction may hold special tokens on purpose.
+            # An instruction may hold special tokens on purpose. Any other text is recorded as sent.
             for message in self._pending:
                 if not message.is_instruction:
                     message.text = await self.client.break_special_tokens(message.text)
@@ -785,7 +807,8 @@ class Conversation:
         try:
             reply = await self._chat.chat(prompt, **request)
         except OutputLengthExceededError as error:
-            # Only a client that you brought raises this. Its text is all there is of the reply.
+            # A client of your own may raise this, as Harbor's LiteLLM does. The error has the text
+            # of the reply, but no ids.
             reply = Turn(content=error.truncated_response, cut_off=True)
             self.messages.append({"role": "user", "content": prompt})
             self.messages.append({"role": "assistant", "content": reply.content})
@@ -811,10 +834,10 @@ class Conversation:
         self._pending.clear()
         self._last_turn = turn
         self._last_messages = [dict(message) for message in self.messages]
-        # Only the first turn must have ids. Later turns without ids are counted in the metadata. An
-        # empty reply has no logprobs.
+        # Only the first turn must have ids. Later turns without ids are counted in the metadata.
         ids = turn.completion_token_ids
-        lacks_ids = ids is None or (ids and not turn.logprobs)
+        # An empty reply has no logprobs.
+        lacks_ids = ids is None or (len(ids) > 0 and not turn.logprobs)
         if self._agent.options.collect_rollout_details and len(self.turns) == 1 and lacks_ids:
             raise RuntimeError(
                 "collect_rollout_details=true, but the server returned no token ids with logprobs"
@@ -846,7 +869,7 @@ class Conversation:
             metrics["completion_tokens"] = turn.usage.completion_tokens
             metrics["cached_tokens"] = turn.usage.cache_tokens
         if self._agent.options.collect_rollout_details:
-            # With every prompt the file would grow with the square of the number of turns.
+            # Only the first prompt is written. Each later one repeats those before it.
             metrics["prompt_token_ids"] = turn.prompt_token_ids if is_first else None
             metrics["completion_token_ids"] = turn.completion_token_ids
             # JSON has no NaN.
@@ -871,6 +894,7 @@ THINKING_TAGS = {
 }
 _OPENING_TAG = "|".join(map(re.escape, THINKING_TAGS))
 _CLOSING_TAG = "|".join(map(re.escape, THINKING_TAGS.values()))
+_QUOTES = ("'", '"', "`")
 
 
 def leading_thinking(text: str) -> tuple[str, str]:
@@ -894,21 +918,23 @@ def split_thinking(text: str) -> tuple[str, str]:
     If the first tag of the text is a closing tag, the text before it is the thinking. Otherwise
     this is `leading_thinking`. A tag between quotation marks or backticks does not count.
     """
-    tags = f"(?:{_OPENING_TAG}|{_CLOSING_TAG})"
-    tag = re.search(rf"(?<!['\"`]){tags}|{tags}(?!['\"`])", text)
-    if tag is None or tag[0] in THINKING_TAGS:
-        return leading_thinking(text)
-    return text[: tag.start()], text[tag.end() :].lstrip()
+    for tag in re.finditer(f"{_OPENING_TAG}|{_CLOSING_TAG}", text):
+        if text.endswith(_QUOTES, 0, tag.start()) and text.startswith(_QUOTES, tag.end()):
+            continue
+        if tag[0] in THINKING_TAGS:
+            break
+        return text[: tag.start()], text[tag.end() :].lstrip()
+    return leading_thinking(text)
 
 
-# The end of a message of gpt-oss or Inkling. If neither a header nor the end of the text follows,
-# the reply only quotes the mark.
+# A token that ends a message in the formats of `headers_to_tags`. If neither a header nor the end
+# of the text follows, the reply only quotes the token.
 _HEADER_BEGINS = r"\s*(?:to=\S{1,200}\s*)?<\|(?:channel|start|message_model)\|>"
 _MESSAGE_ENDS = rf"<\|(?:end|call|return|end_message)\|>(?={_HEADER_BEGINS}|\s*\Z)"
 
 
 def headers_to_tags(text: str) -> str:
-    """Replace the message headers of gpt-oss and Inkling by tags around the thinking.
+    """Replace the message headers of the models gpt-oss and Inkling by tags around the thinking.
 
     Both of these become <think>hm</think>hi:
 
@@ -937,8 +963,9 @@ def headers_to_tags(text: str) -> str:
 
 Ids = list[int]
 
-# The finish reasons of complete replies, in lower case. Any other one (length, time_limit,
-# insufficient_system_resource, ...) means that the reply was cut off.
+# The finish reasons of complete replies, in lower case, as litellm, vLLM and the APIs behind them
+# write them. Any other one (length, time_limit, insufficient_system_resource, ...) means that the
+# reply was cut off.
 COMPLETED_REASONS = {
     "stop",
     "stop_sequence",
@@ -973,8 +1000,7 @@ class ExactClient(ABC):
 
     context_limit: float
     max_tokens: int
-    # The ids of a probe up to the end of its reply; None until the first probe. All trials share
-    # this. No await stands between a check and the use, so no other trial can change it there.
+    # The ids of a probe before its tail (see `next_prompt`); None until the first probe.
     _probe_start: Ids | None = None
 
     @abstractmethod
@@ -1014,7 +1040,7 @@ class ExactClient(ABC):
             Exception: Any error of the server.
         """
         messages = [*message_history, {"role": "user", "content": prompt}]
-        prompt_ids, end = await self.next_prompt(messages, list(previous_ids))
+        prompt_ids, prompt_end = await self.next_prompt(messages, list(previous_ids))
         room = self.context_limit - len(prompt_ids)
         if room < 1:
             raise ContextLengthExceededError(f"the prompt fills the context: {len(prompt_ids)}")
@@ -1026,7 +1052,7 @@ class ExactClient(ABC):
             raise
         turn.content = headers_to_tags(turn.content)
         # If the template opened thinking, the reply begins inside it.
-        opened = re.search(rf"({_OPENING_TAG})\s*\Z", end)
+        opened = re.search(rf"({_OPENING_TAG})\s*\Z", prompt_end)
         if opened:
             turn.content = opened[1] + turn.content
         return turn
@@ -1036,7 +1062,7 @@ class ExactClient(ABC):
         # A broken token may uncover another one, so this repeats until none is left.
         while found := [one for one in await self.special_texts(text) if one in text]:
             for special in found:
-                # The space goes after the first character, also where occurrences overlap.
+                # <|im_end|> becomes < ZERO WIDTH SPACE |im_end|>, also where occurrences overlap.
                 text = re.sub(f"(?s)(?={re.escape(special)}).", "\\g<0>\u200b", text)
         return text
 
@@ -1066,18 +1092,22 @@ class ExactClient(ABC):
             # The tail may depend on it: SmolLM3's system message turns thinking off.
             start.insert(0, messages[0])
         new = messages[-1]
-        ids, end = await self.render([*start, {"role": "assistant", "content": "b"}, new])
-        if self._probe_start is None or ids[: len(self._probe_start)] != self._probe_start:
+        ids, prompt_end = await self.render([*start, {"role": "assistant", "content": "b"}, new])
+        probe_start = self._probe_start
+        if probe_start is None or ids[: len(probe_start)] != probe_start:
             other, _ = await self.render([*start, {"role": "assistant", "content": "c"}, new])
             n_tail = 0
-            while n_tail < len(other) and ids[-1 - n_tail] == other[-1 - n_tail]:
+            for token, other_token in zip(reversed(ids), reversed(other), strict=False):
+                if token != other_token:
+                    break
                 n_tail += 1
-            self._probe_start = ids[: len(ids) - n_tail]
-        tail = ids[len(self._probe_start) :]
+            probe_start = ids[: len(ids) - n_tail]
+            self._probe_start = probe_start
+        tail = ids[len(probe_start) :]
         # A reply of Inkling ends in two tokens of the tail: end of message, and stop.
         for n_sampled in (1, 2):
             if previous_ids[-n_sampled:] == tail[:n_sampled]:
-                return previous_ids + tail[n_sampled:], end
+                return previous_ids + tail[n_sampled:], prompt_end
         return await self.render(messages)
 
 
@@ -1092,8 +1122,8 @@ def says_context_is_full(error: Exception) -> bool:
     return (is_user_error or is_bad_request) and bool(re.search(phrases, str(error)))
 
 
-# Threads share a tokenizer, and it raises "Already borrowed" if two use it at once. Each use takes
-# a millisecond or so.
+# Clients are built in threads, and a process may run several event loops. All share a tokenizer,
+# which raises "Already borrowed" if two threads use it at once. Each use takes a millisecond or so.
 _tokenizing = threading.Lock()
 
 
@@ -1133,6 +1163,7 @@ class TinkerClient(ExactClient):
             has_vocabulary = hasattr(self._tokenizer, "get_added_vocab")
             vocabulary = self._tokenizer.get_added_vocab() if has_vocabulary else []
             stop = self._renderer.get_stop_sequences()
+        # Any text may hold the added tokens that are blanks or a single character.
         self._special_texts = [text for text in vocabulary if len(text.strip()) > 1]
         self.context_limit = context_limit
         self.max_tokens = max_tokens
@@ -1200,7 +1231,7 @@ class TinkerClient(ExactClient):
         return await sample_once(self._sampling_client, request)
 
     def _text_of(self, ids: Ids) -> str:
-        # The reply's text up to its stop token, or up to the stop text of role_colon.
+        # The reply's text up to its stop token. The renderer role_colon stops at a text instead.
         stop = self._params.stop
         ends = {*stop, self._tokenizer.eos_token_id}
         ids = list(itertools.takewhile(lambda token: token not in ends, ids))
@@ -1233,7 +1264,8 @@ async def sample_once(client: Any, request: dict) -> Any:
     return await sampling
 
 
-# The process's sessions with Tinker, by server and key. A session holds about 11 file descriptors.
+# The process's sessions with Tinker, by server and key. A session is a `tinker.ServiceClient`, and
+# holds about 11 file descriptors.
 _services: dict[tuple, Any] = {}
 _service_lock = threading.Lock()
 _given_service: Any = None
@@ -1249,9 +1281,9 @@ def use_service(service: Any) -> None:
     _given_service = service
 
 
-def check_tinker_key(options: BasicLoopOptions, settings: Mapping[str, str]) -> None:
+def check_tinker_key(options: BasicLoopOptions, env: Mapping[str, str]) -> None:
     """Raise ValueError if the client is Tinker and its SDK would find no key."""
-    key = options.llm_kwargs.get("api_key") or settings.get("TINKER_API_KEY")
+    key = options.llm_kwargs.get("api_key") or env.get("TINKER_API_KEY")
     if options.model_client != "tinker" or key or _given_service:
         return
     # SDK 0.38 and later may also find a stored key, or run a command that prints one.
@@ -1289,14 +1321,16 @@ def open_sampling_client(source: dict, api_base: str | None, api_key: str | None
         # SDK 0.38 and later give a future.
         return created.result() if hasattr(created, "result") else created
 
+    if _given_service:
+        return opened_in(_given_service)
     server = (api_base, api_key)
     with _service_lock:
-        old = _given_service or _services.get(server)
+        old = _services.get(server)
         if old:
             try:
                 return opened_in(old)
             except Exception as error:
-                if _given_service or not session_is_over(error):
+                if not session_is_over(error):
                     raise
         # If URL or key are None, the SDK finds its own.
         new = tinker.ServiceClient(base_url=api_base, api_key=api_key)
@@ -1317,16 +1351,16 @@ def close_service(service: Any) -> None:
         service.close("success")
 
 
-# A token that looks like one of these structures a prompt. An ordinary token that does is broken,
-# too: the model then sees a zero-width space in it.
-_HTML = "caption|t(able|head|body|foot|[rdh])|h[1-6]|blockquote|code|strong|em|[biu]|su[bp]"
+# vLLM does not say which tokens of a text are special, so their look decides. An ordinary token of
+# that look gets a zero-width space as well.
+_HTML = "caption|table|thead|tbody|tfoot|tr|td|th|h[1-6]|blockquote|code|strong|em|b|i|u|sub|sup"
 SPECIAL_LOOKS = rf"""(?xs)
     # <|im_end|>, <think>, </s>; but not <?>, and not the tags of HTML, which Gemma has as tokens
     (?!</?(?:{_HTML})>) <.*[^\W\d_].*>
     # [INST]; but not [:]
     | \[.*[^\W\d_].*\]
-    # MiniMax' ]~b] and ]~!b[ and [e~[
-    | [][]e?~!?b?[][]
+    # The tokens of MiniMax
+    | \]~b\] | \]~!b\[ | \[e~\[
 """
 
 
@@ -1356,14 +1390,15 @@ class VllmClient(ExactClient):
     ) -> None:
         self.context_limit = context_limit
         self.max_tokens = max_tokens
-        # This makes the client to use if the server has no /tokenize.
+        # This is called for another client if the server has no /tokenize.
         self._make_fallback = fallback
         # The template gets the arguments that the chat endpoint would pass on.
         self._body = {**body, **(extra_body or {}), "model": model_name}
-        self._template = dict(self._body.get("chat_template_kwargs") or {})
+        self._template_kwargs = dict(self._body.get("chat_template_kwargs") or {})
         if "reasoning_effort" in self._body:
-            self._template.setdefault("reasoning_effort", self._body["reasoning_effort"])
+            self._template_kwargs.setdefault("reasoning_effort", self._body["reasoning_effort"])
         self._url = api_base.rstrip("/").removesuffix("/v1")
+        # `connect` starts this, and Python ends it.
         self._connection = open_server(
             base_url=self._url,
             api_key=api_key,
@@ -1412,7 +1447,9 @@ class VllmClient(ExactClient):
 
     async def render(self, messages: list[dict]) -> tuple[Ids, str]:
         answer = await self._tokenize(
-            messages=messages, add_generation_prompt=True, chat_template_kwargs=self._template
+            messages=messages,
+            add_generation_prompt=True,
+            chat_template_kwargs=self._template_kwargs,
         )
         # Tokenizers show spaces and newlines as these characters.
         end = re.sub("Ċ|Ġ|▁|<0x0A>", " ", "".join(answer["token_strs"][-8:]))
@@ -1433,6 +1470,7 @@ class VllmClient(ExactClient):
             **(request.get("extra_body") or {}),
             "prompt": prompt_ids,
             "max_tokens": max_tokens,
+            # 0 means the log-probability of the sampled token alone.
             "logprobs": 0,
             "return_token_ids": True,
             "skip_special_tokens": False,
@@ -1516,7 +1554,8 @@ def chat_client(*, context_limit: int | None = None, **arguments: Any) -> Any:
             # LiteLLM calls this before it looks at finish_reason. If it found "length" there, it
             # would raise an error without ids and usage.
             choice = response["choices"][0]
-            # litellm replaces an unknown word by "stop", and keeps the word under this name.
+            # litellm replaces an unknown finish reason by "stop", and keeps the original under this
+            # name.
             fields = getattr(choice, "provider_specific_fields", None) or {}
             self.finish_reason = fields.get("native_finish_reason") or choice["finish_reason"]
             choice["finish_reason"] = "stop"
@@ -1552,7 +1591,7 @@ class Trajectory:
     trial: TrialResult
 
 
-# Harbor before 0.25 means to score trials that end in these; 0.25 has `TrialResult.reward_valid`.
+# Harbor scores a trial even if it ended in one of these; 0.25 says so in `reward_valid`.
 SCORED_EXCEPTIONS = {"AgentTimeoutError", "NonZeroAgentExitCodeError"}
 
 
@@ -1588,11 +1627,11 @@ def trial_to_trajectory(trial: TrialResult) -> Trajectory | None:
     return Trajectory(turns, reward, stop_reasons[-1], trial)
 
 
-# The function's first name, for code that uses it.
+# The name in versions before 0.4, kept for the code that uses it.
 _trial_to_trajectory = trial_to_trajectory
 
-# The lists of a RolloutDetail that have an entry a turn; a `Turn` has the same names.
-_LISTS = ("prompt_token_ids", "completion_token_ids", "logprobs")
+# The lists of a RolloutDetail, which have an entry a turn. A `Turn` has fields of the same names.
+_TOKEN_FIELDS = ("prompt_token_ids", "completion_token_ids", "logprobs")
 
 
 def rollout_details(turns: list[Turn]) -> list[dict] | None:
@@ -1607,7 +1646,7 @@ def rollout_details(turns: list[Turn]) -> list[dict] | None:
     trainable = [turn for turn in turns if turn.is_trainable]
     if not trainable:
         return None
-    detail = {name: [getattr(turn, name) or [] for turn in trainable] for name in _LISTS}
+    detail = {name: [getattr(turn, name) or [] for turn in trainable] for name in _TOKEN_FIELDS}
     names = {name for turn in trainable for name in turn.extra}
     if names:
         detail["extra"] = {name: [turn.extra.get(name) for turn in trainable] for name in names}
@@ -1617,12 +1656,14 @@ def rollout_details(turns: list[Turn]) -> list[dict] | None:
 def turns_of(context: AgentContext) -> Iterator[Turn]:
     """The turns of a run. Raises ValueError if their lists do not align or hold no numbers."""
     for detail in context.rollout_details or []:
+        fields = {name: detail.get(name) or [] for name in _TOKEN_FIELDS}
         extra = detail.get("extra") or {}
-        columns = [detail.get(name) or [] for name in _LISTS] + list(extra.values())
-        # A row has the values of one turn.
-        for row in zip(*columns, strict=True):
-            turn = Turn(**dict(zip(_LISTS, row[: len(_LISTS)], strict=True)))
-            turn.extra = dict(zip(extra, row[len(_LISTS) :], strict=True))
+        lengths = {len(values) for values in [*fields.values(), *extra.values()]}
+        if len(lengths) != 1:
+            raise ValueError("the lists of a rollout differ in length")
+        for n in range(lengths.pop()):
+            turn = Turn(**{name: values[n] for name, values in fields.items()})
+            turn.extra = {name: values[n] for name, values in extra.items()}
             if not turn.is_trainable:
                 raise ValueError("ids and logprobs are not aligned, or no numbers")
             yield turn
@@ -1644,7 +1685,7 @@ def to_tinker(trajectory: Trajectory) -> tinker_cookbook.rl.types.Trajectory:  #
         cut_off = is_last and trajectory.stop_reason == StopReason.MAX_TOKENS
         ending = "length" if cut_off else "stop"
         action = TokensWithLogprobs(turn.completion_token_ids, turn.logprobs, ending)
-        # A field of cookbook 0.6.
+        # The constructor takes this field only from cookbook 0.6 on.
         action.sequence_id = turn.extra.get("sequence_id")
         prompt = ModelInput.from_ints(turn.prompt_token_ids)
         transitions.append(types.Transition(prompt, action, reward=0.0, episode_done=is_last))
@@ -1676,6 +1717,7 @@ def valid_text(text: str | bytes | None) -> str:
     """Text that tokenizers and files accept: lone surrogates are replaced, None becomes ""."""
     if isinstance(text, bytes):
         text = text.decode("utf-8", "replace")
+    # UTF-16 joins pairs of surrogates into characters. A lone one becomes U+FFFD.
     return (text or "").encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
@@ -1693,7 +1735,7 @@ def fenced_blocks(text: str) -> list[tuple[str, str]]:
     not count either.
     """
     blocks = []
-    # The parser would take a last line of content that has no newline for the block's end.
+    # A text that ends without a newline would make an unclosed block look closed below.
     for token in _MARKDOWN.parse(text.replace("\0", "") + "\n"):
         if token.markup.startswith("`"):
             first_line, end_line = token.map
@@ -1701,17 +1743,16 @@ def fenced_blocks(text: str) -> list[tuple[str, str]]:
             # The two fences are lines of a closed block, too.
             is_closed = end_line - first_line == n_lines + 2
             if is_closed:
-                language = token.info.lower().split()[:1]
-                blocks.append(("".join(language), token.content))
+                words = token.info.lower().split()
+                blocks.append((words[0] if words else "", token.content))
     return blocks
 
 
 # This prints the path and the front matter of each skill.
-LIST_SKILLS = """\
-exec 2>&1
-cd -- %s || exit
+LIST_SKILLS = r"""
 for file in */SKILL.md; do
-  [ -f "$file" ] && printf '\\n%%s\\n' "$PWD/$file" || continue
+  [ -f "$file" ] || continue
+  printf "\n%s\n" "$PWD/$file"
   sed -n '1!{/^---/q;p;}' "$file" | head -c 2000
 done
 """

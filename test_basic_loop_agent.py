@@ -1552,7 +1552,9 @@ def test_a_long_conversation_gets_shorter_replies_and_then_overflows(bench, vllm
     bench.api("hello")
 
     async def call(agent: BasicLoopAgent) -> Any:
-        return await (await agent._shared_llm()).call("Summarize: x", message_history=[])
+        return await (await basic_loop_agent.shared_client(agent)).call(
+            "Summarize: x", message_history=[]
+        )
 
     for agent in (bench.agent(), bench.agent(model_client="litellm"), vllm.agent()):
         assert asyncio.run(call(agent)).content == "hello"
