@@ -70,8 +70,10 @@ try:
     HARBOR_PARSES_OPTIONS = True
 except ImportError:
     # Harbor before 0.23 has neither class, and the agent parses its options itself.
-    AgentOptions = BaseModel
-    AgentCapabilities = BaseModel
+    class AgentOptions(BaseModel):
+        """An empty stand-in."""
+
+    AgentCapabilities = AgentOptions
     HARBOR_PARSES_OPTIONS = False
 
 __version__ = "0.7.0"
@@ -140,9 +142,7 @@ class BasicLoopOptions(
         if duplicates:
             raise ValueError(f"llm_kwargs holds {', '.join(duplicates)}: use the option instead")
         if not is_tinker and (self.model_path or self.renderer_name):
-            raise ValueError(
-                "model_path and renderer_name are for tinker: drop them, or set model_client=tinker"
-            )
+            raise ValueError("model_path and renderer_name are for model_client=tinker: drop them")
         if is_tinker and not importlib.util.find_spec("tinker_cookbook"):
             raise ValueError(
                 "the Tinker packages are missing: `pip install 'harbor[tinker]'` (in a clone: "
