@@ -781,6 +781,8 @@ class Conversation:
         if not self._pending:
             raise RuntimeError("there is nothing to send: `tell` the model something first")
         options = self._agent.options
+
+        # Is there room?
         is_edited = self.messages != self._last_messages
         if is_edited:
             # The Responses API still has the old messages: start a new chain.
@@ -789,6 +791,8 @@ class Conversation:
         # An edited conversation may be shorter. An ExactClient checks the new prompt itself.
         if not is_edited and options.context_limit and n_tokens >= options.context_limit:
             raise ContextLengthExceededError(f"the conversation has {n_tokens} tokens")
+
+        # What goes with the text?
         # Harbor's LiteLLM adds extra_body to that of llm_kwargs, but extra_headers would replace
         # the others, so they are merged here.
         headers = options.llm_kwargs.get("extra_headers") or {}
@@ -803,6 +807,8 @@ class Conversation:
                     message.text = await self.client.break_special_tokens(message.text)
             starts_anew = is_edited or options.rerender_history
             request["previous_ids"] = [] if starts_anew else self._last_turn.all_ids
+
+        # Call.
         prompt = "\n\n".join(message.text for message in self._pending)
         try:
             reply = await self._chat.chat(prompt, **request)
@@ -1060,7 +1066,7 @@ class ExactClient(ABC):
     async def break_special_tokens(self, text: str) -> str:
         """Put a zero-width space into each special token of a text, which makes it plain text."""
         # A broken token may uncover another one, so this repeats until none is left.
-        while found := [one for one in await self.special_texts(text) if one in text]:
+        while found := [token for token in await self.special_texts(text) if token in text]:
             for special in found:
                 # <|im_end|> becomes < ZERO WIDTH SPACE |im_end|>, also where occurrences overlap.
                 text = re.sub(f"(?s)(?={re.escape(special)}).", "\\g<0>\u200b", text)

@@ -2015,7 +2015,10 @@ def test_event_loops_in_threads_share_tokenizer_and_session(bench, tmp_path, mon
         ({"temperature": math.inf}, "temperature.*finite number"),
         ({"model_path": ""}, "model_path.*tinker://"),
         ({"llm_kwargs": {"max_tokens": 3}}, "llm_kwargs holds max_tokens: use the option"),
-        ({"model_client": "litellm", "model_path": "tinker://run/w"}, "are for model_client=tinker"),
+        (
+            {"model_client": "litellm", "model_path": "tinker://run/w"},
+            "are for model_client=tinker",
+        ),
         ({"model_client": "litellm", "renderer_name": "qwen3"}, "are for model_client=tinker"),
     ],
 )
