@@ -19,9 +19,6 @@ Words that the file uses from the start:
 - client: the object that calls the model. `TinkerClient` and `VllmClient` send exact prompts; their
   base is `ExactClient`. `chat_client` makes Harbor's LiteLLM, which sends messages with litellm.
 - conversation: the messages of a trial, and the turns of its current run (class `Conversation`).
-
-Sections, in order: options, the cache of clients, the agent with its loop, turns and stop reasons,
-the conversation, thinking, clients, training data, files, running scripts.
 """
 
 from __future__ import annotations
@@ -42,7 +39,7 @@ import shlex
 import threading
 from abc import ABC, abstractmethod
 from collections import ChainMap
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -115,17 +112,16 @@ class BasicLoopOptions(
     llm_kwargs: dict = Field({}, repr=False)
     """More arguments for the client: top_p, seed, ..."""
     collect_rollout_details: bool | None = None
-    """Record token ids; default: true for tinker. With a server's URL, true also selects exact
-    prompts, if the server is vLLM."""
+    """Record token ids; default: true for tinker, false for litellm. With true and the URL of a
+    vLLM server, prompts are exact."""
     context_limit: PositiveInt | None = None
     """Maximum tokens of a conversation; default: the server's, or 32,000 for tinker."""
     rerender_history: bool = False
-    """Tinker, vLLM: render the whole history in each turn, so that the template may drop earlier
-    thinking. Prompts are then not exact."""
+    """Tinker, vLLM: render the whole history in each turn. Prompts are then not exact."""
     interleaved_thinking: bool = False
     """Chat endpoints: send earlier reasoning back, as reasoning_content."""
     session_id: str | None = None
-    """Sent with each request, so that a router can find the same server; default: the trial's."""
+    """litellm: the X-Session-ID of each request, for routers; default: the trial's id."""
     command_timeout_sec: PositiveInt = Field(120, le=7 * 24 * 3600)
     """Time limit of a script in seconds; at most a week."""
     max_output_bytes: PositiveInt = 10_000
@@ -136,7 +132,7 @@ class BasicLoopOptions(
         is_tinker = self.model_client == "tinker"
         if self.collect_rollout_details is None:
             self.collect_rollout_details = is_tinker
-        # llm_kwargs must not repeat one of our options. Harbor's own names may occur in it.
+        # llm_kwargs must not repeat an option of this agent. It may repeat one of Harbor's.
         own_options = {*type(self).model_fields, "model_name"} - AgentOptions.model_fields.keys()
         duplicates = self.llm_kwargs.keys() & own_options
         if duplicates:
@@ -152,8 +148,8 @@ class BasicLoopOptions(
 
 
 # The cache: one client per event loop and configuration, built once per job and shared by its
-# trials. The first trial builds it in `setup`, under the lock; the others wait for the lock. An
-# error is cached, too: the trials that waited raise it, and a later trial tries again.
+# trials. The first trial builds it in `setup`, under the lock, and the others wait for the lock. If
+# that fails, those that waited raise the same error, and a later trial tries again.
 _clients: dict[tuple, Any] = {}
 _locks: dict[tuple, asyncio.Lock] = {}
 # Training adds a client for each checkpoint. Above this number the oldest one is dropped.
@@ -167,10 +163,13 @@ async def shared_client(agent: BasicLoopAgent) -> Any:
     has_waited = lock.locked()
     async with lock:
         client = _clients.get(key)
-        if client is None or (isinstance(client, Exception) and not has_waited):
+        if isinstance(client, Exception) and not has_waited:
+            client = None
+        if client is None:
             try:
                 client = await asyncio.to_thread(agent._build_llm)
                 if isinstance(client, VllmClient):
+                    # This returns a chat client if the server is not vLLM.
                     client = await client.connect(agent.logger)
             except Exception as error:
                 client = error
@@ -185,7 +184,7 @@ async def shared_client(agent: BasicLoopAgent) -> Any:
 
 
 class BasicLoopAgent(BaseAgent):
-    """Samples from one model, runs the bash blocks of its replies if max_turns > 1, and records it.
+    """Samples from one model, runs the bash blocks of its replies, and records each turn.
 
     After a run the context holds the token counts, cost_usd (None if unknown), `metadata` and the
     rollout (see `rollout_details`). `logs_dir` holds completion.txt, which is the last reply, and
@@ -248,8 +247,8 @@ message. Each script starts in a fresh shell (files stay, variables and director
             super().__init__(model_name=model_name, **options, **kw)
         else:
             # Harbor's constructor takes these arguments. All others are our options.
-            harbors = {*inspect.signature(BaseAgent).parameters, "override_setup_timeout_sec"}
-            options |= {name: kw.pop(name) for name in kw.keys() - harbors}
+            harbor_names = {*inspect.signature(BaseAgent).parameters, "override_setup_timeout_sec"}
+            options |= {name: kw.pop(name) for name in kw.keys() - harbor_names}
             super().__init__(model_name=model_name, **kw)
             self.options = self.options_model(**options)
         # Texts on the task's skills and MCP servers. `setup` makes them, `run` sends them.
@@ -306,7 +305,7 @@ message. Each script starts in a fresh shell (files stay, variables and director
         conversation = self._conversation
         stop_reason = StopReason.ERROR
         try:
-            async with asyncio.timeout(self.options.max_seconds) as limit:
+            async with asyncio.timeout(self.options.max_seconds) as timer:
                 await conversation.begin(instruction)
                 stop_reason = await self._converse(conversation, environment)
         except asyncio.CancelledError:
@@ -317,10 +316,11 @@ message. Each script starts in a fresh shell (files stay, variables and director
             if asyncio.current_task().cancelling():
                 stop_reason = StopReason.CANCELLED
                 raise asyncio.CancelledError from error
-            if limit.expired():
+            if timer.expired():
+                # `max_seconds` have passed: return, so that Harbor scores the trial.
                 stop_reason = StopReason.ROLLOUT_TIMEOUT
             elif isinstance(error, TimeoutError):
-                # Harbor would mistake it for the agent's timeout, and score the trial.
+                # Harbor takes any TimeoutError for the agent's timeout, and would score the trial.
                 raise RuntimeError(f"a call timed out: {error!r}") from error
             else:
                 raise
@@ -356,11 +356,12 @@ message. Each script starts in a fresh shell (files stay, variables and director
         client = await shared_client(self)
         self._introduction = []
         if self.skills_dir:
-            command = f"cd -- {shlex.quote(self.skills_dir)} && {{\n{LIST_SKILLS}}} 2>&1"
+            folder = shlex.quote(self.skills_dir)
+            command = "cd -- " + folder + " && {" + LIST_SKILLS + "} 2>&1"
             listed = await environment.exec(command, timeout_sec=60)
             skills = valid_text(listed.stdout)
             if isinstance(client, ExactClient):
-                # The instruction is sent with its special tokens, and this becomes a part of it.
+                # This becomes a part of the instruction, whose special tokens `sample` leaves.
                 skills = await client.break_special_tokens(skills)
             self._introduction.append(f"Skills. Read a skill's file before you use it.\n{skills}")
         for server in self.mcp_servers:
@@ -449,7 +450,7 @@ message. Each script starts in a fresh shell (files stay, variables and director
             context.n_output_tokens = sum(usage.completion_tokens for usage in usages)
             context.n_cache_tokens = sum(usage.cache_tokens for usage in usages)
         # If one price is unknown, the run's price is unknown.
-        if turns and all(turn.cost_usd for turn in turns):
+        if turns and all(turn.cost_usd is not None for turn in turns):
             context.cost_usd = sum(turn.cost_usd for turn in turns)
         # SkyRL and verl read the number of turns under the name n_episodes.
         metadata = {**conversation.metadata, "stop_reason": stop_reason, "n_episodes": len(turns)}
@@ -541,8 +542,8 @@ message. Each script starts in a fresh shell (files stay, variables and director
             collect_rollout_details=options.collect_rollout_details,
             **arguments,
         )
-        # The template of gpt-oss refuses a history with replies that still have their headers, so
-        # it is rendered by the chat endpoint.
+        # The template of gpt-oss raises an error if an earlier reply has <|channel|> headers, as a
+        # sampled one does. So gpt-oss uses the chat endpoint.
         if options.collect_rollout_details and base and "gpt-oss" not in model:
             return VllmClient(model_name=model, fallback=chat, **arguments)
         return chat()
@@ -557,8 +558,9 @@ message. Each script starts in a fresh shell (files stay, variables and director
         options = self.options.model_dump(exclude={"session_id"})
         endings = ("_API_KEY", "_BASE_URL", "_API_BASE")
         variables = [item for item in self._env.items() if item[0].endswith(endings)]
+        # `options` is a plain dictionary, so its repr has llm_kwargs in it.
         hashed = hash((repr(options), frozenset(variables)))
-        # The last one is the Tinker service that the process gave to `use_service`.
+        # A Tinker service that was given to `use_service` needs a client of its own.
         return (type(self), self.model_name, hashed, _given_service)
 
 
@@ -600,7 +602,7 @@ class StopReason(StrEnum):
     """Why a run ended. tinker-cookbook's StopReason has some of these, with the same values.
 
     Harbor scores a single-step trial unless it ended in ERROR or by Ctrl-C. In a multi-step task it
-    scores a step that ended in ERROR, too; `trial_to_trajectory` leaves such a trial out.
+    scores every step. `trial_to_trajectory` leaves a trial out if one of its steps ended in ERROR.
     """
 
     # The reply holds no command, or max_turns is 1.
@@ -613,7 +615,7 @@ class StopReason(StrEnum):
     CONTEXT_OVERFLOW = "context_overflow"
     # `max_seconds` have passed; the call or script that was under way was stopped.
     ROLLOUT_TIMEOUT = "rollout_timeout"
-    # The agent's timeout, which Harbor scores, or Ctrl-C.
+    # Harbor cancelled the run: at the agent's timeout, which it scores, or by Ctrl-C.
     CANCELLED = "cancelled"
     # An exception, which Harbor keeps as the exception_info of the trial or the step.
     ERROR = "error"
@@ -639,7 +641,7 @@ class Turn(LLMResponse):
             unless it runs with --logprobs-mode processed_logprobs.
         extra: Other fields of the client (Tinker: sequence_id; vLLM: routed_experts).
         cut_off: True if the reply is incomplete; nothing in it is run.
-        breaks_prefix: True if the prompt does not begin with the previous turn's ids.
+        breaks_prefix: True if the prompt is not exact.
         timestamp: When the reply came, in ISO 8601.
 
     A turn that was read back from a trial's result has ids, logprobs and `extra`, but no text.
@@ -735,11 +737,11 @@ class Conversation:
         self.client: Any = None
         self.metadata: dict[str, Any] = {}
         self._history: list[Message | Turn] = []
-        # The state of the whole trial. The copy of the messages was made after the last turn, and
-        # shows whether the loop has edited them since.
+        # The state of the whole trial.
         self._chat: Chat | None = None
         self._pending: list[Message] = []
         self._last_turn = Turn()
+        # A copy of `messages` after the last turn. If they differ now, the loop has edited them.
         self._last_messages: list[dict] = []
 
     @property
@@ -782,7 +784,7 @@ class Conversation:
             raise RuntimeError("there is nothing to send: `tell` the model something first")
         options = self._agent.options
 
-        # Is there room?
+        # Is there room? In the first call this is true, too, which changes nothing.
         is_edited = self.messages != self._last_messages
         if is_edited:
             # The Responses API still has the old messages: start a new chain.
@@ -801,7 +803,8 @@ class Conversation:
             # This field is sent only to servers that return ids: closed APIs refuse unknown fields.
             request["extra_body"] = {"session_id": self.session_id}
         if isinstance(self.client, ExactClient):
-            # An instruction may hold special tokens on purpose. Any other text is recorded as sent.
+            # An instruction may hold special tokens on purpose; in any other text they are broken.
+            # The text is replaced, so that the record shows what was sent.
             for message in self._pending:
                 if not message.is_instruction:
                     message.text = await self.client.break_special_tokens(message.text)
@@ -820,14 +823,14 @@ class Conversation:
             self.messages.append({"role": "assistant", "content": reply.content})
             self._chat.reset_response_chain()
         turn = Turn(**vars(reply))
-        # The whole reply, with its thinking, but without lone surrogates.
+        # The Chat has appended the prompt and the reply. `Turn` has replaced lone surrogates in it.
         self.messages[-1]["content"] = turn.content
         return self._record_turn(turn)
 
     def _record_turn(self, turn: Turn) -> Turn:
         # Split the thinking off, and record the turn.
         if turn.reasoning_content:
-            # The server split the thinking off. Tags at the start of the content are thinking, too.
+            # The server split thinking off, perhaps not all of it. Tags at the start hold more.
             thinking, turn.content = leading_thinking(turn.content)
         else:
             thinking, turn.content = split_thinking(turn.content)
@@ -841,10 +844,10 @@ class Conversation:
         self._last_turn = turn
         self._last_messages = [dict(message) for message in self.messages]
         # Only the first turn must have ids. Later turns without ids are counted in the metadata.
-        ids = turn.completion_token_ids
+        must_have_ids = self._agent.options.collect_rollout_details and len(self.turns) == 1
         # An empty reply has no logprobs.
-        lacks_ids = ids is None or (len(ids) > 0 and not turn.logprobs)
-        if self._agent.options.collect_rollout_details and len(self.turns) == 1 and lacks_ids:
+        lacks_logprobs = bool(turn.completion_token_ids) and not turn.logprobs
+        if must_have_ids and (turn.completion_token_ids is None or lacks_logprobs):
             raise RuntimeError(
                 "collect_rollout_details=true, but the server returned no token ids with logprobs"
             )
@@ -875,7 +878,7 @@ class Conversation:
             metrics["completion_tokens"] = turn.usage.completion_tokens
             metrics["cached_tokens"] = turn.usage.cache_tokens
         if self._agent.options.collect_rollout_details:
-            # Only the first prompt is written. Each later one repeats those before it.
+            # Only the first prompt is written: an exact prompt repeats the ids before it.
             metrics["prompt_token_ids"] = turn.prompt_token_ids if is_first else None
             metrics["completion_token_ids"] = turn.completion_token_ids
             # JSON has no NaN.
@@ -919,7 +922,7 @@ def leading_thinking(text: str) -> tuple[str, str]:
 
 
 def split_thinking(text: str) -> tuple[str, str]:
-    """Split a reply that may lack its opening tag: the prompt may have it.
+    """Split a reply into thinking and answer. The prompt may have had the opening tag.
 
     If the first tag of the text is a closing tag, the text before it is the thinking. Otherwise
     this is `leading_thinking`. A tag between quotation marks or backticks does not count.
@@ -933,8 +936,8 @@ def split_thinking(text: str) -> tuple[str, str]:
     return leading_thinking(text)
 
 
-# A token that ends a message in the formats of `headers_to_tags`. If neither a header nor the end
-# of the text follows, the reply only quotes the token.
+# `headers_to_tags` splits a reply at a token that ends a message, if a header or the end of the
+# text follows. Elsewhere the reply merely quotes the token.
 _HEADER_BEGINS = r"\s*(?:to=\S{1,200}\s*)?<\|(?:channel|start|message_model)\|>"
 _MESSAGE_ENDS = rf"<\|(?:end|call|return|end_message)\|>(?={_HEADER_BEGINS}|\s*\Z)"
 
@@ -955,12 +958,16 @@ def headers_to_tags(text: str) -> str:
     thinking = ""
     answer = ""
     for message in re.split(_MESSAGE_ENDS, text):
-        header_end = re.search(r"<\|(?:message|content_\w+)\|>|\Z", message).end()
-        header = message[:header_end]
+        header_end = re.search(r"<\|(?:message|content_\w+)\|>", message)
+        if header_end is None:
+            # The reply was cut off in a header.
+            continue
+        header = message[: header_end.end()]
+        content = message[header_end.end() :]
         if "to=" not in header and re.search("final|commentary|content_text", header):
-            answer += message[header_end:]
+            answer += content
         else:
-            thinking += message[header_end:]
+            thinking += content
     # A closing tag that the thinking quotes would end it: break it.
     return f"<think>{thinking.replace('</think>', '</ think>')}</think>{answer}"
 
@@ -1006,7 +1013,8 @@ class ExactClient(ABC):
 
     context_limit: float
     max_tokens: int
-    # The ids of a probe before its tail (see `next_prompt`); None until the first probe.
+    # The ids of a probe before its tail (see `next_prompt`); None until the first probe. Trials
+    # share it without a lock, because a probe that begins otherwise only costs another one.
     _probe_start: Ids | None = None
 
     @abstractmethod
@@ -1023,8 +1031,8 @@ class ExactClient(ABC):
         """Sample a reply to a prompt. Raises any error of the server."""
 
     @abstractmethod
-    async def special_texts(self, text: str) -> Iterable[str]:
-        """The texts that would become special tokens where they occur in this text."""
+    async def special_tokens_in(self, text: str) -> list[str]:
+        """The parts of a text that would become special tokens."""
 
     async def call(
         self,
@@ -1066,24 +1074,27 @@ class ExactClient(ABC):
     async def break_special_tokens(self, text: str) -> str:
         """Put a zero-width space into each special token of a text, which makes it plain text."""
         # A broken token may uncover another one, so this repeats until none is left.
-        while found := [token for token in await self.special_texts(text) if token in text]:
-            for special in found:
-                # <|im_end|> becomes < ZERO WIDTH SPACE |im_end|>, also where occurrences overlap.
-                text = re.sub(f"(?s)(?={re.escape(special)}).", "\\g<0>\u200b", text)
+        while found := await self.special_tokens_in(text):
+            for token in found:
+                text = text.replace(token, f"{token[0]}\u200b{token[1:]}")
         return text
 
     async def next_prompt(self, messages: list[dict], previous_ids: Ids) -> tuple[Ids, str]:
         """The prompt for the next reply: the previous ids, and what the template puts after them.
 
-        A probe shows what that is. It is a short conversation that ends in the new message:
+        Earlier turns are not rendered again, because their ids must stay as they were sampled. Only
+        the ids after the last reply are needed, the tail. A probe shows them: a short conversation
+        that ends in the new message.
 
             previous_ids <|im_start|> user hi <|im_end|> <|im_start|> assistant hello <|im_end|>
-            the probe    ... <|im_start|> assistant b <|im_end|> <|im_start|> user NEW ...
+            the probe    <|im_start|> user a <|im_end|> <|im_start|> assistant b <|im_end|> ...
+            its tail     <|im_end|> <|im_start|> user NEW <|im_end|> <|im_start|> assistant
 
-        The probe's tail, after its reply "b", is what we append. The tail begins with the stop
-        token, which was sampled and is not repeated. To find where the tail begins, a second probe
-        has another reply: their common end is the tail. That is done once, and again if a probe
-        starts differently (a template may show the date).
+        1. Render the probe.
+        2. Render it with another reply, "c". The common end of the two is the tail. The ids before
+           the tail are kept, and step 2 is left out as long as probes begin with them. (They may
+           change: some templates show the date.)
+        3. Return the previous ids and the tail, without the stop token that both have.
 
         The whole history is rendered instead if there are no previous ids (the first turn, or an
         edited history), or if the reply does not end in the template's stop token.
@@ -1102,25 +1113,31 @@ class ExactClient(ABC):
         probe_start = self._probe_start
         if probe_start is None or ids[: len(probe_start)] != probe_start:
             other, _ = await self.render([*start, {"role": "assistant", "content": "c"}, new])
-            n_tail = 0
-            for token, other_token in zip(reversed(ids), reversed(other), strict=False):
-                if token != other_token:
-                    break
-                n_tail += 1
-            probe_start = ids[: len(ids) - n_tail]
+            probe_start = ids[: len(ids) - n_common_end(ids, other)]
             self._probe_start = probe_start
         tail = ids[len(probe_start) :]
-        # A reply of Inkling ends in two tokens of the tail: end of message, and stop.
-        for n_sampled in (1, 2):
-            if previous_ids[-n_sampled:] == tail[:n_sampled]:
-                return previous_ids + tail[n_sampled:], prompt_end
+        # Most replies end in one token of the tail. Inkling's end in two.
+        for n_stop in (1, 2):
+            if previous_ids[-n_stop:] == tail[:n_stop]:
+                return previous_ids + tail[n_stop:], prompt_end
         return await self.render(messages)
+
+
+def n_common_end(ids: Ids, other: Ids) -> int:
+    """The number of ids at the end that two lists have in common."""
+    n_common = 0
+    for one, another in zip(reversed(ids), reversed(other), strict=False):
+        if one != another:
+            break
+        n_common += 1
+    return n_common
 
 
 def says_context_is_full(error: Exception) -> bool:
     """True if the error says that the prompt is too long; the phrases are Harbor's.
 
-    Only errors of the request count: a server that is down may "take too long", too.
+    The error must also blame the request, by its status or by Tinker's category "user": a server
+    that is down may "take too long", too.
     """
     is_user_error = str(getattr(error, "category", "")) == "user"
     is_bad_request = getattr(error, "status_code", None) in (400, 413, 422)
@@ -1159,18 +1176,19 @@ class TinkerClient(ExactClient):
         import tinker
         from harbor.llms.tinker import TinkerLLM, get_tokenizer
 
-        # Loading takes seconds, so it comes before the lock. The cookbook caches the tokenizer.
+        # This loads the tokenizer into the cookbook's cache, where TinkerLLM finds it. It takes
+        # seconds, so it comes before the lock.
         get_tokenizer(model_name)
         with _tokenizing:
             # The renderer has no public name. Harbor 0.13 to 0.25 have this one.
             self._renderer = TinkerLLM(model_name, renderer_name=renderer_name)._renderer
             self._tokenizer = self._renderer.tokenizer
-            # Inkling's tokenizer has no such method, and makes no special token of a text.
+            # Inkling's tokenizer has no such method. It turns no text into a special token.
             has_vocabulary = hasattr(self._tokenizer, "get_added_vocab")
             vocabulary = self._tokenizer.get_added_vocab() if has_vocabulary else []
             stop = self._renderer.get_stop_sequences()
-        # Any text may hold the added tokens that are blanks or a single character.
-        self._special_texts = [text for text in vocabulary if len(text.strip()) > 1]
+        # Ordinary text has tokens of one character, or of blanks alone, so those are not broken.
+        self._special_tokens = [token for token in vocabulary if len(token.strip()) > 1]
         self.context_limit = context_limit
         self.max_tokens = max_tokens
         self._params = tinker.SamplingParams(
@@ -1194,8 +1212,8 @@ class TinkerClient(ExactClient):
             ids = prompt.to_ints()
             return ids, self._tokenizer.decode(ids[-8:])
 
-    async def special_texts(self, text: str) -> Iterable[str]:
-        return self._special_texts
+    async def special_tokens_in(self, text: str) -> list[str]:
+        return [token for token in self._special_tokens if token in text]
 
     async def generate(self, prompt_ids: Ids, max_tokens: int, **request: Any) -> Turn:
         import tinker
@@ -1226,7 +1244,7 @@ class TinkerClient(ExactClient):
         # Sample. If the session has ended, open a new one and try again, once.
         client = self._sampling_client
         try:
-            return await sample_once(client, request)
+            return await await_sample(client, request)
         except Exception as error:
             if not session_is_over(error):
                 raise
@@ -1234,7 +1252,7 @@ class TinkerClient(ExactClient):
         async with self._reopening:
             if self._sampling_client is client:
                 self._sampling_client = await asyncio.to_thread(self._open)
-        return await sample_once(self._sampling_client, request)
+        return await await_sample(self._sampling_client, request)
 
     def _text_of(self, ids: Ids) -> str:
         # The reply's text up to its stop token. The renderer role_colon stops at a text instead.
@@ -1245,7 +1263,7 @@ class TinkerClient(ExactClient):
             with _tokenizing:
                 text = self._tokenizer.decode(ids)
         except Exception:
-            # Ids that cannot be decoded give an empty answer.
+            # A model may sample an id that its tokenizer does not have: the answer is empty.
             return ""
         if isinstance(stop[0], str):
             text = text.partition(stop[0])[0].removeprefix(" ")
@@ -1261,7 +1279,7 @@ def with_thinking_part(message: dict) -> dict:
     return {"role": "assistant", "content": parts if thinking else text}
 
 
-async def sample_once(client: Any, request: dict) -> Any:
+async def await_sample(client: Any, request: dict) -> Any:
     """Await the answer of a Tinker sampling client."""
     sampling = client.sample(**request)
     if not inspect.isawaitable(sampling):
@@ -1271,7 +1289,8 @@ async def sample_once(client: Any, request: dict) -> Any:
 
 
 # The process's sessions with Tinker, by server and key. A session is a `tinker.ServiceClient`, and
-# holds about 11 file descriptors.
+# holds about 11 file descriptors. A TinkerClient owns only its sampling client; if the session has
+# ended, it calls `open_sampling_client` again, which replaces the session for all.
 _services: dict[tuple, Any] = {}
 _service_lock = threading.Lock()
 _given_service: Any = None
@@ -1354,13 +1373,14 @@ def open_sampling_client(source: dict, api_base: str | None, api_key: str | None
 def close_service(service: Any) -> None:
     """Close a session without waiting, or do nothing: SDKs before 0.30 cannot close."""
     if hasattr(service, "close"):
+        # The status that Tinker records for the session.
         service.close("success")
 
 
-# vLLM does not say which tokens of a text are special, so their look decides. An ordinary token of
-# that look gets a zero-width space as well.
+# vLLM does not say which tokens are special, so this guesses: it is a token in angle or square
+# brackets that has a letter. An ordinary token of that look gets a zero-width space as well.
 _HTML = "caption|table|thead|tbody|tfoot|tr|td|th|h[1-6]|blockquote|code|strong|em|b|i|u|sub|sup"
-SPECIAL_LOOKS = rf"""(?xs)
+SPECIAL_TOKEN = rf"""(?xs)
     # <|im_end|>, <think>, </s>; but not <?>, and not the tags of HTML, which Gemma has as tokens
     (?!</?(?:{_HTML})>) <.*[^\W\d_].*>
     # [INST]; but not [:]
@@ -1404,7 +1424,7 @@ class VllmClient(ExactClient):
         if "reasoning_effort" in self._body:
             self._template_kwargs.setdefault("reasoning_effort", self._body["reasoning_effort"])
         self._url = api_base.rstrip("/").removesuffix("/v1")
-        # `connect` starts this, and Python ends it.
+        # `connect` starts this. Python ends it when nothing refers to it any more.
         self._connection = open_server(
             base_url=self._url,
             api_key=api_key,
@@ -1457,18 +1477,18 @@ class VllmClient(ExactClient):
             add_generation_prompt=True,
             chat_template_kwargs=self._template_kwargs,
         )
-        # Tokenizers show spaces and newlines as these characters.
+        # Tokenizers write a blank or a newline in one of these ways.
         end = re.sub("Ċ|Ġ|▁|<0x0A>", " ", "".join(answer["token_strs"][-8:]))
         return answer["tokens"], end
 
-    async def special_texts(self, text: str) -> Iterable[str]:
+    async def special_tokens_in(self, text: str) -> list[str]:
         # A special token has a pair of brackets, or a tilde. Most texts have neither.
         has_pair = ("<" in text and ">" in text) or ("[" in text and "]" in text)
         if not (has_pair or "~" in text):
             return []
         answer = await self._tokenize(prompt=text, add_special_tokens=False)
-        pieces = set(answer["token_strs"])
-        return [piece for piece in pieces if re.fullmatch(SPECIAL_LOOKS, piece)]
+        tokens = {token for token in answer["token_strs"] if re.fullmatch(SPECIAL_TOKEN, token)}
+        return [token for token in tokens if token in text]
 
     async def generate(self, prompt_ids: Ids, max_tokens: int, **request: Any) -> Turn:
         body = {
@@ -1494,6 +1514,7 @@ class VllmClient(ExactClient):
             logprobs=(reply.pop("logprobs", None) or {}).get("token_logprobs"),
             extra=reply,
         )
+        # `Turn` has counted the tokens. The server may know how many were cached.
         details = (answer.get("usage") or {}).get("prompt_tokens_details") or {}
         turn.usage.cache_tokens = details.get("cached_tokens") or 0
         return turn
@@ -1502,8 +1523,8 @@ class VllmClient(ExactClient):
 async def open_server(*, ssl_verify: bool, **arguments: Any) -> AsyncIterator[Any]:
     """Yield an openai.AsyncOpenAI, which keeps its connections open, and close it in the end.
 
-    Python closes an async generator when its event loop ends, or when nothing refers to it any
-    more. So a client that holds this one needs no `close`, which Harbor would never call.
+    This is a generator because Python closes an async generator by itself: when its event loop
+    ends, or when nothing refers to it any more. Harbor never closes a client.
     """
     from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
@@ -1538,27 +1559,28 @@ def chat_client(*, context_limit: int | None = None, **arguments: Any) -> Any:
 
         async def call(self, prompt: str, **request: Any) -> Turn:
             """Call the model. Raises the error of the last of LiteLLM's three attempts."""
-            # Trials share this object, so the methods below write into a copy for this call.
-            of_this_call = copy.copy(self)
+            # Trials share this object. LiteLLM's code runs on a copy, to which the methods below
+            # write the finish reason of this call.
+            this_call = copy.copy(self)
             try:
-                response = await LiteLLM.call(of_this_call, prompt, **request)
+                response = await LiteLLM.call(this_call, prompt, **request)
             except Exception as error:
                 if self._api_base:
                     add_url(error, self._api_base)
                 raise
-            reason = str(of_this_call.finish_reason).lower()
+            reason = str(this_call.finish_reason).lower()
             cut_off = reason not in COMPLETED_REASONS
             if cut_off and reason != "length":
                 self._logger.warning(f"finish reason {reason!r}: the reply counts as cut off")
             return Turn(**vars(response), cut_off=cut_off)
 
         def get_model_output_limit(self) -> int:
-            # Harbor would send the model's own maximum to the Responses API.
+            # Harbor sends this number to the Responses API.
             return self._llm_kwargs["max_tokens"]
 
         def _extract_usage_info(self, response: Any) -> UsageInfo | None:
-            # LiteLLM calls this before it looks at finish_reason. If it found "length" there, it
-            # would raise an error without ids and usage.
+            # LiteLLM calls no other method of its own before it looks at finish_reason. If it found
+            # "length" there, it would raise an error without ids and usage.
             choice = response["choices"][0]
             # litellm replaces an unknown finish reason by "stop", and keeps the original under this
             # name.
@@ -1597,7 +1619,7 @@ class Trajectory:
     trial: TrialResult
 
 
-# Harbor scores a trial even if it ended in one of these; 0.25 says so in `reward_valid`.
+# Exceptions after which a reward still counts. Harbor 0.25 decides this itself, by `reward_valid`.
 SCORED_EXCEPTIONS = {"AgentTimeoutError", "NonZeroAgentExitCodeError"}
 
 
@@ -1622,21 +1644,22 @@ def trial_to_trajectory(trial: TrialResult) -> Trajectory | None:
         raise ValueError(f"trial {trial.trial_name}: {error}") from error
     stop_reasons = [(context.metadata or {}).get("stop_reason") for context in contexts]
     errors = [part.exception_info for part in (trial, *steps) if part.exception_info]
-    if rewards:
-        is_scored = all(error.exception_type in SCORED_EXCEPTIONS for error in errors)
-        is_valid = getattr(trial, "reward_valid", is_scored)
+    if not rewards:
+        is_valid = bool(turns) and not errors
+    elif hasattr(trial, "reward_valid"):
+        is_valid = trial.reward_valid
     else:
-        is_valid = turns and not errors
+        is_valid = all(error.exception_type in SCORED_EXCEPTIONS for error in errors)
     if not is_valid or StopReason.ERROR in stop_reasons:
         return None
     reward = next(iter(rewards.values())) if len(rewards) == 1 else rewards.get("reward")
     return Trajectory(turns, reward, stop_reasons[-1], trial)
 
 
-# The name in versions before 0.4, kept for the code that uses it.
+# The name that this function had first.
 _trial_to_trajectory = trial_to_trajectory
 
-# The lists of a RolloutDetail, which have an entry a turn. A `Turn` has fields of the same names.
+# The lists of a RolloutDetail with one entry per turn. `Turn` has attributes of the same names.
 _TOKEN_FIELDS = ("prompt_token_ids", "completion_token_ids", "logprobs")
 
 
@@ -1660,7 +1683,11 @@ def rollout_details(turns: list[Turn]) -> list[dict] | None:
 
 
 def turns_of(context: AgentContext) -> Iterator[Turn]:
-    """The turns of a run. Raises ValueError if their lists do not align or hold no numbers."""
+    """The turns of a run.
+
+    Raises:
+        ValueError: The lists differ in length, or a logprob is missing or not finite.
+    """
     for detail in context.rollout_details or []:
         fields = {name: detail.get(name) or [] for name in _TOKEN_FIELDS}
         extra = detail.get("extra") or {}
@@ -1668,10 +1695,12 @@ def turns_of(context: AgentContext) -> Iterator[Turn]:
         if len(lengths) != 1:
             raise ValueError("the lists of a rollout differ in length")
         for n in range(lengths.pop()):
-            turn = Turn(**{name: values[n] for name, values in fields.items()})
-            turn.extra = {name: values[n] for name, values in extra.items()}
+            turn = Turn(
+                **{name: values[n] for name, values in fields.items()},
+                extra={name: values[n] for name, values in extra.items()},
+            )
             if not turn.is_trainable:
-                raise ValueError("ids and logprobs are not aligned, or no numbers")
+                raise ValueError("ids and logprobs differ in length, or a logprob is not finite")
             yield turn
 
 
@@ -1679,7 +1708,7 @@ def to_tinker(trajectory: Trajectory) -> tinker_cookbook.rl.types.Trajectory:  #
     """The trial for tinker-cookbook's RL functions. Imports torch.
 
     Every transition has reward 0.0. Put the trial's reward into `TrajectoryGroup.final_rewards_G`.
-    From cookbook 0.6 on, an action names the sequence that Tinker sampled, for `stable_reinforce`.
+    Each action has Tinker's sequence_id, which the loss stable_reinforce of cookbook 0.6 needs.
     """
     from tinker import ModelInput
     from tinker_cookbook.completers import TokensWithLogprobs
@@ -1687,6 +1716,7 @@ def to_tinker(trajectory: Trajectory) -> tinker_cookbook.rl.types.Trajectory:  #
 
     transitions = []
     for turn in trajectory.turns:
+        # A rollout does not keep `Turn.cut_off`. Only the last turn of a trial can be cut off.
         is_last = turn is trajectory.turns[-1]
         cut_off = is_last and trajectory.stop_reason == StopReason.MAX_TOKENS
         ending = "length" if cut_off else "stop"
@@ -1729,8 +1759,8 @@ def valid_text(text: str | bytes | None) -> str:
 
 # Running scripts.
 
-# CommonMark's fenced blocks and lists. With the rule "code", a fence that is indented by four
-# spaces does not close a block. Without "inline", parsing takes two thirds of the time.
+# Only the rules of CommonMark that decide where a fenced block is: a list item may hold one, and a
+# fence that is indented by four spaces is code. "inline" would cost a third of the time.
 _MARKDOWN = MarkdownIt("zero").enable(["fence", "list", "code"]).disable("inline")
 
 
@@ -1741,12 +1771,12 @@ def fenced_blocks(text: str) -> list[tuple[str, str]]:
     not count either.
     """
     blocks = []
-    # A text that ends without a newline would make an unclosed block look closed below.
+    # The parser also returns an unclosed block. A closed one has two lines more than its content,
+    # if the last line of the text ends in a newline.
     for token in _MARKDOWN.parse(text.replace("\0", "") + "\n"):
         if token.markup.startswith("`"):
             first_line, end_line = token.map
             n_lines = token.content.count("\n")
-            # The two fences are lines of a closed block, too.
             is_closed = end_line - first_line == n_lines + 2
             if is_closed:
                 words = token.info.lower().split()

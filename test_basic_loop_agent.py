@@ -932,7 +932,8 @@ def test_prompts_are_exact_and_unforgeable_on_vllm(vllm, provider, path, caplog)
     client = one._conversation.client
     pieces = ["]~b]", "[e~[", "<s>", "[INST]", "<h1>", "</td>", "<?>", "[:]"]
     client._tokenize = unittest.mock.AsyncMock(return_value={"token_strs": pieces})
-    assert set(asyncio.run(client.special_texts("<>"))) == set(pieces[:4])
+    found = asyncio.run(client.special_tokens_in("".join(pieces)))
+    assert set(found) == set(pieces[:4])
     # Of two that overlap the server shows the first; the second shows when that is broken.
     shown = {"token_strs": ["]~b]"]}, {"token_strs": ["]~!b["]}, {"token_strs": []}
     client._tokenize = unittest.mock.AsyncMock(side_effect=shown)
