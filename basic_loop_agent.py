@@ -417,7 +417,7 @@ message. Each script starts in a fresh shell (files stay, variables and director
 
     def _read_result(self, result: ExecResult, mark: str) -> str | None:
         # The text that the model gets, or None if the answer is damaged. A complete answer is
-        #     :MARK:output in base64:MARK:exit code:MARK:
+        #     :MARK:output and end line in base64:MARK:exit code:MARK:
         parts = valid_text(result.stdout).split(f":{mark}:")
         note = ""
         if len(parts) == 1:
@@ -1810,13 +1810,15 @@ def shell_command(*call: str) -> str:
 #     runner ---- watch_script ---- run_script ---- bash, the script
 #        '------- sed | head | base64
 #
-# The script writes into a pipe, and the runner turns that into base64, which every environment
-# passes on unchanged. watch_script keeps the time limit, for which it has a second pipe: run_script
-# writes the exit code there. Then watch_script writes the line "end-of-MARK NOTE" after the output.
-# sed stops at that line, even if a background server keeps the pipe open. The whole output of an
-# exec is
+# The script writes into a pipe. The runner reads it and turns the output into base64, which every
+# environment passes on unchanged. watch_script keeps the time limit: run_script tells it the exit
+# code through a second pipe. When the script is over, watch_script writes the line "end-of-MARK"
+# after the output. sed stops at that line, even if a background server keeps the pipe open. The
+# whole output of an exec is
 #
-#     :MARK:output in base64:MARK:exit code:MARK:
+#     :MARK:output and end line in base64:MARK:exit code:MARK:
+#
+# If the time limit was reached, the end line says so after the mark.
 #
 # MARK is random hex. Each process of the script has it in its environment as BASIC_LOOP_SCRIPT,
 # and the runner has it as BASIC_LOOP_RUNNER. No file is written. The image needs bash 4.4 or later,
@@ -1828,7 +1830,9 @@ unset BASIC_LOOP_PROGRAM BASIC_LOOP_RUNNER
 
 # run_blocks MARK SECONDS BYTES BLOCK...: run the blocks as one script.
 run_blocks() {
-  local mark=$1 seconds=$2 flood_bytes=$3 block unfinished script watcher survivors
+  local mark=$1 seconds=$2 flood_bytes=$3 block script watcher
+  # find_unfinished and kill_processes set these.
+  local unfinished survivors
   shift 3
   # An empty line after each block keeps a trailing backslash from joining two blocks.
   printf -v script "%s\n\n" "$@"
@@ -1846,7 +1850,8 @@ run_blocks() {
   local -x LC_ALL=C
   # sed keeps a line in memory: at most 100 MB.
   { ulimit -v 100000; exec sed "/^end-of-$mark/q"; } <&3 | head -c "$flood_bytes" | base64
-  # If the script is not over, it has written enough for head, or has killed a reader.
+  # watch_script closes its file 3 when the script is over. If it is open, the script has written
+  # enough for head, or has killed one of the three readers.
   if [ -e "/proc/$watcher/fd/3" ]; then
     kill_processes "BASIC_LOOP_SCRIPT=$mark" "$watcher"
   fi
@@ -1865,8 +1870,10 @@ run_blocks() {
 # and the end line, and return its exit code.
 watch_script() {
   local mark=$1 seconds=$2 script=$3 code note survivors
+  # File 4 is the script's output.
   exec 4>&1
-  # Opened for reading and writing, the pipe has no end: a script may kill what runs it.
+  # The exit code comes on file 3, which is open for writing, too. So there is no end of the file
+  # if the script kills the shell that runs it, and the time limit is kept.
   exec 3<> <(run_script "$mark" "$script" >&4 4>&-; echo $?)
   if ! read -r -t "$seconds" code <&3; then
     kill_processes "BASIC_LOOP_SCRIPT=$mark" $!
@@ -1875,7 +1882,6 @@ watch_script() {
     note+=": the time limit of $seconds seconds was reached]"
   fi
   wait $!
-  # For the runner, a closed file 3 means that the script is over.
   exec 3>&-
   printf "\nend-of-$mark %s\n" "$note"
   return "$code"
@@ -1913,7 +1919,7 @@ find_unfinished() {
 # not be killed. This starts no process, because the script may have used up the process limit.
 kill_processes() {
   local entry=$1 root=$2 found=" " before path pid environ stat fields
-  # Repeat until no new process is found.
+  # `found` has the ids, each between spaces. Repeat until no new process is found.
   for _ in {1..100}; do
     before=$found
     for path in /proc/[0-9]*; do
