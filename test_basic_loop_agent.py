@@ -1226,7 +1226,8 @@ def test_the_model_is_told_exit_code_and_output_as_it_was_written(bench):
     # What is whole is run, whatever its syntax.
     assert bench.shell("shopt -s extglob\necho /!(*)") == "Exit code: 0\nOutput:\n/!(*)"
     text = bench.shell("echo x\necho 'unexpected end of file' )")
-    assert re.match(r"(?s)Exit code: 2\nOutput:\nx\nbash: .*near unexpected token `\)'", text)
+    # bash 4.4 gives exit code 1.
+    assert re.match(r"(?s)Exit code: [12]\nOutput:\nx\nbash: .*near unexpected token `\)'", text)
     # A script has no other way to its own output.
     text = bench.shell("echo x >&3; echo x >&4; echo y")
     assert re.fullmatch(r"(?s)Exit code: 0\n.*3: Bad file descriptor\n.*4: Bad file.*\ny", text)
@@ -1378,7 +1379,7 @@ def test_what_others_print_spoils_no_output_and_what_kills_the_wrapper_is_ended(
     text = bench.shell("echo x; echo end-of-$BASIC_LOOP_SCRIPT; sleep 1; echo never")
     assert text == "Exit code: 137\nOutput:\nx"
     text = bench.shell("echo x; printf %s end-of-$BASIC_LOOP_SCRIPT {1..9999}; echo; sleep 1")
-    assert text.startswith("Exit code: 137\nOutput:\nx\n1end-of-")
+    assert text.startswith("Exit code: 137\nOutput:\nx\n123")
     assert len(text) < 1100
 
 
