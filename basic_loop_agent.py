@@ -1770,10 +1770,7 @@ done
 LOST_OUTPUT = "[the output was lost: the shell that runs the script was killed]"
 # A script is killed if it writes more: Harbor keeps all output of an exec in memory.
 FLOOD_BYTES = 4_000_000
-CUT_OUTPUT = (
-    "[the output ends here: the script wrote more than "
-    f"{FLOOD_BYTES} bytes, or killed what reads them]"
-)
+CUT_OUTPUT = f"[the output ends here: it passed {FLOOD_BYTES} bytes, or its reader was killed]"
 # The bash program keeps a script's time limit. If exec has not answered this much later, it hangs.
 ANSWER_MARGIN_SEC = 30
 # At the limit of its own, Docker's exec raises RuntimeError. So this limit is the longest.
