@@ -379,17 +379,17 @@ message. Each script starts in a fresh shell (files stay, variables and director
 
         How a script is run, and what its mark is for, stands above `_SHELL` at the end of the file.
         """
-        limit = self.options.command_timeout_sec
+        seconds = self.options.command_timeout_sec
         mark = uuid4().hex
-        call = ["run_blocks", mark, str(limit), str(FLOOD_BYTES), *blocks]
+        call = ["run_blocks", mark, str(seconds), str(FLOOD_BYTES), *blocks]
         command = f"BASIC_LOOP_RUNNER={mark} {shell_command(*call)}"
         # Modal takes 65,536 bytes of arguments.
         if len(command) > 65_000:
             return "Not run: the script is too long. Split it into smaller ones."
         observation = None
         try:
-            async with asyncio.timeout(limit + ANSWER_MARGIN_SEC) as timer:
-                result = await environment.exec(command, timeout_sec=limit + EXEC_MARGIN_SEC)
+            async with asyncio.timeout(seconds + ANSWER_MARGIN_SEC) as timer:
+                result = await environment.exec(command, timeout_sec=seconds + EXEC_MARGIN_SEC)
             observation = self._read_result(result, mark)
         except Exception as error:
             # An environment may raise an error of its own when it is cancelled.
@@ -397,7 +397,7 @@ message. Each script starts in a fresh shell (files stay, variables and director
                 raise asyncio.CancelledError from error
             if not timer.expired() and not isinstance(error, TimeoutError):
                 raise
-            return f"Exit code: 124\nOutput:\n[no answer; the time limit is {limit} seconds]"
+            return f"Exit code: 124\nOutput:\n[no answer; the time limit is {seconds} seconds]"
         finally:
             # The script may still be running if its answer is incomplete. Kill it before the next
             # turn or the verifier.
@@ -410,7 +410,7 @@ message. Each script starts in a fresh shell (files stay, variables and director
     async def _kill_script(self, mark: str, environment: BaseEnvironment) -> None:
         # This finishes even if the agent is cancelled. The environment may be gone: errors do not
         # matter.
-        command = shell_command("kill_runner", mark)
+        command = shell_command("kill_processes", f"BASIC_LOOP_*={mark}")
         # Docker raises RuntimeError at exec's own limit, so that is longer than ours.
         exec_call = environment.exec(command, timeout_sec=KILL_SEC + ANSWER_MARGIN_SEC)
         killing = asyncio.wait_for(exec_call, KILL_SEC)
@@ -418,18 +418,22 @@ message. Each script starts in a fresh shell (files stay, variables and director
 
     def _read_result(self, result: ExecResult, mark: str) -> str | None:
         # The text that the model gets, or None if the answer is damaged. A complete answer is
-        #     :MARK:output in base64:MARK:code and note:MARK:
+        #     :MARK:output and end line in base64:MARK:exit code:MARK:
         parts = valid_text(result.stdout).split(f":{mark}:")
+        note = ""
         if len(parts) == 1:
             # The bash program did not start. The environment's own words say why.
-            code, note = result.return_code, ""
+            code = result.return_code
             output = parts[0].encode()
         elif len(parts) == 4:
-            code, _, note = parts[2].partition(" ")
+            code = parts[2]
             try:
-                output = base64.b64decode(parts[1]).partition(f"\nend-of-{mark}\n".encode())[0]
+                decoded = base64.b64decode(parts[1])
             except ValueError:
                 return None
+            output, end_line, rest = decoded.partition(f"\nend-of-{mark}".encode())
+            # A script can write such a line, of any length.
+            note = valid_text(rest[:1000]).strip() if end_line else CUT_OUTPUT
         else:
             return None
         shown_bytes = self.options.max_output_bytes
@@ -1796,6 +1800,7 @@ done
 LOST_OUTPUT = "[the output was lost: the shell that runs the script was killed]"
 # A script is killed if it writes more: Harbor keeps all output of an exec in memory.
 FLOOD_BYTES = 4_000_000
+CUT_OUTPUT = f"[the output ends here: it passed {FLOOD_BYTES} bytes, or its reader was killed]"
 # The bash program keeps a script's time limit. If exec has not answered this much later, it hangs.
 ANSWER_MARGIN_SEC = 30
 # At the limit of its own, Docker's exec raises RuntimeError. So this limit is the longest.
@@ -1829,18 +1834,18 @@ def shell_command(*call: str) -> str:
 
 # How a script is run. The environment's exec starts a bash, the runner, which calls `run_blocks`:
 #
-#     runner ---- run_script ---- bash, the script
-#        '------- read_output: sed | head | base64
+#     runner ---- watch_script ---- run_script ---- bash, the script
+#        '------- sed | head | base64
 #
-# The script writes into a pipe (file 4), and the reader turns that into base64, which every
-# environment passes on unchanged. The runner waits for a line in a second pipe (file 3), at most
-# for the time limit. run_script writes "exited CODE" there when the script is over. The reader
-# writes "closed" when it has passed on enough bytes. If the script is not over, the runner kills it
-# and all that it started. Then the runner writes the line "end-of-MARK" after the output. The
-# reader stops at that line, even if a background server keeps the pipe open. The whole output of
-# an exec is
+# The script writes into a pipe. The runner reads it and turns the output into base64, which every
+# environment passes on unchanged. watch_script keeps the time limit: run_script tells it the exit
+# code through a second pipe. When the script is over, watch_script writes the line "end-of-MARK"
+# after the output. sed stops at that line, even if a background server keeps the pipe open. The
+# whole output of an exec is
 #
-#     :MARK:output in base64:MARK:code and note:MARK:
+#     :MARK:output and end line in base64:MARK:exit code:MARK:
+#
+# If the time limit was reached, the end line says so after the mark.
 #
 # MARK is random hex. Each process of the script has it in its environment as BASIC_LOOP_SCRIPT,
 # and the runner has it as BASIC_LOOP_RUNNER. No file is written. The image needs bash 4.4 or later,
@@ -1852,77 +1857,73 @@ unset BASIC_LOOP_PROGRAM BASIC_LOOP_RUNNER
 
 # run_blocks MARK SECONDS BYTES BLOCK...: run the blocks as one script.
 run_blocks() {
-  local mark=$1 seconds=$2 max_bytes=$3 block script event code note parent reader
+  local mark=$1 seconds=$2 flood_bytes=$3 block script watcher
   # find_unfinished and kill_processes set these.
   local unfinished survivors
   shift 3
+  # An empty line after each block keeps a trailing backslash from joining two blocks.
+  printf -v script "%s\n\n" "$@"
   for block; do
     find_unfinished "$block"
-    [ -z "$unfinished" ] || break
+    if [ -n "$unfinished" ]; then
+      printf -v script "echo %q; exit 2" "[nothing was run: a block does not end: $unfinished]"
+      break
+    fi
   done
   printf ":$mark:"
-  # File 3 is a pipe for events, without a file: Linux opens both ends of a pipe through /dev/fd.
-  # The `:` is only there to make it. File 4 is the script's output.
-  exec 3<> <(:)
-  wait $!
-  exec 4> >(read_output "$mark" "$max_bytes")
-  reader=$!
-  if [ -n "$unfinished" ]; then
-    printf "[nothing was run: a block does not end: %s]\n" "$unfinished" >&4
-    event=exited code=2
-  else
-    # An empty line after each block keeps a trailing backslash from joining two blocks.
-    printf -v script "%s\n\n" "$@"
-    run_script "$mark" "$script" >&4 &
-    parent=$!
-    # Wait for an event. If none comes in time, both variables are empty.
-    read -r -t "$seconds" event code <&3
+  exec 3< <(watch_script "$mark" "$seconds" "$script")
+  watcher=$!
+  # Loading a locale takes time, and bytes are not characters.
+  local -x LC_ALL=C
+  # sed keeps a line in memory: at most 100 MB.
+  { ulimit -v 100000; exec sed "/^end-of-$mark/q"; } <&3 | head -c "$flood_bytes" | base64
+  # watch_script closes its file 3 when the script is over. If it is open, the script has written
+  # enough for head, or has killed one of the three readers.
+  if [ -e "/proc/$watcher/fd/3" ]; then
+    kill_processes "BASIC_LOOP_SCRIPT=$mark" "$watcher"
   fi
-  if [ "$event" != exited ]; then
-    kill_processes "BASIC_LOOP_SCRIPT=$mark" "$parent"
-    note="ended${survivors:+, except for processes$survivors}"
-    case $event in
-      closed) note="[$note: it wrote more than $max_bytes bytes, or killed what reads them]" ;;
-      *) code=124 note="[$note: the time limit of $seconds seconds was reached]" ;;
-    esac
+  # A background server may still write. It must neither block nor get SIGPIPE, so cat reads on.
+  # read returns 1 at the end of the file, which means that no writer is left.
+  read -r -t 0.1 -N 1 <&3
+  if [ $? != 1 ]; then
+    cat <&3 >/dev/null &
   fi
-  # The reader may be gone.
-  trap "" PIPE
-  printf "\nend-of-$mark\n" >&4
-  exec 4>&-
   # The runner waits for all of its children, because PID 1 of a container may not reap them.
-  wait $parent $reader
-  printf ":$mark:%s:$mark:" "$code $note"
+  wait "$watcher"
+  printf ":$mark:$?:$mark:"
 }
 
-# run_script MARK SCRIPT: run a script in a bash of its own, and report its exit code.
+# watch_script MARK SECONDS SCRIPT: run a script, and kill it at its time limit. Print its output
+# and the end line, and return its exit code.
+watch_script() {
+  local mark=$1 seconds=$2 script=$3 code note survivors
+  # File 4 is the script's output.
+  exec 4>&1
+  # The exit code comes on file 3, which is open for writing, too. So there is no end of the file
+  # if the script kills the shell that runs it, and the time limit is kept.
+  exec 3<> <(run_script "$mark" "$script" >&4 4>&-; echo $?)
+  if ! read -r -t "$seconds" code <&3; then
+    kill_processes "BASIC_LOOP_SCRIPT=$mark" $!
+    code=124
+    note="[ended${survivors:+, except for processes$survivors}"
+    note+=": the time limit of $seconds seconds was reached]"
+  fi
+  wait $!
+  exec 3>&-
+  printf "\nend-of-$mark %s\n" "$note"
+  return "$code"
+}
+
+# run_script MARK SCRIPT: run a script in a bash of its own, and return its exit code.
 run_script() {
   local mark=$1 script=$2
-  # In bash 5.3 a background job ignores these signals, and so would the script.
+  # bash 5.3 ignores these signals in a process substitution, and so would the script.
   trap - INT QUIT
   # The script gets a process group of its own, so that its `kill 0` kills nothing else.
   set -m
   # The text comes in a variable, because `ps` shows arguments. It is expanded before unset runs.
   BASIC_LOOP_SCRIPT=$mark BASIC_LOOP_TEXT=$script \
-    bash -c 'eval "unset BASIC_LOOP_TEXT; $BASIC_LOOP_TEXT"' </dev/null 2>&1 3>&- 4>&-
-  echo "exited $?" >&3
-}
-
-# read_output MARK BYTES: print the input in base64, up to the line end-of-MARK (sed stops there) or
-# up to BYTES (head stops there, and the runner learns that the pipe is "closed").
-read_output() {
-  local mark=$1 max_bytes=$2
-  # Loading a locale takes time, and bytes are not characters.
-  export LC_ALL=C
-  # sed keeps a line in memory: at most 100 MB.
-  { ulimit -v 100000; exec sed "/^end-of-$mark\$/q"; } | head -c "$max_bytes" | base64
-  echo "closed 137" >&3
-  # A background server may still write. It must neither block nor get SIGPIPE, so cat reads on.
-  # read returns 1 at the end of the file, which means that no writer is left.
-  read -r -t 0.1 -N 1
-  if [ $? != 1 ]; then
-    cat <&0 >/dev/null 3>&- &
-  fi
+    bash -c 'eval "unset BASIC_LOOP_TEXT; $BASIC_LOOP_TEXT"' </dev/null 2>&1
 }
 
 # find_unfinished BLOCK: set `unfinished` to bash's message about a block that does not end, or to
@@ -1935,50 +1936,38 @@ find_unfinished() {
       # A new bash numbers the lines from the start of the block.
       unfinished=$(printf %s "$1" | LC_ALL=C bash -n 2>&1)
       unfinished=${unfinished%%$'\n'*}
-      unfinished=${unfinished#*: }
       ;;
     *) unfinished= ;;
   esac
 }
 
-# kill_processes ENTRY [ROOT]: kill each process with ENTRY in its environment, the process ROOT,
-# and all that descends from them. Set `survivors` to the ids of processes that could not be killed.
-# This starts no process, because the script may have used up the process limit.
+# kill_processes ENTRY [ROOT]: kill each process with ENTRY, a pattern, in its environment, the
+# process ROOT, and all that descends from them. Set `survivors` to the ids of processes that could
+# not be killed. This starts no process, because the script may have used up the process limit.
 kill_processes() {
-  local entry=$1 root=$2 path pid environ stat fields parent_pid is_new
-  local -A is_found=()
-  local -a found=()
-  # Repeat until no new process is found.
+  local entry=$1 root=$2 found=" " before path pid environ stat fields
+  # `found` has the ids, each between spaces. Repeat until no new process is found.
   for _ in {1..100}; do
-    is_new=
+    before=$found
     for path in /proc/[0-9]*; do
       pid=${path#/proc/} environ=() stat=
-      [ -z "${is_found[$pid]}" ] || continue
+      [[ $found != *" $pid "* ]] || continue
       mapfile -t -d "" environ <"$path/environ"
       read -r -d "" stat <"$path/stat"
       # The command's name, in parentheses, may hold anything. The state and the parent follow it.
       fields=(${stat##*)})
-      parent_pid=${fields[1]:-0}
-      if [[ $pid = "$root" || ${environ[*]} = *"$entry"* || -n ${is_found[$parent_pid]} ]]; then
+      if [[ $pid = "$root" || ${environ[*]} = *$entry* || $found = *" ${fields[1]} "* ]]; then
         # Stop all before killing any. Otherwise a shell would start its next command.
         kill -STOP "$pid"
-        is_found[$pid]=yes
-        is_new=yes
         # Children come before their parents: a stopped orphan may get SIGCONT.
-        found=("$pid" "${found[@]}")
+        found=" $pid$found"
       fi
     done
-    [ -n "$is_new" ] || break
+    [ "$found" != "$before" ] || break
   done
   survivors=
-  for pid in "${found[@]}"; do
+  for pid in $found; do
     kill -KILL "$pid" || [ ! -e "/proc/$pid" ] || survivors+=" $pid"
   done
-}
-
-# kill_runner MARK: kill a runner and all that it started, from another shell.
-kill_runner() {
-  kill_processes "BASIC_LOOP_RUNNER=$1"
-  kill_processes "BASIC_LOOP_SCRIPT=$1"
 }
 """
