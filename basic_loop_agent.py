@@ -106,7 +106,7 @@ class BasicLoopOptions(
     model_client: Literal["tinker", "litellm"] = "tinker"
     """tinker, or litellm for API models and servers."""
     api_base: str | None = None
-    """Base URL of the model's server; default: the client's own. /v1 is added to http://host:port."""
+    """Base URL of the model's server; default: the client's. /v1 is added to http://host:port."""
     max_seconds: PositiveFloat | None = None
     """Seconds after which the loop ends and the trial is scored."""
     llm_kwargs: dict = Field({}, repr=False)
@@ -375,73 +375,9 @@ message. Each script starts in a fresh shell (files stay, variables and director
         return blocks or None
 
     async def _execute(self, blocks: list[str], environment: BaseEnvironment) -> str:
-        """Run blocks as one script in the environment. Returns the text that the model gets.
-
-        How a script is run, and what its mark is for, stands above `_SHELL` at the end of the file.
-        """
+        """Run blocks as one script in the environment. Returns the text that the model gets."""
         seconds = self.options.command_timeout_sec
-        mark = uuid4().hex
-        call = ["run_blocks", mark, str(seconds), str(FLOOD_BYTES), *blocks]
-        command = f"BASIC_LOOP_RUNNER={mark} {shell_command(*call)}"
-        # Modal takes 65,536 bytes of arguments.
-        if len(command) > 65_000:
-            return "Not run: the script is too long. Split it into smaller ones."
-        observation = None
-        try:
-            async with asyncio.timeout(seconds + ANSWER_MARGIN_SEC) as timer:
-                result = await environment.exec(command, timeout_sec=seconds + EXEC_MARGIN_SEC)
-            observation = self._read_result(result, mark)
-        except Exception as error:
-            # An environment may raise an error of its own when it is cancelled.
-            if asyncio.current_task().cancelling():
-                raise asyncio.CancelledError from error
-            if not timer.expired() and not isinstance(error, TimeoutError):
-                raise
-            return f"Exit code: 124\nOutput:\n[no answer; the time limit is {seconds} seconds]"
-        finally:
-            # The script may still be running if its answer is incomplete. Kill it before the next
-            # turn or the verifier.
-            if observation is None:
-                await self._kill_script(mark, environment)
-        if observation is None:
-            return f"Exit code: {result.return_code}\nOutput:\n{LOST_OUTPUT}"
-        return observation
-
-    async def _kill_script(self, mark: str, environment: BaseEnvironment) -> None:
-        # This finishes even if the agent is cancelled. The environment may be gone: errors do not
-        # matter.
-        command = shell_command("kill_processes", f"BASIC_LOOP_*={mark}")
-        # Docker raises RuntimeError at exec's own limit, so that is longer than ours.
-        exec_call = environment.exec(command, timeout_sec=KILL_SEC + ANSWER_MARGIN_SEC)
-        killing = asyncio.wait_for(exec_call, KILL_SEC)
-        await asyncio.shield(asyncio.gather(killing, return_exceptions=True))
-
-    def _read_result(self, result: ExecResult, mark: str) -> str | None:
-        # The text that the model gets, or None if the answer is damaged. A complete answer is
-        #     :MARK:output and end line in base64:MARK:exit code:MARK:
-        parts = valid_text(result.stdout).split(f":{mark}:")
-        note = ""
-        if len(parts) == 1:
-            # The bash program did not start. The environment's own words say why.
-            code = result.return_code
-            output = parts[0].encode()
-        elif len(parts) == 4:
-            code = parts[2]
-            try:
-                decoded = base64.b64decode(parts[1])
-            except ValueError:
-                return None
-            output, end_line, rest = decoded.partition(f"\nend-of-{mark}".encode())
-            # A script can write such a line, of any length.
-            note = valid_text(rest[:1000]).strip() if end_line else CUT_OUTPUT
-        else:
-            return None
-        shown_bytes = self.options.max_output_bytes
-        # Output of exec itself; the script's own stderr is in the output.
-        exec_stderr = middle_cut(valid_text(result.stderr).encode(), shown_bytes)
-        texts = [middle_cut(output, shown_bytes), note, exec_stderr]
-        shown = "\n".join(text.removesuffix("\n") for text in texts if text)
-        return f"Exit code: {code}\nOutput:\n{shown or '(none)'}"
+        return await run_in(environment, blocks, seconds, self.options.max_output_bytes)
 
     def _record(
         self, conversation: Conversation, stop_reason: StopReason, context: AgentContext
@@ -1797,16 +1733,105 @@ for file in */SKILL.md; do
 done
 """
 
-LOST_OUTPUT = "[the output was lost: the shell that runs the script was killed]"
+# Three limits of a script, the shortest first. The bash program ends it after `seconds`. If exec
+# has not answered this much later, the agent ends it by a second exec. The limit that exec gets
+# must not be reached: Docker raises RuntimeError there.
+ANSWER_MARGIN_SEC = 30
+EXEC_MARGIN_SEC = 90
+# The time that the second exec gets.
+KILL_SEC = 15
+
 # A script is killed if it writes more: Harbor keeps all output of an exec in memory.
 FLOOD_BYTES = 4_000_000
 CUT_OUTPUT = f"[the output ends here: it passed {FLOOD_BYTES} bytes, or its reader was killed]"
-# The bash program keeps a script's time limit. If exec has not answered this much later, it hangs.
-ANSWER_MARGIN_SEC = 30
-# At the limit of its own, Docker's exec raises RuntimeError. So this limit is the longest.
-EXEC_MARGIN_SEC = 90
-# The time for a second exec, which kills a script from outside.
-KILL_SEC = 15
+LOST_OUTPUT = "[the output was lost: the shell that runs the script was killed]"
+
+
+async def run_in(
+    environment: BaseEnvironment, blocks: list[str], seconds: int, shown_bytes: int
+) -> str:
+    """Run blocks as one script in an environment. How that works stands above `_SHELL`.
+
+    Args:
+        environment: Harbor's environment. Raises any error of its `exec`.
+        blocks: The texts of the blocks.
+        seconds: The time limit of the script.
+        shown_bytes: The maximum bytes of output in the answer.
+
+    Returns:
+        The text that the model gets: the exit code and the output.
+    """
+    # A random id. It names the processes of this script, and marks the parts of the answer.
+    mark = uuid4().hex
+    call = ["run_blocks", mark, str(seconds), str(FLOOD_BYTES), *blocks]
+    command = f"BASIC_LOOP_RUNNER={mark} {shell_command(*call)}"
+    # Modal takes 65,536 bytes of arguments.
+    if len(command) > 65_000:
+        return "Not run: the script is too long. Split it into smaller ones."
+    try:
+        async with asyncio.timeout(seconds + ANSWER_MARGIN_SEC) as timer:
+            result = await environment.exec(command, timeout_sec=seconds + EXEC_MARGIN_SEC)
+    except BaseException as error:
+        # The script may still be running. Kill it before the next turn or the verifier.
+        await kill_script(mark, environment)
+        # An environment may raise an error of its own when it is cancelled.
+        if asyncio.current_task().cancelling():
+            raise asyncio.CancelledError from error
+        if timer.expired() or isinstance(error, TimeoutError):
+            return f"Exit code: 124\nOutput:\n[no answer; the time limit is {seconds} seconds]"
+        raise
+    observation = read_answer(result, mark, shown_bytes)
+    if observation is None:
+        await kill_script(mark, environment)
+        return f"Exit code: {result.return_code}\nOutput:\n{LOST_OUTPUT}"
+    return observation
+
+
+async def kill_script(mark: str, environment: BaseEnvironment) -> None:
+    """Kill a script and its runner by a second exec. Cancelling the agent does not stop this."""
+
+    async def kill() -> None:
+        command = shell_command("kill_processes", f"BASIC_LOOP_*={mark}")
+        exec_call = environment.exec(command, timeout_sec=KILL_SEC + EXEC_MARGIN_SEC)
+        # The environment may be gone.
+        with suppress(Exception):
+            await asyncio.wait_for(exec_call, KILL_SEC)
+
+    await asyncio.shield(kill())
+
+
+def read_answer(result: ExecResult, mark: str, shown_bytes: int) -> str | None:
+    """The text that the model gets, or None if the answer is damaged.
+
+    A complete answer is
+
+        :MARK:output and end line in base64:MARK:exit code:MARK:
+
+    The end line is "end-of-MARK", followed by a note if the time limit was reached. It is missing
+    if the output was cut.
+    """
+    parts = valid_text(result.stdout).split(f":{mark}:")
+    note = ""
+    if len(parts) == 1:
+        # bash did not start, and the output of exec says why.
+        code = result.return_code
+        output = parts[0].encode()
+    elif len(parts) == 4:
+        code = parts[2]
+        try:
+            decoded = base64.b64decode(parts[1])
+        except ValueError:
+            return None
+        output, end_line, rest = decoded.partition(f"\nend-of-{mark}".encode())
+        # A script that reads the mark from its environment can forge a note of any length.
+        note = valid_text(rest[:1000]).strip() if end_line else CUT_OUTPUT
+    else:
+        return None
+    # The script's own stderr is in the output. This is what exec itself reports.
+    exec_stderr = middle_cut(valid_text(result.stderr).encode(), shown_bytes)
+    texts = [middle_cut(output, shown_bytes), note, exec_stderr]
+    shown = "\n".join(text.removesuffix("\n") for text in texts if text)
+    return f"Exit code: {code}\nOutput:\n{shown or '(none)'}"
 
 
 def middle_cut(output: bytes, shown_bytes: int) -> str:
@@ -1822,12 +1847,12 @@ def middle_cut(output: bytes, shown_bytes: int) -> str:
 def shell_command(*call: str) -> str:
     """The command that calls a function of the bash program `_SHELL` with these arguments.
 
-    The program comes base64-encoded in a variable, and not as an argument of bash: a script's
-    `pkill -f` or `pgrep -f` would find it there.
+    It is `BASIC_LOOP_PROGRAM=<the program in base64> exec bash -c '<decode and run it>'`. The text
+    is not an argument of bash, because a script's `pkill -f` would find it there.
     """
     program = f"{_SHELL}\n{shlex.join(call)}\nexit\n"
     encoded = base64.b64encode(valid_text(program).encode()).decode()
-    # If no process is left to decode the program, it is empty, and `exit 1` is reached.
+    # The program ends by itself, so `exit 1` is reached only if no process was left to decode it.
     start = 'eval "$(printf %s $BASIC_LOOP_PROGRAM | base64 -d)"; exit 1'
     return f"BASIC_LOOP_PROGRAM={encoded} exec bash -c '{start}'"
 
