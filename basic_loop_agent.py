@@ -113,7 +113,7 @@ class BasicLoopOptions(
     """More arguments for the client: top_p, seed, ..."""
     collect_rollout_details: bool | None = None
     """Record token ids; default: true for tinker, false for litellm. With true and the URL of a
-    vLLM server, prompts are exact."""
+    vLLM server, prompts are exact (except gpt-oss)."""
     context_limit: PositiveInt | None = None
     """Maximum tokens of a conversation; default: the server's, or 32,000 for tinker."""
     rerender_history: bool = False
@@ -164,6 +164,7 @@ async def shared_client(agent: BasicLoopAgent) -> Any:
     async with lock:
         client = _clients.get(key)
         if isinstance(client, Exception) and not has_waited:
+            # An error from before this trial: try again.
             client = None
         if client is None:
             try:
@@ -246,7 +247,7 @@ message. Each script starts in a fresh shell (files stay, variables and director
         if HARBOR_PARSES_OPTIONS:
             super().__init__(model_name=model_name, **options, **kw)
         else:
-            # Harbor's constructor takes these arguments. All others are our options.
+            # Harbor's constructor takes these, the last one in its **kwargs. The rest are options.
             harbor_names = {*inspect.signature(BaseAgent).parameters, "override_setup_timeout_sec"}
             options |= {name: kw.pop(name) for name in kw.keys() - harbor_names}
             super().__init__(model_name=model_name, **kw)
@@ -261,9 +262,10 @@ message. Each script starts in a fresh shell (files stay, variables and director
     ) -> StopReason:
         """The loop: sample a reply, run its script, and tell the model the script's output.
 
-        `tell` queues a text. `sample` sends the queued texts, records the reply as a turn, and
-        returns the turn. To shorten the history, edit `conversation.messages` in place. To record
-        something else, put it into `conversation.metadata`.
+        `tell` queues a text; the instruction is queued already. `sample` sends the queued texts,
+        records the reply as a turn, and returns it. To shorten the history, edit
+        `conversation.messages` in place. To record something else, put it into
+        `conversation.metadata`.
         """
         for _ in range(self.options.max_turns):
             # Sample, and record.
@@ -312,8 +314,7 @@ message. Each script starts in a fresh shell (files stay, variables and director
             stop_reason = StopReason.CANCELLED
             raise
         except Exception as error:
-            # A client or an environment may raise an error of its own when it is cancelled.
-            if asyncio.current_task().cancelling():
+            if was_cancelled():
                 stop_reason = StopReason.CANCELLED
                 raise asyncio.CancelledError from error
             if timer.expired():
@@ -361,7 +362,7 @@ message. Each script starts in a fresh shell (files stay, variables and director
             listed = await environment.exec(command, timeout_sec=60)
             skills = valid_text(listed.stdout)
             if isinstance(client, ExactClient):
-                # This becomes a part of the instruction, whose special tokens `sample` leaves.
+                # `sample` does not break special tokens in an instruction, and this joins one.
                 skills = await client.break_special_tokens(skills)
             self._introduction.append(f"Skills. Read a skill's file before you use it.\n{skills}")
         for server in self.mcp_servers:
@@ -492,20 +493,27 @@ message. Each script starts in a fresh shell (files stay, variables and director
         """The key of this configuration in the cache.
 
         Trials with different session ids share a client. An API key or a URL that changes in the
-        environment makes a new client. Only their hash is in the key, so that no global holds an
-        API key.
+        environment makes a new client.
         """
         options = self.options.model_dump(exclude={"session_id"})
         endings = ("_API_KEY", "_BASE_URL", "_API_BASE")
         variables = [item for item in self._env.items() if item[0].endswith(endings)]
-        # `options` is a plain dictionary, so its repr has llm_kwargs in it.
+        # Options may be dictionaries, which have no hash, so their repr is hashed.
         hashed = hash((repr(options), frozenset(variables)))
-        # A Tinker service that was given to `use_service` needs a client of its own.
+        # A Tinker service that was given to `use_service` (below) needs a client of its own.
         return (type(self), self.model_name, hashed, _given_service)
 
 
 # Harbor 0.20 to 0.22 looks for this flag. Later versions warn if the class body sets it.
 BasicLoopAgent.SUPPORTS_RESUME = True
+
+
+def was_cancelled() -> bool:
+    """True if someone cancelled this task; a client may have answered with an error of its own.
+
+    The cancellation of an `asyncio.timeout` that is over does not count any more.
+    """
+    return asyncio.current_task().cancelling() > 0
 
 
 def without_masked(env: Mapping[str, str] | None) -> dict[str, str]:
@@ -724,19 +732,20 @@ class Conversation:
             raise RuntimeError("there is nothing to send: `tell` the model something first")
         options = self._agent.options
 
-        # Is there room? In the first call this is true, too, which changes nothing.
+        # Has the loop edited the messages? The system message of the first call counts, too, which
+        # changes nothing.
         is_edited = self.messages != self._last_messages
         if is_edited:
             # The Responses API still has the old messages: start a new chain.
             self._chat.reset_response_chain()
+
+        # Is there room? An edited conversation may be shorter. An ExactClient checks for itself.
         n_tokens = self._last_turn.n_tokens
-        # An edited conversation may be shorter. An ExactClient checks the new prompt itself.
         if not is_edited and options.context_limit and n_tokens >= options.context_limit:
             raise ContextLengthExceededError(f"the conversation has {n_tokens} tokens")
 
-        # What goes with the text?
-        # Harbor's LiteLLM adds extra_body to that of llm_kwargs, but extra_headers would replace
-        # the others, so they are merged here.
+        # Make the request. Harbor's LiteLLM merges extra_body with that of llm_kwargs, but not
+        # extra_headers, so these are merged here.
         headers = options.llm_kwargs.get("extra_headers") or {}
         request = {"extra_headers": {**headers, "X-Session-ID": self.session_id}}
         if options.collect_rollout_details:
@@ -751,7 +760,7 @@ class Conversation:
             starts_anew = is_edited or options.rerender_history
             request["previous_ids"] = [] if starts_anew else self._last_turn.all_ids
 
-        # Call.
+        # Send it.
         prompt = "\n\n".join(message.text for message in self._pending)
         try:
             reply = await self._chat.chat(prompt, **request)
@@ -762,6 +771,7 @@ class Conversation:
             self.messages.append({"role": "user", "content": prompt})
             self.messages.append({"role": "assistant", "content": reply.content})
             self._chat.reset_response_chain()
+        # A client of your own returns an LLMResponse.
         turn = Turn(**vars(reply))
         # The Chat has appended the prompt and the reply. `Turn` has replaced lone surrogates in it.
         self.messages[-1]["content"] = turn.content
@@ -770,7 +780,8 @@ class Conversation:
     def _record_turn(self, turn: Turn) -> Turn:
         # Split the thinking off, and record the turn.
         if turn.reasoning_content:
-            # The server split thinking off, perhaps not all of it. Tags at the start hold more.
+            # The server has split thinking off. More of it may stand in tags at the start, but a
+            # closing tag alone is now a part of the answer.
             thinking, turn.content = leading_thinking(turn.content)
         else:
             thinking, turn.content = split_thinking(turn.content)
@@ -783,7 +794,8 @@ class Conversation:
         self._pending.clear()
         self._last_turn = turn
         self._last_messages = [dict(message) for message in self.messages]
-        # Only the first turn must have ids. Later turns without ids are counted in the metadata.
+        # A server that gives no ids in the first turn gives none at all. A later gap costs one
+        # turn, which is counted in the metadata.
         must_have_ids = self._agent.options.collect_rollout_details and len(self.turns) == 1
         # An empty reply has no logprobs.
         lacks_logprobs = bool(turn.completion_token_ids) and not turn.logprobs
@@ -818,7 +830,7 @@ class Conversation:
             metrics["completion_tokens"] = turn.usage.completion_tokens
             metrics["cached_tokens"] = turn.usage.cache_tokens
         if self._agent.options.collect_rollout_details:
-            # Only the first prompt is written: an exact prompt repeats the ids before it.
+            # Only the first prompt is written, because prompts grow. The context has all of them.
             metrics["prompt_token_ids"] = turn.prompt_token_ids if is_first else None
             metrics["completion_token_ids"] = turn.completion_token_ids
             # JSON has no NaN.
@@ -847,7 +859,7 @@ _QUOTES = ("'", '"', "`")
 
 
 def leading_thinking(text: str) -> tuple[str, str]:
-    """Split a reply into the thinking in the tags that it begins with, and the answer.
+    """Take the tagged thinking off the start of a reply. Returns the thinking and the answer.
 
     Thinking ends at the closing tag that matches its opening tag, or at the end of the text. If the
     text begins with no opening tag, all of it is the answer.
@@ -864,8 +876,8 @@ def leading_thinking(text: str) -> tuple[str, str]:
 def split_thinking(text: str) -> tuple[str, str]:
     """Split a reply into thinking and answer. The prompt may have had the opening tag.
 
-    If the first tag of the text is a closing tag, the text before it is the thinking. Otherwise
-    this is `leading_thinking`. A tag between quotation marks or backticks does not count.
+    If the first tag of the text is a closing tag, the text before it is the thinking. A tag between
+    quotation marks or backticks does not count there. Otherwise this is `leading_thinking`.
     """
     for tag in re.finditer(f"{_OPENING_TAG}|{_CLOSING_TAG}", text):
         if text.endswith(_QUOTES, 0, tag.start()) and text.startswith(_QUOTES, tag.end()):
@@ -877,7 +889,8 @@ def split_thinking(text: str) -> tuple[str, str]:
 
 
 # `headers_to_tags` splits a reply at a token that ends a message, if a header or the end of the
-# text follows. Elsewhere the reply merely quotes the token.
+# text follows. Elsewhere the reply merely quotes the token. A message to a tool may begin with
+# "to=", because the prompt has the header's first token.
 _HEADER_BEGINS = r"\s*(?:to=\S{1,200}\s*)?<\|(?:channel|start|message_model)\|>"
 _MESSAGE_ENDS = rf"<\|(?:end|call|return|end_message)\|>(?={_HEADER_BEGINS}|\s*\Z)"
 
@@ -908,7 +921,7 @@ def headers_to_tags(text: str) -> str:
             answer += content
         else:
             thinking += content
-    # A closing tag that the thinking quotes would end it: break it.
+    # A closing tag that is quoted in the thinking is broken, so that it does not end the thinking.
     return f"<think>{thinking.replace('</think>', '</ think>')}</think>{answer}"
 
 
@@ -954,7 +967,8 @@ class ExactClient(ABC):
     context_limit: float
     max_tokens: int
     # The ids of a probe before its tail (see `next_prompt`); None until the first probe. Trials
-    # share it without a lock, because a probe that begins otherwise only costs another one.
+    # share it without a lock: a trial whose probe begins otherwise renders one more, and replaces
+    # these.
     _probe_start: Ids | None = None
 
     @abstractmethod
@@ -1022,19 +1036,21 @@ class ExactClient(ABC):
     async def next_prompt(self, messages: list[dict], previous_ids: Ids) -> tuple[Ids, str]:
         """The prompt for the next reply: the previous ids, and what the template puts after them.
 
-        Earlier turns are not rendered again, because their ids must stay as they were sampled. Only
-        the ids after the last reply are needed, the tail. A probe shows them: a short conversation
-        that ends in the new message.
+        Earlier turns are not rendered again, because their ids must stay as they were sampled. What
+        the template puts after a reply is called the tail: the stop token, the new message, and the
+        header of the next reply. It is found by rendering a short conversation that ends in the new
+        message, the probe:
 
-            previous_ids <|im_start|> user hi <|im_end|> <|im_start|> assistant hello <|im_end|>
-            the probe    <|im_start|> user a <|im_end|> <|im_start|> assistant b <|im_end|> ...
-            its tail     <|im_end|> <|im_start|> user NEW <|im_end|> <|im_start|> assistant
+            the probe    <|im_start|> user a <|im_end|> <|im_start|> assistant b
+                         <|im_end|> <|im_start|> user NEW <|im_end|> <|im_start|> assistant
+            its tail     (the second line)
 
-        1. Render the probe.
-        2. Render it with another reply, "c". The common end of the two is the tail. The ids before
-           the tail are kept, and step 2 is left out as long as probes begin with them. (They may
-           change: some templates show the date.)
-        3. Return the previous ids and the tail, without the stop token that both have.
+        To see where the tail begins, the probe is rendered again with "c" in place of "b": the tail
+        is the common end of the two. The ids before the tail are kept in `_probe_start`, and as
+        long as probes begin with them, the second rendering is skipped. (A template that shows the
+        date changes them.)
+
+        The previous ids end in the stop token, as it was sampled, so the tail follows without it.
 
         The whole history is rendered instead if there are no previous ids (the first turn, or an
         edited history), or if the reply does not end in the template's stop token.
@@ -1056,7 +1072,7 @@ class ExactClient(ABC):
             probe_start = ids[: len(ids) - n_common_end(ids, other)]
             self._probe_start = probe_start
         tail = ids[len(probe_start) :]
-        # Most replies end in one token of the tail. Inkling's end in two.
+        # The previous ids end in the tail's first token, those of Inkling in the first two.
         for n_stop in (1, 2):
             if previous_ids[-n_stop:] == tail[:n_stop]:
                 return previous_ids + tail[n_stop:], prompt_end
@@ -1087,14 +1103,14 @@ def says_context_is_full(error: Exception) -> bool:
 
 # Clients are built in threads, and a process may run several event loops. All share a tokenizer,
 # which raises "Already borrowed" if two threads use it at once. Each use takes a millisecond or so.
-_tokenizing = threading.Lock()
+_tokenizer_lock = threading.Lock()
 
 
 class TinkerClient(ExactClient):
     """Tinker, with the renderer that Harbor's TinkerLLM finds for a model.
 
-    TinkerLLM's own `call` reports a cut-off reply as complete (Harbor 0.13 to 0.24) or drops its
-    ids (0.25), and it opens a session for each TinkerLLM. It is not called here.
+    Only TinkerLLM's renderer is used. Its `call` reports a cut-off reply as complete (Harbor 0.13
+    to 0.24) or drops its ids (0.25), and opens a session for each TinkerLLM.
     """
 
     def __init__(
@@ -1119,7 +1135,7 @@ class TinkerClient(ExactClient):
         # This loads the tokenizer into the cookbook's cache, where TinkerLLM finds it. It takes
         # seconds, so it comes before the lock.
         get_tokenizer(model_name)
-        with _tokenizing:
+        with _tokenizer_lock:
             # The renderer has no public name. Harbor 0.13 to 0.25 have this one.
             self._renderer = TinkerLLM(model_name, renderer_name=renderer_name)._renderer
             self._tokenizer = self._renderer.tokenizer
@@ -1127,23 +1143,23 @@ class TinkerClient(ExactClient):
             has_vocabulary = hasattr(self._tokenizer, "get_added_vocab")
             vocabulary = self._tokenizer.get_added_vocab() if has_vocabulary else []
             stop = self._renderer.get_stop_sequences()
-        # Ordinary text has tokens of one character, or of blanks alone, so those are not broken.
+        # Some vocabularies add single characters and runs of blanks, which ordinary text has.
         self._special_tokens = [token for token in vocabulary if len(token.strip()) > 1]
         self.context_limit = context_limit
         self.max_tokens = max_tokens
         self._params = tinker.SamplingParams(
             temperature=temperature, top_p=top_p, top_k=top_k, seed=seed, stop=stop
         )
-        source = {"model_path": model_path} if model_path else {"base_model": model_name}
+        arguments = {"model_path": model_path} if model_path else {"base_model": model_name}
         if record_stability_info:
-            source["record_stability_info"] = True
-        self._open = functools.partial(open_sampling_client, source, api_base, api_key)
+            arguments["record_stability_info"] = True
+        self._open = functools.partial(open_sampling_client, arguments, api_base, api_key)
         self._sampling_client = self._open()
-        self._reopening = asyncio.Lock()
+        self._reopen_lock = asyncio.Lock()
 
     async def render(self, messages: list[dict]) -> tuple[Ids, str]:
         in_parts = [with_thinking_part(message) for message in messages]
-        with _tokenizing:
+        with _tokenizer_lock:
             try:
                 prompt = self._renderer.build_generation_prompt(in_parts)
             except ValueError:
@@ -1181,7 +1197,7 @@ class TinkerClient(ExactClient):
         return turn
 
     async def _sample(self, **request: Any) -> Any:
-        # Sample. If the session has ended, open a new one and try again, once.
+        # Sample. If the session (see `_services`) has ended, open a new one and try again, once.
         client = self._sampling_client
         try:
             return await await_sample(client, request)
@@ -1189,7 +1205,7 @@ class TinkerClient(ExactClient):
             if not session_is_over(error):
                 raise
         # The first trial that gets the lock opens the new session, and the others share it.
-        async with self._reopening:
+        async with self._reopen_lock:
             if self._sampling_client is client:
                 self._sampling_client = await asyncio.to_thread(self._open)
         return await await_sample(self._sampling_client, request)
@@ -1200,12 +1216,13 @@ class TinkerClient(ExactClient):
         ends = {*stop, self._tokenizer.eos_token_id}
         ids = list(itertools.takewhile(lambda token: token not in ends, ids))
         try:
-            with _tokenizing:
+            with _tokenizer_lock:
                 text = self._tokenizer.decode(ids)
         except Exception:
             # A model may sample an id that its tokenizer does not have: the answer is empty.
             return ""
         if isinstance(stop[0], str):
+            # Its prompt ends in "Assistant:", so a reply begins with a blank.
             text = text.partition(stop[0])[0].removeprefix(" ")
         return text
 
@@ -1272,7 +1289,7 @@ def session_is_over(error: Exception) -> bool:
     return has_status or bool(re.search(phrases, str(error)))
 
 
-def open_sampling_client(source: dict, api_base: str | None, api_key: str | None) -> Any:
+def open_sampling_client(arguments: dict, api_base: str | None, api_key: str | None) -> Any:
     """Open a checkpoint in the process's session, or in a new one if that has ended. Blocks.
 
     Tinker gives the same error for an ended session and for a missing checkpoint. So the new
@@ -1282,7 +1299,7 @@ def open_sampling_client(source: dict, api_base: str | None, api_key: str | None
     import tinker
 
     def opened_in(service: Any) -> Any:
-        created = service.create_sampling_client(**source)
+        created = service.create_sampling_client(**arguments)
         # SDK 0.38 and later give a future.
         return created.result() if hasattr(created, "result") else created
 
@@ -1313,7 +1330,7 @@ def open_sampling_client(source: dict, api_base: str | None, api_key: str | None
 def close_service(service: Any) -> None:
     """Close a session without waiting, or do nothing: SDKs before 0.30 cannot close."""
     if hasattr(service, "close"):
-        # The status that Tinker records for the session.
+        # "success" is the status of a session that was ended on purpose.
         service.close("success")
 
 
@@ -1331,7 +1348,7 @@ SPECIAL_TOKEN = rf"""(?xs)
 
 
 class VllmClient(ExactClient):
-    """vLLM by token ids: /tokenize renders, /v1/completions samples (seen on 0.32).
+    """vLLM by token ids: /tokenize renders, /v1/completions samples (tested with 0.32).
 
     Arguments that `__init__` does not name go into each request. `model_info` is LiteLLM's, and is
     not sent.
@@ -1358,14 +1375,14 @@ class VllmClient(ExactClient):
         self.max_tokens = max_tokens
         # This is called for another client if the server has no /tokenize.
         self._make_fallback = fallback
-        # The template gets the arguments that the chat endpoint would pass on.
         self._body = {**body, **(extra_body or {}), "model": model_name}
+        # The chat endpoint would pass these on to the template. /tokenize must be given them.
         self._template_kwargs = dict(self._body.get("chat_template_kwargs") or {})
         if "reasoning_effort" in self._body:
             self._template_kwargs.setdefault("reasoning_effort", self._body["reasoning_effort"])
         self._url = api_base.rstrip("/").removesuffix("/v1")
-        # `connect` starts this. Python ends it when nothing refers to it any more.
-        self._connection = open_server(
+        # `connect` starts this generator. Python closes it with its connections, see `open_http`.
+        self._http_generator = open_http(
             base_url=self._url,
             api_key=api_key,
             timeout=timeout,
@@ -1383,7 +1400,7 @@ class VllmClient(ExactClient):
         Raises:
             openai.OpenAIError: The server does not answer, or refuses the key.
         """
-        self._server = await anext(self._connection)
+        self._http = await anext(self._http_generator)
         # A gateway may answer anything to an unknown path. Only vLLM's answer has token_strs.
         answer = None
         try:
@@ -1406,7 +1423,7 @@ class VllmClient(ExactClient):
 
     async def _post(self, path: str, body: dict, **options: Any) -> dict:
         try:
-            return await self._server.post(path, cast_to=object, body=body, options=options)
+            return await self._http.post(path, cast_to=object, body=body, options=options)
         except Exception as error:
             add_url(error, self._url + path)
             raise
@@ -1460,7 +1477,7 @@ class VllmClient(ExactClient):
         return turn
 
 
-async def open_server(*, ssl_verify: bool, **arguments: Any) -> AsyncIterator[Any]:
+async def open_http(*, ssl_verify: bool, **arguments: Any) -> AsyncIterator[Any]:
     """Yield an openai.AsyncOpenAI, which keeps its connections open, and close it in the end.
 
     This is a generator because Python closes an async generator by itself: when its event loop
@@ -1469,8 +1486,8 @@ async def open_server(*, ssl_verify: bool, **arguments: Any) -> AsyncIterator[An
     from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
     http_client = DefaultAsyncHttpxClient(verify=ssl_verify)
-    async with AsyncOpenAI(http_client=http_client, **arguments) as server:
-        yield server
+    async with AsyncOpenAI(http_client=http_client, **arguments) as client:
+        yield client
 
 
 def add_url(error: Exception, url: str) -> None:
@@ -1519,8 +1536,8 @@ def chat_client(*, context_limit: int | None = None, **arguments: Any) -> Any:
             return self._llm_kwargs["max_tokens"]
 
         def _extract_usage_info(self, response: Any) -> UsageInfo | None:
-            # LiteLLM calls no other method of its own before it looks at finish_reason. If it found
-            # "length" there, it would raise an error without ids and usage.
+            # This is about usage, but it is the last method that LiteLLM calls before it looks at
+            # the finish reason. For "length" LiteLLM would raise an error without ids and usage.
             choice = response["choices"][0]
             # litellm replaces an unknown finish reason by "stop", and keeps the original under this
             # name.
@@ -1543,7 +1560,7 @@ def chat_client(*, context_limit: int | None = None, **arguments: Any) -> Any:
 
 @dataclass(frozen=True)
 class Trajectory:
-    """A scored trial as a trainer sees it.
+    """A trial as a trainer sees it. (ATIF's trajectory is a conversation for people to read.)
 
     Attributes:
         turns: All turns that have ids and logprobs, from all steps; none for API models.
@@ -1568,7 +1585,8 @@ def trial_to_trajectory(trial: TrialResult) -> Trajectory | None:
 
     Returns:
         None if the trial or one of its steps failed (their `exception_info` says why; Harbor scores
-        a failed step all the same), or if there are neither tokens nor a score.
+        a failed step all the same), or if there are neither tokens nor a score. A timeout of the
+        agent is no failure.
 
     Raises:
         ValueError: Ids, logprobs and `extra` do not align, or a logprob or reward is not finite.
@@ -1596,7 +1614,7 @@ def trial_to_trajectory(trial: TrialResult) -> Trajectory | None:
     return Trajectory(turns, reward, stop_reasons[-1], trial)
 
 
-# The name that this function had first.
+# The name in this project's first interface.
 _trial_to_trajectory = trial_to_trajectory
 
 # The lists of a RolloutDetail with one entry per turn. `Turn` has attributes of the same names.
@@ -1656,7 +1674,7 @@ def to_tinker(trajectory: Trajectory) -> tinker_cookbook.rl.types.Trajectory:  #
 
     transitions = []
     for turn in trajectory.turns:
-        # A rollout does not keep `Turn.cut_off`. Only the last turn of a trial can be cut off.
+        # A rollout does not keep `Turn.cut_off`, so only the trial's last turn can be marked.
         is_last = turn is trajectory.turns[-1]
         cut_off = is_last and trajectory.stop_reason == StopReason.MAX_TOKENS
         ending = "length" if cut_off else "stop"
@@ -1674,8 +1692,9 @@ def to_tinker(trajectory: Trajectory) -> tinker_cookbook.rl.types.Trajectory:  #
 def write_file(path: Path, text: str) -> None:
     """Write a file, even if a command left a link, a pipe or a folder there. May raise OSError.
 
-    With Docker, the folder is /logs/agent in the container. Nothing in it is opened: a new file is
-    renamed over the old name, and a folder of that name is moved aside.
+    This is a security boundary. With Docker, the folder is /logs/agent in the container, where
+    commands may put anything. Nothing in it is opened: a new file is renamed over the old name, and
+    a folder of that name is moved aside.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     # This name is random, so no link can be there.
@@ -1711,8 +1730,8 @@ def fenced_blocks(text: str) -> list[tuple[str, str]]:
     not count either.
     """
     blocks = []
-    # The parser also returns an unclosed block. A closed one has two lines more than its content,
-    # if the last line of the text ends in a newline.
+    # The parser does not tell whether a block is closed. The lines of a closed one are its content
+    # and two fences. The newline makes the last line of the text count.
     for token in _MARKDOWN.parse(text.replace("\0", "") + "\n"):
         if token.markup.startswith("`"):
             first_line, end_line = token.map
@@ -1733,9 +1752,9 @@ for file in */SKILL.md; do
 done
 """
 
-# Three limits of a script, the shortest first. The bash program ends it after `seconds`. If exec
-# has not answered this much later, the agent ends it by a second exec. The limit that exec gets
-# must not be reached: Docker raises RuntimeError there.
+# A script has three limits. After `seconds`, the bash program kills it. ANSWER_MARGIN_SEC later the
+# agent waits no longer for exec, and kills the script by a second exec. The limit that exec gets is
+# `seconds` and EXEC_MARGIN_SEC. It is never reached, because Docker would raise RuntimeError there.
 ANSWER_MARGIN_SEC = 30
 EXEC_MARGIN_SEC = 90
 # The time that the second exec gets.
@@ -1750,13 +1769,13 @@ LOST_OUTPUT = "[the output was lost: the shell that runs the script was killed]"
 async def run_in(
     environment: BaseEnvironment, blocks: list[str], seconds: int, shown_bytes: int
 ) -> str:
-    """Run blocks as one script in an environment. How that works stands above `_SHELL`.
+    """Run blocks as one script in an environment. The comment above `_SHELL` explains how.
 
     Args:
         environment: Harbor's environment. Raises any error of its `exec`.
         blocks: The texts of the blocks.
         seconds: The time limit of the script.
-        shown_bytes: The maximum bytes of output in the answer.
+        shown_bytes: The maximum bytes of the script's output in the answer.
 
     Returns:
         The text that the model gets: the exit code and the output.
@@ -1774,8 +1793,7 @@ async def run_in(
     except BaseException as error:
         # The script may still be running. Kill it before the next turn or the verifier.
         await kill_script(mark, environment)
-        # An environment may raise an error of its own when it is cancelled.
-        if asyncio.current_task().cancelling():
+        if was_cancelled():
             raise asyncio.CancelledError from error
         if timer.expired() or isinstance(error, TimeoutError):
             return f"Exit code: 124\nOutput:\n[no answer; the time limit is {seconds} seconds]"
@@ -1791,6 +1809,7 @@ async def kill_script(mark: str, environment: BaseEnvironment) -> None:
     """Kill a script and its runner by a second exec. Cancelling the agent does not stop this."""
 
     async def kill() -> None:
+        # This matches _RUNNER and _SCRIPT. The second exec itself has only _PROGRAM, in base64.
         command = shell_command("kill_processes", f"BASIC_LOOP_*={mark}")
         exec_call = environment.exec(command, timeout_sec=KILL_SEC + EXEC_MARGIN_SEC)
         # The environment may be gone.
@@ -1807,8 +1826,8 @@ def read_answer(result: ExecResult, mark: str, shown_bytes: int) -> str | None:
 
         :MARK:output and end line in base64:MARK:exit code:MARK:
 
-    The end line is "end-of-MARK", followed by a note if the time limit was reached. It is missing
-    if the output was cut.
+    The end line is "end-of-MARK", followed by a note if the script was killed. It is missing if the
+    output was cut.
     """
     parts = valid_text(result.stdout).split(f":{mark}:")
     note = ""
@@ -1823,7 +1842,7 @@ def read_answer(result: ExecResult, mark: str, shown_bytes: int) -> str | None:
         except ValueError:
             return None
         output, end_line, rest = decoded.partition(f"\nend-of-{mark}".encode())
-        # A script that reads the mark from its environment can forge a note of any length.
+        # A script can read the mark in its environment, and write a note of any length.
         note = valid_text(rest[:1000]).strip() if end_line else CUT_OUTPUT
     else:
         return None
@@ -1852,7 +1871,7 @@ def shell_command(*call: str) -> str:
     """
     program = f"{_SHELL}\n{shlex.join(call)}\nexit\n"
     encoded = base64.b64encode(valid_text(program).encode()).decode()
-    # The program ends by itself, so `exit 1` is reached only if no process was left to decode it.
+    # If no process is left to decode the program, eval gets an empty text. Then comes `exit 1`.
     start = 'eval "$(printf %s $BASIC_LOOP_PROGRAM | base64 -d)"; exit 1'
     return f"BASIC_LOOP_PROGRAM={encoded} exec bash -c '{start}'"
 
@@ -1870,12 +1889,13 @@ def shell_command(*call: str) -> str:
 #
 #     :MARK:output and end line in base64:MARK:exit code:MARK:
 #
-# If the time limit was reached, the end line says so after the mark.
+# If the script was killed, the end line says so after the mark.
 #
 # MARK is random hex. Each process of the script has it in its environment as BASIC_LOOP_SCRIPT,
 # and the runner has it as BASIC_LOOP_RUNNER. No file is written. The image needs bash 4.4 or later,
-# base64, cat, head, sed, and Linux' /proc. Seen on bash 4.4 to 5.3.
+# base64, cat, head, sed, and Linux' /proc. Tested with bash 4.4 to 5.3.
 _SHELL = r"""
+# What bash says of processes that are gone would reach the model as exec's stderr.
 exec 2>/dev/null
 # The runner's /proc/PID/environ keeps these: it shows what a process started with.
 unset BASIC_LOOP_PROGRAM BASIC_LOOP_RUNNER
@@ -1883,7 +1903,7 @@ unset BASIC_LOOP_PROGRAM BASIC_LOOP_RUNNER
 # run_blocks MARK SECONDS BYTES BLOCK...: run the blocks as one script.
 run_blocks() {
   local mark=$1 seconds=$2 flood_bytes=$3 block script watcher
-  # find_unfinished and kill_processes set these.
+  # find_unfinished and kill_processes set these: to return text by $(...) would start a process.
   local unfinished survivors
   shift 3
   # An empty line after each block keeps a trailing backslash from joining two blocks.
@@ -1898,43 +1918,49 @@ run_blocks() {
   printf ":$mark:"
   exec 3< <(watch_script "$mark" "$seconds" "$script")
   watcher=$!
-  # Loading a locale takes time, and bytes are not characters.
+  # For the readers only: sed counts bytes, and loads no locale. The script has its own locale.
   local -x LC_ALL=C
   # sed keeps a line in memory: at most 100 MB.
   { ulimit -v 100000; exec sed "/^end-of-$mark/q"; } <&3 | head -c "$flood_bytes" | base64
-  # watch_script closes its file 3 when the script is over. If it is open, the script has written
-  # enough for head, or has killed one of the three readers.
+  # watch_script closes its fd 3 when the script is over, just before the end line. If fd 3 is still
+  # open, the script has written enough for head, or has killed one of the three readers.
   if [ -e "/proc/$watcher/fd/3" ]; then
     kill_processes "BASIC_LOOP_SCRIPT=$mark" "$watcher"
   fi
-  # A background server may still write. It must neither block nor get SIGPIPE, so cat reads on.
-  # read returns 1 at the end of the file, which means that no writer is left.
+  # A background server may still write. It must neither block nor get SIGPIPE, so cat reads on and
+  # outlives the runner. read returns 1 at EOF, which means that no writer is left; 0 if it has read
+  # a byte; and more than 128 if a writer is silent.
   read -r -t 0.1 -N 1 <&3
   if [ $? != 1 ]; then
     cat <&3 >/dev/null &
   fi
-  # The runner waits for all of its children, because PID 1 of a container may not reap them.
+  # The exit code of watch_script is the script's.
   wait "$watcher"
   printf ":$mark:$?:$mark:"
 }
 
-# watch_script MARK SECONDS SCRIPT: run a script, and kill it at its time limit. Print its output
-# and the end line, and return its exit code.
+# watch_script MARK SECONDS SCRIPT: run a script, and kill it at its time limit, or if it kills the
+# shell that runs it. Print its output and the end line, and return its exit code.
 watch_script() {
   local mark=$1 seconds=$2 script=$3 code note survivors
-  # File 4 is the script's output.
+  # fd 4 is the script's output, and fd 3 brings its exit code.
   exec 4>&1
-  # The exit code comes on file 3, which is open for writing, too. So there is no end of the file
-  # if the script kills the shell that runs it, and the time limit is kept.
-  exec 3<> <(run_script "$mark" "$script" >&4 4>&-; echo $?)
-  if ! read -r -t "$seconds" code <&3; then
+  exec 3< <(run_script "$mark" "$script" >&4 4>&-; echo $?)
+  read -r -t "$seconds" code <&3
+  case $? in
+    0) ;;
+    # EOF
+    1) code=137 note="the shell that runs the script was killed" ;;
+    # More than 128
+    *) code=124 note="the time limit of $seconds seconds was reached" ;;
+  esac
+  if [ -n "$note" ]; then
     kill_processes "BASIC_LOOP_SCRIPT=$mark" $!
-    code=124
-    note="[ended${survivors:+, except for processes$survivors}"
-    note+=": the time limit of $seconds seconds was reached]"
+    note="[ended${survivors:+, except for processes$survivors}: $note]"
   fi
+  # PID 1 of a container may not reap a child that nobody has waited for.
   wait $!
-  exec 3>&-
+  exec 3<&-
   printf "\nend-of-$mark %s\n" "$note"
   return "$code"
 }
@@ -1946,19 +1972,22 @@ run_script() {
   trap - INT QUIT
   # The script gets a process group of its own, so that its `kill 0` kills nothing else.
   set -m
-  # The text comes in a variable, because `ps` shows arguments. It is expanded before unset runs.
+  # The text comes in a variable, because a `pkill -f` of the script would find it in an argument.
+  # The variable is expanded first and then unset, so the script does not see it.
   BASIC_LOOP_SCRIPT=$mark BASIC_LOOP_TEXT=$script \
     bash -c 'eval "unset BASIC_LOOP_TEXT; $BASIC_LOOP_TEXT"' </dev/null 2>&1
 }
 
 # find_unfinished BLOCK: set `unfinished` to bash's message about a block that does not end, or to
-# nothing. No command of the block is run: bash heeds -n from the next command on.
+# nothing. An open quote or here-document would swallow the next block, and the model may have
+# meant more. Other syntax errors are left to the script. No command of the block is run: bash heeds
+# -n from the next command on. A fork of this shell is enough for the check, and cheap.
 find_unfinished() {
   unfinished=$(LC_ALL=C; eval "set -n; $1" 2>&1)
   # The message may quote the block after a backtick, so only what is before it is compared.
   case ${unfinished%%\`*} in
     *"unexpected EOF"* | *"unexpected end of file"* | *"delimited by end-of-file"*)
-      # A new bash numbers the lines from the start of the block.
+      # The line numbers were this program's. A new bash numbers the lines of the block.
       unfinished=$(printf %s "$1" | LC_ALL=C bash -n 2>&1)
       unfinished=${unfinished%%$'\n'*}
       ;;
@@ -1984,7 +2013,8 @@ kill_processes() {
       if [[ $pid = "$root" || ${environ[*]} = *$entry* || $found = *" ${fields[1]} "* ]]; then
         # Stop all before killing any. Otherwise a shell would start its next command.
         kill -STOP "$pid"
-        # Children come before their parents: a stopped orphan may get SIGCONT.
+        # Children come before their parents. If a parent died first, the kernel could send SIGCONT
+        # to its stopped children, and they would run on.
         found=" $pid$found"
       fi
     done

@@ -903,7 +903,7 @@ def test_prompts_are_exact_and_unforgeable_on_vllm(vllm, provider, path, caplog)
     assert did.context.n_output_tokens == sum(len(ids) for _, ids, _ in vllm.returned)
     experts = [[[number]] for number in range(1, 5)]
     assert did.context.rollout_details[0]["extra"]["routed_experts"] == experts
-    transport = one._conversation.client._server._client._transport
+    transport = one._conversation.client._http._client._transport
     mode = ssl.CERT_NONE if path else ssl.CERT_REQUIRED
     assert transport._pool._ssl_context.verify_mode == mode
     # Nothing is left open.
@@ -1277,10 +1277,17 @@ def test_a_script_over_its_time_ends_with_all_it_started_and_keeps_its_output(be
     # The mark in the environment shows the first one, its parent the second one.
     escapes = f"(setsid sleep {own}.1 &); env -i timeout 99 sleep {own}.2 & trap '' TERM"
     note = "[ended: the time limit of 1 seconds was reached]"
-    last = [f"sleep {own}.3", f"exec env -i sleep {own}.3", f"kill -9 $PPID; sleep {own}.3"]
-    for script in (*last, "kill -STOP $PPID", "kill -STOP $$"):
+    too_long = f"Exit code: 124\nOutput:\nso far\n{note}"
+    killed = "[ended: the shell that runs the script was killed]"
+    for script, told in (
+        (f"sleep {own}.3", too_long),
+        (f"exec env -i sleep {own}.3", too_long),
+        ("kill -STOP $PPID", too_long),
+        ("kill -STOP $$", too_long),
+        (f"kill -9 $PPID; sleep {own}.3", f"Exit code: 137\nOutput:\nso far\n{killed}"),
+    ):
         text = bench.shell(f"echo so far; {escapes}; {script}; sleep {own}", command_timeout_sec=1)
-        assert text == f"Exit code: 124\nOutput:\nso far\n{note}"
+        assert text == told
         assert left_of(f"sleep {own}") == []
     # The model is told what could not be ended: another user's process, say.
     kill = 'kill() { [ $1$(cat /proc/$2/comm) != -KILLsleep ] && builtin kill "$@"; }'
