@@ -79,6 +79,9 @@ import basic_loop_agent
 from basic_loop_agent import BasicLoopAgent, BasicLoopOptions, StopReason, trial_to_trajectory
 from examples.fakes import HostVerifier, ScriptedLLM
 
+# What the imports made stays: to look through it would take most of each garbage collection.
+gc.freeze()
+
 ROOT = Path(__file__).parent
 README = (ROOT / "README.md").read_text()
 IDS = ("prompt_token_ids", "completion_token_ids", "logprobs")
@@ -854,8 +857,8 @@ class FakeVllm(http.server.ThreadingHTTPServer):
 
 
 class FakeVllmHandler(http.server.BaseHTTPRequestHandler):
-    # Connections are kept.
-    protocol_version = "HTTP/1.1"
+    # Connections are kept, and an answer is one packet: its second would wait for a receipt.
+    protocol_version, wbufsize = "HTTP/1.1", -1
 
     def setup(self) -> None:
         super().setup()
