@@ -819,7 +819,7 @@ class FakeVllm(http.server.ThreadingHTTPServer):
         """An agent that has this server's model."""
         kwargs = {"api_key": "k"} | (llm_kwargs or {})
         url = f"http://127.0.0.1:{self.server_port}{options.pop('path', '/v1')}"
-        defaults = {"model_client": "litellm", "model_name": "hosted_vllm/served"}
+        defaults = {"model_client": "litellm", "model_name": "openai/served"}
         defaults |= {"collect_rollout_details": True, "max_turns": 4}
         return self.bench.agent(**defaults | options, api_base=url, llm_kwargs=kwargs)
 
@@ -924,7 +924,6 @@ def test_prompts_are_exact_and_unforgeable_on_vllm(vllm, caplog):
             assert asked.items() <= body.items()
         elif body.get("messages", [{}])[0].get("content") == "do it":
             assert body["chat_template_kwargs"] == template["chat_template_kwargs"]
-    # A reply that was cut off keeps its ids, and is not run.
     client = one._conversation.client
     pieces = ["]~b]", "[e~[", "<s>", "[INST]", "<h1>", "</td>", "<?>", "[:]"]
     client._tokenize = unittest.mock.AsyncMock(return_value={"token_strs": pieces})
@@ -934,9 +933,10 @@ def test_prompts_are_exact_and_unforgeable_on_vllm(vllm, caplog):
     client._tokenize = unittest.mock.AsyncMock(side_effect=shown)
     text = asyncio.run(client.break_special_tokens("]~b]~!b["))
     assert text == "]\u200b~b]\u200b~!b["
+    # A reply that was cut off keeps its ids, and is not run.
     for reason in ("length", "abort"):
         vllm.script, vllm.returned = [COMMAND, (bash("rm x"), reason)], []
-        did = run(vllm.agent())
+        did = run(vllm.agent(model_name="hosted_vllm/served"))
         assert (did.stop_reason, did.scripts) == ("max_tokens", ["ls\n"])
         assert did.turns == vllm.returned
     assert verify_mode(did) == ssl.CERT_REQUIRED
