@@ -42,12 +42,14 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 from uuid import uuid4
 
 # The price list that comes with litellm: its download would hold up an offline machine.
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# For each job Harbor would start a process that reports it to Harbor's makers.
+os.environ["HARBOR_TELEMETRY"] = "0"
 
 import httpx
 import litellm
@@ -76,6 +78,9 @@ from transformers import PreTrainedTokenizerFast
 import basic_loop_agent
 from basic_loop_agent import BasicLoopAgent, BasicLoopOptions, StopReason, trial_to_trajectory
 from examples.fakes import HostVerifier, ScriptedLLM
+
+# What the imports made stays: to look through it would take most of each garbage collection.
+gc.freeze()
 
 ROOT = Path(__file__).parent
 README = (ROOT / "README.md").read_text()
@@ -477,12 +482,10 @@ class Bench:
         self.monkeypatch.setattr(litellm, "acompletion", acompletion)
         return requests
 
-    def lite(self, *script: Any, ids: bool = False, environment: Any = None, **options: Any) -> Run:
+    def lite(self, *script: Any, ids: bool = False, **options: Any) -> Run:
         """A run with these answers of an API model; `fake` is the requests."""
-        instruction = options.pop("instruction", "do it")
-        options |= {"model_client": "litellm", "collect_rollout_details": ids or None}
         requests = self.api(*script, ids=ids)
-        did = run(self.agent(**options), environment, instruction)
+        did = self.tinker(model_client="litellm", collect_rollout_details=ids or None, **options)
         did.fake = requests
         return did
 
@@ -709,6 +712,8 @@ def test_an_api_model_gets_the_options_and_leaves_text_usage_and_price(bench, mo
     (request,) = did.fake
     assert {"max_tokens": 7, "api_base": options["api_base"], **kwargs}.items() <= request.items()
     assert not {"temperature", "logprobs", "extra_body"} & request.keys()
+    # A closed API gets the session id as a header only.
+    assert request["extra_headers"] == {"X-Session-ID": did.view.session_id}
     assert (did.context.n_input_tokens, did.context.n_output_tokens) == (10, 3)
     assert did.context.rollout_details is None
     assert did.metadata == {"stop_reason": "completed", "n_episodes": 1}
@@ -775,24 +780,20 @@ def test_a_reply_is_run_only_if_the_server_says_that_it_is_whole(bench, word, ca
     assert (warning in caplog.text) == (word in CUT_OFF)
 
 
-def test_each_request_has_its_trials_session_id_and_trials_share_a_client(bench):
-    requests, agent_class = bench.api(bash("ls"), ids=True), counted()
+def test_each_request_has_its_trials_session_id_and_trials_share_a_client(bench, built):
+    requests = bench.api(bash("ls"), ids=True)
     kwargs = {"extra_headers": {"X-Other": "1"}, "extra_body": {"salt": 1}}
     options = {"model_client": "litellm", "max_turns": 2, "collect_rollout_details": True}
-    one = bench.agent(agent_class, session_id="mine", llm_kwargs=kwargs, **options)
-    other = bench.agent(agent_class, llm_kwargs=kwargs, **options)
+    one = bench.agent(session_id="mine", llm_kwargs=kwargs, **options)
+    other = bench.agent(llm_kwargs=kwargs, **options)
     other.session_id = "task__abc__agent"
     trials = [each.run("x", ScriptedEnvironment(), AgentContext()) for each in (one, other)]
     asyncio.run(together(*trials))
-    assert len(agent_class.built) == 1
+    assert len(built) == 1
     sent = [request["extra_body"] | request["extra_headers"] for request in requests]
     assert [(body["salt"], body["X-Other"]) for body in sent] == [(1, "1")] * 4
     ids = sorted((body["X-Session-ID"], body["session_id"]) for body in sent)
     assert ids == [("mine",) * 2] * 2 + [("task__abc__agent",) * 2] * 2
-    # A closed API gets it as a header only.
-    did = bench.lite("hello")
-    assert did.fake[-1]["extra_headers"] == {"X-Session-ID": did.view.session_id}
-    assert "extra_body" not in did.fake[-1]
 
 
 # vLLM, played over real HTTP: its template is a renderer's, which strips earlier thinking.
@@ -852,8 +853,8 @@ class FakeVllm(http.server.ThreadingHTTPServer):
 
 
 class FakeVllmHandler(http.server.BaseHTTPRequestHandler):
-    # Connections are kept.
-    protocol_version = "HTTP/1.1"
+    # Connections are kept, and an answer is one packet: its second would wait for a receipt.
+    protocol_version, wbufsize = "HTTP/1.1", -1
 
     def setup(self) -> None:
         super().setup()
@@ -884,28 +885,24 @@ def vllm(bench) -> Iterator[FakeVllm]:
         server.shutdown()
 
 
-@pytest.mark.parametrize(("provider", "path"), [("hosted_vllm", "/v1"), ("openai", "")])
-def test_prompts_are_exact_and_unforgeable_on_vllm(vllm, provider, path, caplog):
+def test_prompts_are_exact_and_unforgeable_on_vllm(vllm, caplog):
     vllm.script = [COMMAND, 503, COMMAND, COMMAND, (THOUGHT + "done", "stop")]
     template = {"chat_template_kwargs": {"enable_thinking": True}}
     sampling, body = {"top_p": 0.9, "seed": 3}, {"top_k": 5, "min_p": 0.1}
     kwargs = {**sampling, "extra_headers": {"X-Other": "1"}, "extra_body": body | template}
-    kwargs |= {"timeout": 77} | ({"ssl_verify": False} if path else {})
-    options = {"model_name": f"{provider}/served", "session_id": "mine", "max_tokens": 99}
-    one = vllm.agent(kwargs, path=path, **options)
+    kwargs |= {"timeout": 77, "ssl_verify": False}
+    options = {"model_name": "openai/served", "session_id": "mine", "max_tokens": 99}
+    one = vllm.agent(kwargs, path="", **options)
     special, code = vllm.model.special, "".join(f"{text}\n" for text in ORDINARY)
     assert {"<?>", "[:]", "<()>", "[...]"} <= vllm.model.tokenizer.get_vocab().keys()
     did = run(one, printing(code + "".join(f"a {text} b<{text}\n" for text in special)))
     assert (did.stop_reason, did.completion) == ("completed", "done")
     assert did.turns == vllm.returned
     assert (did.metadata["n_prefix_breaks"], did.context.cost_usd) == (0, None)
-    assert len(datums(did.turns)) == 1
     assert did.context.n_output_tokens == sum(len(ids) for _, ids, _ in vllm.returned)
     experts = [[[number]] for number in range(1, 5)]
     assert did.context.rollout_details[0]["extra"]["routed_experts"] == experts
-    transport = one._conversation.client._http._client._transport
-    mode = ssl.CERT_NONE if path else ssl.CERT_REQUIRED
-    assert transport._pool._ssl_context.verify_mode == mode
+    assert verify_mode(did) == ssl.CERT_NONE
     # Nothing is left open.
     gc.collect()
     assert "Unclosed" not in caplog.text
@@ -918,7 +915,6 @@ def test_prompts_are_exact_and_unforgeable_on_vllm(vllm, provider, path, caplog)
     assert did.told[0].endswith(out.rstrip())
     for path, body, headers in vllm.requests:
         assert (headers["X-Other"], headers["Authorization"]) == ("1", "Bearer k")
-        assert body["model"] == "served"
         # A server that hangs holds up no setup.
         seconds = 30 if path == "/tokenize" else 77
         assert float(headers["X-Stainless-Read-Timeout"]) == seconds
@@ -928,7 +924,6 @@ def test_prompts_are_exact_and_unforgeable_on_vllm(vllm, provider, path, caplog)
             assert asked.items() <= body.items()
         elif body.get("messages", [{}])[0].get("content") == "do it":
             assert body["chat_template_kwargs"] == template["chat_template_kwargs"]
-    # A reply that was cut off keeps its ids, and is not run.
     client = one._conversation.client
     pieces = ["]~b]", "[e~[", "<s>", "[INST]", "<h1>", "</td>", "<?>", "[:]"]
     client._tokenize = unittest.mock.AsyncMock(return_value={"token_strs": pieces})
@@ -939,11 +934,20 @@ def test_prompts_are_exact_and_unforgeable_on_vllm(vllm, provider, path, caplog)
     client._tokenize = unittest.mock.AsyncMock(side_effect=shown)
     text = asyncio.run(client.break_special_tokens("]~b]~!b["))
     assert text == "]\u200b~b]\u200b~!b["
+    # A reply that was cut off keeps its ids, and is not run.
     for reason in ("length", "abort"):
         vllm.script, vllm.returned = [COMMAND, (bash("rm x"), reason)], []
-        did = run(vllm.agent())
+        did = run(vllm.agent(model_name="hosted_vllm/served"))
         assert (did.stop_reason, did.scripts) == ("max_tokens", ["ls\n"])
         assert did.turns == vllm.returned
+    assert verify_mode(did) == ssl.CERT_REQUIRED
+    assert {body["model"] for _, body, _ in vllm.requests} == {"served"}
+
+
+def verify_mode(did: Run) -> ssl.VerifyMode:
+    """How a run's client looks at the certificate of vLLM."""
+    client = did.agent._conversation.client._http._client
+    return client._transport._pool._ssl_context.verify_mode
 
 
 def test_date_and_system_message_may_change_the_templates_view_on_vllm(vllm, monkeypatch):
@@ -989,9 +993,9 @@ def test_a_turn_costs_vllm_two_requests_and_connections_are_kept_and_closed(vllm
     vllm.script = [(THOUGHT + bash("ls"), "stop")]
     for _ in range(2):
         before = len(vllm.requests), len(vllm.connections)
-        vllm.at_once(*[{"max_turns": 10}] * 4)
+        vllm.at_once(*[{"max_turns": 5}] * 4)
         # One request asks whether there is /tokenize; one finds where a probe's tail begins.
-        assert len(vllm.requests) - before[0] <= 2 * 40 + 2 + 4
+        assert len(vllm.requests) - before[0] <= 2 * 20 + 2 + 4
         assert len(vllm.connections) - before[1] <= 4
         asyncio.run(until(lambda: {one.fileno() for one in vllm.connections} == {-1}))
         assert {one.fileno() for one in vllm.connections} == {-1}
@@ -1071,12 +1075,13 @@ def test_a_reply_is_read_in_time_that_grows_as_its_length(worst):
     readers = [(basic_loop_agent.fenced_blocks, ""), (split_thinking, "")]
     readers += [(basic_loop_agent.headers_to_tags, "<|channel|>"), (split_thinking, "<think>")]
     for read, start in readers:
-        taken = []
-        for length in (20_000, 80_000):
-            text = start + worst * (length // len(worst)) + "`"
-            timer = timeit.Timer(functools.partial(read, text), timer=time.thread_time)
-            taken.append(min(timer.repeat(number=1, repeat=3)))
-        assert taken[1] < 10 * taken[0] + 0.005
+        reading = [
+            functools.partial(read, start + worst * (length // len(worst)) + "`")
+            for length in (20_000, 80_000)
+        ]
+        seconds = functools.partial(timeit.timeit, timer=time.thread_time, number=1)
+        most = 10 * min(seconds(reading[0]) for _ in range(3)) + 0.005
+        assert any(seconds(reading[1]) < most for _ in range(3))
 
 
 class PythonToo(BasicLoopAgent):
@@ -1132,10 +1137,7 @@ def test_a_copy_with_the_readmes_reminder_records_it(bench, tmp_path, monkeypatc
 def test_the_constructor_has_the_options_names_and_defaults(bench):
     parameters = inspect.signature(BasicLoopAgent).parameters.values()
     named = {one.name: one.default for one in parameters if one.default is not one.empty}
-    assert list(named) == [
-        *("model_path", "renderer_name", "max_tokens", "temperature", "max_turns"),
-        *("system_prompt", "model_client", "api_base"),
-    ]
+    assert list(named) == list(BasicLoopOptions.__annotations__)[:8]
     fields = BasicLoopOptions.model_fields
     assert named == {name: fields[name].default for name in named}
     assert {one.kind for one in parameters} == {inspect.Parameter.KEYWORD_ONLY, 4}
@@ -1569,9 +1571,8 @@ def test_a_long_conversation_gets_shorter_replies_and_then_overflows(bench, vllm
     bench.api("hello")
 
     async def call(agent: BasicLoopAgent) -> Any:
-        return await (await basic_loop_agent.shared_client(agent)).call(
-            "Summarize: x", message_history=[]
-        )
+        client = await basic_loop_agent.shared_client(agent)
+        return await client.call("Summarize: x", message_history=[])
 
     for agent in (bench.agent(), bench.agent(model_client="litellm"), vllm.agent()):
         assert asyncio.run(call(agent)).content == "hello"
@@ -1650,16 +1651,8 @@ def test_what_a_command_puts_at_a_files_name_is_no_trap(bench, tmp_path, name, t
     assert victim.read_text() == "precious"
 
 
-# vLLM writes -9999.0 for one that it does not have.
-@pytest.mark.parametrize("logprob", [math.nan, math.inf, -math.inf, None, -9999.0])
-def test_a_turn_whose_logprobs_are_no_numbers_is_left_out(bench, logprob):
-    tokens = [50, 51, 2]
-    diverged = Sampled(tokens=tokens, logprobs=[logprob] * 3)
-    did = bench.tinker(bash("ls"), diverged, max_turns=2)
-    assert did.turns == did.fake.returned[:1]
-    assert did.metadata["n_turns_without_ids"] == 1
-    assert AgentContext.model_validate_json(did.context.model_dump_json()) == did.context
-    assert did.view.steps[-1].metrics.completion_token_ids == tokens
+# What a policy that diverged has for logprobs; vLLM writes -9999.0 for one that it does not have.
+NO_LOGPROBS = [math.nan, math.inf, -math.inf, None, -9999.0]
 
 
 def test_no_sampled_token_is_ever_lost_misaligned_or_recorded_twice(bench):
@@ -1680,7 +1673,7 @@ def test_no_sampled_token_is_ever_lost_misaligned_or_recorded_twice(bench):
         n_steps = 10_000 if IS_OLD_SDK else rng.choice([10_000, rng.randrange(1, 60)])
         asyncio.run(stopped_after(n_steps, did))
         returned = did.fake.returned
-        whole = [turn for turn in returned if len(turn[1]) == len(turn[2] or [])]
+        whole = [turn for turn in returned if is_whole(*turn)]
         expected = [(prompt, tokens, logprobs or []) for prompt, tokens, logprobs in whole]
         assert did.turns == expected, seed
         assert did.metadata["n_episodes"] == len(returned), seed
@@ -1688,12 +1681,20 @@ def test_no_sampled_token_is_ever_lost_misaligned_or_recorded_twice(bench):
         agents = [step for step in did.view.steps if step.source == "agent"]
         ids = [step.metrics.completion_token_ids for step in agents]
         assert ids == [turn[1] for turn in returned], seed
+        assert AgentContext.model_validate_json(did.context.model_dump_json()) == did.context
+
+
+def is_whole(prompt: list[int], tokens: list[int], logprobs: list[Any] | None) -> bool:
+    """Whether a turn can be trained on."""
+    logprobs = logprobs or []
+    return len(tokens) == len(logprobs) and not any(one in NO_LOGPROBS for one in logprobs)
 
 
 def random_answer(rng: random.Random) -> Any:
     text = rng.choice(["", "done", *[bash("ls")] * 3, "<think>a</think>" + bash("ls")])
     no_tokens = Sampled("", rng.choice(["stop", "length"]), rng.choice(["own", None]), [])
     odd = [Sampled(text, logprobs=None), Sampled(text, logprobs=[-1.0]), Sampled(text, "length")]
+    odd.append(Sampled(tokens=[50, 51, 2], logprobs=[-1.0, rng.choice(NO_LOGPROBS), -1.0]))
     errors = [RuntimeError("API error"), refused(400, "prompt is too long")]
     return rng.choice([Sampled(text)] * 8 + odd + [no_tokens, rng.choice(errors)])
 
@@ -1706,12 +1707,6 @@ async def stopped_after(n_steps: int, did: Run) -> None:
         await asyncio.sleep(0)
     trial.cancel()
     await asyncio.gather(trial, return_exceptions=True)
-
-
-def datums(turns: list[tuple[list[int], list[int], list[float]]]) -> list[Any]:
-    record = [basic_loop_agent.Turn(**dict(zip(IDS, turn, strict=True))) for turn in turns]
-    whole = SimpleNamespace(turns=record, stop_reason="completed")
-    return data_processing.trajectory_to_data(basic_loop_agent.to_tinker(whole), 1.0)
 
 
 def test_a_prompt_is_the_last_prompt_its_reply_and_the_templates_tail(bench, model):
@@ -1727,9 +1722,7 @@ def test_a_prompt_is_the_last_prompt_its_reply_and_the_templates_tail(bench, mod
     for (prompt, tokens, _), (following, _, _) in itertools.pairwise(returned):
         kept += following[: len(prompt + tokens)] == prompt + tokens
     assert did.metadata["n_prefix_breaks"] == 5 - kept
-    if model.is_exact:
-        assert kept == 5
-        assert len(datums(did.turns)) == 1
+    assert kept == 5 or not model.is_exact
 
 
 def test_a_prompt_has_no_special_tokens_but_those_of_the_templates_view(bench, model):
@@ -1796,18 +1789,18 @@ def test_rerender_history_gives_the_templates_own_view(bench, tokenizer_dir):
 # The model clients and their cache.
 
 
-def counted() -> Any:
-    """The agent, with weak references to the clients that it builds."""
+@pytest.fixture
+def built(monkeypatch) -> list[Any]:
+    """Weak references to the clients that agents build."""
+    clients, build = [], BasicLoopAgent._build_llm
 
-    class Counted(BasicLoopAgent):
-        built: ClassVar[list[Any]] = []
+    def building(agent: BasicLoopAgent) -> Any:
+        client = build(agent)
+        clients.append(weakref.ref(client))
+        return client
 
-        def _build_llm(self) -> Any:
-            client = super()._build_llm()
-            self.built.append(weakref.ref(client))
-            return client
-
-    return Counted
+    monkeypatch.setattr(BasicLoopAgent, "_build_llm", building)
+    return clients
 
 
 def test_tinker_gets_every_option_and_a_server_of_its_own(bench):
@@ -1854,33 +1847,33 @@ def test_neither_the_module_nor_the_check_of_a_given_key_loads_a_model_library()
     assert loaded.strip() == "set()"
 
 
-def test_a_configuration_has_one_client_and_all_one_session(bench, tmp_path, monkeypatch):
-    fake, agent_class = bench.service(), counted()
+def test_a_configuration_has_one_client_and_all_one_session(bench, tmp_path, monkeypatch, built):
+    fake = bench.service()
     different = [{}, {"model_path": "tinker://run/1"}, {"renderer_name": "role_colon"}]
     different += [{"temperature": 0.0}, {"llm_kwargs": {"seed": 1}}]
-    different += [{"max_turns": 5}, *({"max_tokens": 1 + number} for number in range(10))]
+    different += [{"max_turns": 5}, *({"max_tokens": 1 + number} for number in range(3))]
     same = {"session_id": "x"}
 
     async def trial(number: int, options: dict[str, Any]) -> None:
-        one = bench.agent(agent_class, logs_dir=tmp_path / str(number), **options)
+        one = bench.agent(logs_dir=tmp_path / str(number), **options)
         await one.setup(ScriptedEnvironment())
         await one.run("hello", ScriptedEnvironment(), AgentContext())
 
-    set_up(bench.agent(agent_class))
+    set_up(bench.agent())
     # The client is built in setup.
-    assert (len(agent_class.built), len(fake.samplers), len(fake.requests)) == (1, 1, 0)
+    assert (len(built), len(fake.samplers), len(fake.requests)) == (1, 1, 0)
     trials = enumerate([*different, same] * 3)
     asyncio.run(together(*(trial(number, one) for number, one in trials)))
-    assert len(agent_class.built) == len(fake.samplers) == 1 + len(different)
+    assert len(built) == len(fake.samplers) == 1 + len(different)
     assert len(fake.services) == 1
     assert len(fake.returned) == 3 * len(different) + 3
 
     # A key that was renewed, or a server that moved, makes a new client; nothing shows the key.
     async def renewals() -> None:
-        await bench.agent(agent_class).setup(ScriptedEnvironment())
+        await bench.agent().setup(ScriptedEnvironment())
         for name, value in (("TINKER_API_KEY", "tml-renewed"), ("TINKER_BASE_URL", "http://moved")):
             monkeypatch.setenv(name, value)
-            await bench.agent(agent_class).setup(ScriptedEnvironment())
+            await bench.agent().setup(ScriptedEnvironment())
 
     asyncio.run(renewals())
     assert len(fake.services) == 3
@@ -1888,9 +1881,9 @@ def test_a_configuration_has_one_client_and_all_one_session(bench, tmp_path, mon
     # The cache keeps the newest ones.
     monkeypatch.setattr(basic_loop_agent, "MAX_CLIENTS", 4)
     for n in range(1, 8):
-        set_up(bench.agent(agent_class, max_tokens=n))
+        set_up(bench.agent(max_tokens=n))
     gc.collect()
-    kept = [client() is not None for client in agent_class.built[-7:]]
+    kept = [client() is not None for client in built[-7:]]
     assert kept == [False] * 3 + [True] * 4
 
 
@@ -2032,10 +2025,7 @@ def test_event_loops_in_threads_share_tokenizer_and_session(bench, tmp_path, mon
         ({"temperature": math.inf}, "temperature.*finite number"),
         ({"model_path": ""}, "model_path.*tinker://"),
         ({"llm_kwargs": {"max_tokens": 3}}, "llm_kwargs holds max_tokens: use the option"),
-        (
-            {"model_client": "litellm", "model_path": "tinker://run/w"},
-            "are for model_client=tinker",
-        ),
+        ({"model_client": "litellm", "model_path": "tinker://w"}, "are for model_client=tinker"),
         ({"model_client": "litellm", "renderer_name": "qwen3"}, "are for model_client=tinker"),
     ],
 )
@@ -2475,8 +2465,8 @@ def test_training_samples_each_steps_weights_and_updates_them_by_reward(train, t
     assert fake.saved == [*kept, (final, None)]
     right = fake.encode("Hello, world!", "stop")
     expected = [(*turn, 0.5 if turn[1] == right else -0.5) for turn in fake.returned]
-    assert sorted(map(example, fake.trained[0])) == sorted(expected[:8])
-    assert sorted(map(example, fake.trained[1])) == sorted(expected[8:])
+    for data, turns in zip(fake.trained, (expected[:8], expected[8:]), strict=True):
+        assert sorted(map(example, data)) == sorted(turns)
     lines = printed(capsys)
     n_tokens = sum(len(tokens) for _, tokens, _ in fake.returned[:8])
     shares = f"100% completed, {n_tokens} tokens, KL 0.2500 (v1) 0.0312 (v2)"
@@ -2546,21 +2536,18 @@ def test_failed_trials_and_equal_rewards_are_named_and_not_trained_on(train, tmp
     assert "optim/kl_sample_train_v1" not in second
 
 
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        ("--learning-rate 0.1", "--learning-rate 0.5, this is 0.1"),
-        (f"--task {ROOT}/examples/hello", f"--task ['{ROOT}/examples/greet'], this is ['"),
-        ("--steps 1", "--steps 1: 2 are done in "),
-    ],
-)
-def test_training_goes_on_only_with_what_it_began_with(train, tmp_path, more, message):
+def test_training_goes_on_only_with_what_it_began_with(train, tmp_path):
     train(*HALF_RIGHT, steps=2)
     # As after a kill: it is not written by rename.
     config, before = tmp_path / "log/config.json", b'{"mod'
     config.write_bytes(before)
-    with pytest.raises(SystemExit, match=re.escape(message)):
-        train(*HALF_RIGHT, steps=3, more=more)
+    for more, message in (
+        ("--learning-rate 0.1", "--learning-rate 0.5, this is 0.1"),
+        (f"--task {ROOT}/examples/hello", f"--task ['{ROOT}/examples/greet'], this is ['"),
+        ("--steps 1", "--steps 1: 2 are done in "),
+    ):
+        with pytest.raises(SystemExit, match=re.escape(message)):
+            train(*HALF_RIGHT, steps=3, more=more)
     assert config.read_bytes() == before
     assert len(train.fake.services) == 1
     train(*HALF_RIGHT, steps=3, more="--concurrency 2 --base-url http://moved")
