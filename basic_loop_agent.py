@@ -160,11 +160,11 @@ async def shared_client(agent: BasicLoopAgent) -> Any:
     """The client of this agent's configuration. Raises any error of building it."""
     key = (asyncio.get_running_loop(), agent._cache_key())
     lock = _locks.setdefault(key, asyncio.Lock())
+    # A trial that waits for the lock takes what it then finds, even an error.
     has_waited = lock.locked()
     async with lock:
         client = _clients.get(key)
         if isinstance(client, Exception) and not has_waited:
-            # An error from before this trial: try again.
             client = None
         if client is None:
             try:
@@ -247,7 +247,7 @@ message. Each script starts in a fresh shell (files stay, variables and director
         if HARBOR_PARSES_OPTIONS:
             super().__init__(model_name=model_name, **options, **kw)
         else:
-            # Harbor's constructor takes these, the last one in its **kwargs. The rest are options.
+            # Harbor's constructor takes these names, the last one in **kwargs. The rest are ours.
             harbor_names = {*inspect.signature(BaseAgent).parameters, "override_setup_timeout_sec"}
             options |= {name: kw.pop(name) for name in kw.keys() - harbor_names}
             super().__init__(model_name=model_name, **kw)
@@ -314,6 +314,7 @@ message. Each script starts in a fresh shell (files stay, variables and director
             stop_reason = StopReason.CANCELLED
             raise
         except Exception as error:
+            # A client or an environment may answer the cancellation with an error of its own.
             if was_cancelled():
                 stop_reason = StopReason.CANCELLED
                 raise asyncio.CancelledError from error
@@ -362,7 +363,7 @@ message. Each script starts in a fresh shell (files stay, variables and director
             listed = await environment.exec(command, timeout_sec=60)
             skills = valid_text(listed.stdout)
             if isinstance(client, ExactClient):
-                # `sample` does not break special tokens in an instruction, and this joins one.
+                # The skills join the instruction, whose special tokens `sample` does not break.
                 skills = await client.break_special_tokens(skills)
             self._introduction.append(f"Skills. Read a skill's file before you use it.\n{skills}")
         for server in self.mcp_servers:
@@ -399,8 +400,8 @@ message. Each script starts in a fresh shell (files stay, variables and director
             context.rollout_details = rollout_details(turns)
             metadata["n_turns_without_ids"] = sum(not turn.is_trainable for turn in turns)
             metadata["n_prefix_breaks"] = sum(turn.breaks_prefix for turn in turns)
-        # A loop may put anything there. A value that JSON cannot hold would cost the job its
-        # results, because Harbor writes them as JSON.
+        # A loop may put anything into its metadata. A value that JSON cannot hold would cost the
+        # job its results, because Harbor writes them as JSON.
         text = json.dumps(metadata, default=str, skipkeys=True, ensure_ascii=False)
         context.metadata = json.loads(valid_text(text))
         # A verifier may score this file. Without a reply it becomes empty, for it may still hold
@@ -483,8 +484,8 @@ message. Each script starts in a fresh shell (files stay, variables and director
             collect_rollout_details=options.collect_rollout_details,
             **arguments,
         )
-        # The template of gpt-oss raises an error if an earlier reply has <|channel|> headers, as a
-        # sampled one does. So gpt-oss uses the chat endpoint.
+        # The template of gpt-oss ends a reply with another token than the model does, so no prompt
+        # could be exact. The chat endpoint renders its headers better.
         if options.collect_rollout_details and base and "gpt-oss" not in model:
             return VllmClient(model_name=model, fallback=chat, **arguments)
         return chat()
@@ -498,7 +499,7 @@ message. Each script starts in a fresh shell (files stay, variables and director
         options = self.options.model_dump(exclude={"session_id"})
         endings = ("_API_KEY", "_BASE_URL", "_API_BASE")
         variables = [item for item in self._env.items() if item[0].endswith(endings)]
-        # Options may be dictionaries, which have no hash, so their repr is hashed.
+        # A dictionary has no hash, but its repr has. The hash hides the API keys.
         hashed = hash((repr(options), frozenset(variables)))
         # A Tinker service that was given to `use_service` (below) needs a client of its own.
         return (type(self), self.model_name, hashed, _given_service)
@@ -509,9 +510,9 @@ BasicLoopAgent.SUPPORTS_RESUME = True
 
 
 def was_cancelled() -> bool:
-    """True if someone cancelled this task; a client may have answered with an error of its own.
+    """True if this task is being cancelled.
 
-    The cancellation of an `asyncio.timeout` that is over does not count any more.
+    Call it outside of `async with asyncio.timeout`, which takes back the cancellation that it made.
     """
     return asyncio.current_task().cancelling() > 0
 
@@ -653,7 +654,7 @@ class Turn(LLMResponse):
 
 
 @dataclass
-class Message:
+class UserText:
     """A text for the model: an instruction, or what the environment said."""
 
     text: str
@@ -681,13 +682,13 @@ class Conversation:
         self._system = valid_text(options.system_prompt)
         if options.system_prompt is None and options.max_turns > 1:
             self._system = agent.protocol.replace("{seconds}", str(options.command_timeout_sec))
-        # The state of the current run.
+        # The state of the current run. `begin` makes a new Chat with the messages so far.
         self.client: Any = None
-        self.metadata: dict[str, Any] = {}
-        self._history: list[Message | Turn] = []
-        # The state of the whole trial.
         self._chat: Chat | None = None
-        self._pending: list[Message] = []
+        self.metadata: dict[str, Any] = {}
+        self._history: list[UserText | Turn] = []
+        # The state of the whole trial.
+        self._pending: list[UserText] = []
         self._last_turn = Turn()
         # A copy of `messages` after the last turn. If they differ now, the loop has edited them.
         self._last_messages: list[dict] = []
@@ -706,7 +707,7 @@ class Conversation:
         """Start a run with this instruction. Raises any error of building the client."""
         self._history = []
         self.metadata = {}
-        self._pending.append(Message(valid_text(instruction), is_instruction=True))
+        self._pending.append(UserText(valid_text(instruction), is_instruction=True))
         messages = [{"role": "system", "content": self._system}] if self._system else []
         if self._chat:
             messages = self._chat.messages
@@ -718,7 +719,7 @@ class Conversation:
 
     def tell(self, text: str) -> None:
         """Have the next `sample` send this text. Special tokens in it are sent as plain text."""
-        self._pending.append(Message(valid_text(text)))
+        self._pending.append(UserText(valid_text(text)))
 
     async def sample(self) -> Turn:
         """Send the pending text, and record the reply before anything else is awaited.
@@ -732,17 +733,12 @@ class Conversation:
             raise RuntimeError("there is nothing to send: `tell` the model something first")
         options = self._agent.options
 
-        # Has the loop edited the messages? The system message of the first call counts, too, which
-        # changes nothing.
+        # Has the loop edited the messages? In the first call a system message counts as an edit.
+        # That does no harm, because there is no turn before it.
         is_edited = self.messages != self._last_messages
         if is_edited:
             # The Responses API still has the old messages: start a new chain.
             self._chat.reset_response_chain()
-
-        # Is there room? An edited conversation may be shorter. An ExactClient checks for itself.
-        n_tokens = self._last_turn.n_tokens
-        if not is_edited and options.context_limit and n_tokens >= options.context_limit:
-            raise ContextLengthExceededError(f"the conversation has {n_tokens} tokens")
 
         # Make the request. Harbor's LiteLLM merges extra_body with that of llm_kwargs, but not
         # extra_headers, so these are merged here.
@@ -759,6 +755,11 @@ class Conversation:
                     message.text = await self.client.break_special_tokens(message.text)
             starts_anew = is_edited or options.rerender_history
             request["previous_ids"] = [] if starts_anew else self._last_turn.all_ids
+        elif options.context_limit and not is_edited:
+            # An ExactClient counts the real prompt. Here the count after the last turn must do.
+            n_tokens = self._last_turn.n_tokens
+            if n_tokens >= options.context_limit:
+                raise ContextLengthExceededError(f"the conversation has {n_tokens} tokens")
 
         # Send it.
         prompt = "\n\n".join(message.text for message in self._pending)
@@ -771,17 +772,17 @@ class Conversation:
             self.messages.append({"role": "user", "content": prompt})
             self.messages.append({"role": "assistant", "content": reply.content})
             self._chat.reset_response_chain()
-        # A client of your own returns an LLMResponse.
+        # A client of your own may return an LLMResponse.
         turn = Turn(**vars(reply))
-        # The Chat has appended the prompt and the reply. `Turn` has replaced lone surrogates in it.
+        # `Turn` has replaced lone surrogates in the reply. The Chat's last message gets that text.
         self.messages[-1]["content"] = turn.content
         return self._record_turn(turn)
 
     def _record_turn(self, turn: Turn) -> Turn:
         # Split the thinking off, and record the turn.
         if turn.reasoning_content:
-            # The server has split thinking off. More of it may stand in tags at the start, but a
-            # closing tag alone is now a part of the answer.
+            # The server has split thinking off. A tagged block at the start is thinking as well,
+            # but a closing tag alone is text.
             thinking, turn.content = leading_thinking(turn.content)
         else:
             thinking, turn.content = split_thinking(turn.content)
@@ -876,8 +877,8 @@ def leading_thinking(text: str) -> tuple[str, str]:
 def split_thinking(text: str) -> tuple[str, str]:
     """Split a reply into thinking and answer. The prompt may have had the opening tag.
 
-    If the first tag of the text is a closing tag, the text before it is the thinking. A tag between
-    quotation marks or backticks does not count there. Otherwise this is `leading_thinking`.
+    If the first tag of the text is a closing tag, the text before it is the thinking. (This search
+    skips tags between quotation marks or backticks.) Otherwise this is `leading_thinking`.
     """
     for tag in re.finditer(f"{_OPENING_TAG}|{_CLOSING_TAG}", text):
         if text.endswith(_QUOTES, 0, tag.start()) and text.startswith(_QUOTES, tag.end()):
@@ -886,13 +887,6 @@ def split_thinking(text: str) -> tuple[str, str]:
             break
         return text[: tag.start()], text[tag.end() :].lstrip()
     return leading_thinking(text)
-
-
-# `headers_to_tags` splits a reply at a token that ends a message, if a header or the end of the
-# text follows. Elsewhere the reply merely quotes the token. A message to a tool may begin with
-# "to=", because the prompt has the header's first token.
-_HEADER_BEGINS = r"\s*(?:to=\S{1,200}\s*)?<\|(?:channel|start|message_model)\|>"
-_MESSAGE_ENDS = rf"<\|(?:end|call|return|end_message)\|>(?={_HEADER_BEGINS}|\s*\Z)"
 
 
 def headers_to_tags(text: str) -> str:
@@ -906,18 +900,22 @@ def headers_to_tags(text: str) -> str:
     The first is gpt-oss' form, the second Inkling's. A message to a tool ("to=") counts as
     thinking. Any other text stays as it is.
     """
-    if not re.match(_HEADER_BEGINS, text):
+    # A message to a tool may begin with "to=", because the prompt ends in the header's first token.
+    header = r"\s*(?:to=\S{1,200}\s*)?<\|(?:channel|start|message_model)\|>"
+    if not re.match(header, text):
         return text
+    # If neither a header nor the end of the text follows, the reply only quotes such a token.
+    message_end = rf"<\|(?:end|call|return|end_message)\|>(?={header}|\s*\Z)"
     thinking = ""
     answer = ""
-    for message in re.split(_MESSAGE_ENDS, text):
+    for message in re.split(message_end, text):
         header_end = re.search(r"<\|(?:message|content_\w+)\|>", message)
         if header_end is None:
             # The reply was cut off in a header.
             continue
-        header = message[: header_end.end()]
+        kind = message[: header_end.end()]
         content = message[header_end.end() :]
-        if "to=" not in header and re.search("final|commentary|content_text", header):
+        if "to=" not in kind and re.search("final|commentary|content_text", kind):
             answer += content
         else:
             thinking += content
@@ -931,7 +929,7 @@ Ids = list[int]
 
 # The finish reasons of complete replies, in lower case, as litellm, vLLM and the APIs behind them
 # write them. Any other one (length, time_limit, insufficient_system_resource, ...) means that the
-# reply was cut off.
+# reply was cut off, so a word that is missing here would end each run of its server.
 COMPLETED_REASONS = {
     "stop",
     "stop_sequence",
@@ -966,9 +964,8 @@ class ExactClient(ABC):
 
     context_limit: float
     max_tokens: int
-    # The ids of a probe before its tail (see `next_prompt`); None until the first probe. Trials
-    # share it without a lock: a trial whose probe begins otherwise renders one more, and replaces
-    # these.
+    # A cache of `next_prompt`, which explains it. Trials share it without a lock: a value that does
+    # not fit costs one more rendering.
     _probe_start: Ids | None = None
 
     @abstractmethod
@@ -1139,7 +1136,7 @@ class TinkerClient(ExactClient):
             # The renderer has no public name. Harbor 0.13 to 0.25 have this one.
             self._renderer = TinkerLLM(model_name, renderer_name=renderer_name)._renderer
             self._tokenizer = self._renderer.tokenizer
-            # Inkling's tokenizer has no such method. It turns no text into a special token.
+            # Inkling's tokenizer has no get_added_vocab, and turns no text into a special token.
             has_vocabulary = hasattr(self._tokenizer, "get_added_vocab")
             vocabulary = self._tokenizer.get_added_vocab() if has_vocabulary else []
             stop = self._renderer.get_stop_sequences()
@@ -1202,7 +1199,7 @@ class TinkerClient(ExactClient):
         try:
             return await await_sample(client, request)
         except Exception as error:
-            if not session_is_over(error):
+            if not is_gone(error):
                 raise
         # The first trial that gets the lock opens the new session, and the others share it.
         async with self._reopen_lock:
@@ -1222,7 +1219,7 @@ class TinkerClient(ExactClient):
             # A model may sample an id that its tokenizer does not have: the answer is empty.
             return ""
         if isinstance(stop[0], str):
-            # Its prompt ends in "Assistant:", so a reply begins with a blank.
+            # The prompt of role_colon ends in "Assistant:", so a reply begins with a blank.
             text = text.partition(stop[0])[0].removeprefix(" ")
         return text
 
@@ -1279,7 +1276,7 @@ def check_tinker_key(options: BasicLoopOptions, env: Mapping[str, str]) -> None:
     )
 
 
-def session_is_over(error: Exception) -> bool:
+def is_gone(error: Exception) -> bool:
     """True if Tinker says that a session or a checkpoint no longer exists.
 
     SDK 0.38 has no class for the errors of a closed client or of polling, so their text is matched.
@@ -1312,7 +1309,7 @@ def open_sampling_client(arguments: dict, api_base: str | None, api_key: str | N
             try:
                 return opened_in(old)
             except Exception as error:
-                if not session_is_over(error):
+                if not is_gone(error):
                     raise
         # If URL or key are None, the SDK finds its own.
         new = tinker.ServiceClient(base_url=api_base, api_key=api_key)
@@ -1381,7 +1378,7 @@ class VllmClient(ExactClient):
         if "reasoning_effort" in self._body:
             self._template_kwargs.setdefault("reasoning_effort", self._body["reasoning_effort"])
         self._url = api_base.rstrip("/").removesuffix("/v1")
-        # `connect` starts this generator. Python closes it with its connections, see `open_http`.
+        # `connect` starts this generator. asyncio closes it with its connections, see `open_http`.
         self._http_generator = open_http(
             base_url=self._url,
             api_key=api_key,
@@ -1413,7 +1410,7 @@ class VllmClient(ExactClient):
         if isinstance(answer, dict) and answer.get("token_strs") and answer.get("max_model_len"):
             self.context_limit = min(self.context_limit, answer["max_model_len"])
             return self
-        logger.warning("the server has no /tokenize: prompts are not exact")
+        logger.warning("the server has no /tokenize like vLLM's: prompts are not exact")
         return await asyncio.to_thread(self._make_fallback)
 
     async def _tokenize(self, **body: Any) -> dict:
@@ -1516,8 +1513,8 @@ def chat_client(*, context_limit: int | None = None, **arguments: Any) -> Any:
 
         async def call(self, prompt: str, **request: Any) -> Turn:
             """Call the model. Raises the error of the last of LiteLLM's three attempts."""
-            # Trials share this object. LiteLLM's code runs on a copy, to which the methods below
-            # write the finish reason of this call.
+            # Trials share this object, so each call has a copy. In the methods below `self` is that
+            # copy, and they write the finish reason to it.
             this_call = copy.copy(self)
             try:
                 response = await LiteLLM.call(this_call, prompt, **request)
@@ -1585,8 +1582,8 @@ def trial_to_trajectory(trial: TrialResult) -> Trajectory | None:
 
     Returns:
         None if the trial or one of its steps failed (their `exception_info` says why; Harbor scores
-        a failed step all the same), or if there are neither tokens nor a score. A timeout of the
-        agent is no failure.
+        a failed step all the same), or if there are neither tokens nor a score. A trial that has a
+        reward has not failed by a timeout of the agent.
 
     Raises:
         ValueError: Ids, logprobs and `extra` do not align, or a logprob or reward is not finite.
@@ -1603,8 +1600,10 @@ def trial_to_trajectory(trial: TrialResult) -> Trajectory | None:
     stop_reasons = [(context.metadata or {}).get("stop_reason") for context in contexts]
     errors = [part.exception_info for part in (trial, *steps) if part.exception_info]
     if not rewards:
+        # No verifier has scored it.
         is_valid = bool(turns) and not errors
     elif hasattr(trial, "reward_valid"):
+        # Harbor 0.25 and later
         is_valid = trial.reward_valid
     else:
         is_valid = all(error.exception_type in SCORED_EXCEPTIONS for error in errors)
@@ -1614,7 +1613,7 @@ def trial_to_trajectory(trial: TrialResult) -> Trajectory | None:
     return Trajectory(turns, reward, stop_reasons[-1], trial)
 
 
-# The name in this project's first interface.
+# The name in the project's first interface, which code may use.
 _trial_to_trajectory = trial_to_trajectory
 
 # The lists of a RolloutDetail with one entry per turn. `Turn` has attributes of the same names.
@@ -1641,7 +1640,7 @@ def rollout_details(turns: list[Turn]) -> list[dict] | None:
 
 
 def turns_of(context: AgentContext) -> Iterator[Turn]:
-    """The turns of a run.
+    """The trainable turns of a run.
 
     Raises:
         ValueError: The lists differ in length, or a logprob is missing or not finite.
@@ -1718,8 +1717,9 @@ def valid_text(text: str | bytes | None) -> str:
 
 # Running scripts.
 
-# Only the rules of CommonMark that decide where a fenced block is: a list item may hold one, and a
-# fence that is indented by four spaces is code. "inline" would cost a third of the time.
+# Only the rules of CommonMark that are needed: a list item may hold a fenced block, and a fence
+# that is indented by four spaces is code. To parse links and the like would cost a third of the
+# time.
 _MARKDOWN = MarkdownIt("zero").enable(["fence", "list", "code"]).disable("inline")
 
 
@@ -1730,8 +1730,8 @@ def fenced_blocks(text: str) -> list[tuple[str, str]]:
     not count either.
     """
     blocks = []
-    # The parser does not tell whether a block is closed. The lines of a closed one are its content
-    # and two fences. The newline makes the last line of the text count.
+    # A closed block has two lines more than its content, the fences. An unclosed one has one more.
+    # The added newline makes this right if the text ends without one.
     for token in _MARKDOWN.parse(text.replace("\0", "") + "\n"):
         if token.markup.startswith("`"):
             first_line, end_line = token.map
@@ -1753,8 +1753,8 @@ done
 """
 
 # A script has three limits. After `seconds`, the bash program kills it. ANSWER_MARGIN_SEC later the
-# agent waits no longer for exec, and kills the script by a second exec. The limit that exec gets is
-# `seconds` and EXEC_MARGIN_SEC. It is never reached, because Docker would raise RuntimeError there.
+# agent waits no longer for exec, and kills the script by a second exec. exec's own limit is
+# `seconds + EXEC_MARGIN_SEC`. It is the last, so that it is not reached: Docker raises RuntimeError.
 ANSWER_MARGIN_SEC = 30
 EXEC_MARGIN_SEC = 90
 # The time that the second exec gets.
@@ -1762,8 +1762,11 @@ KILL_SEC = 15
 
 # A script is killed if it writes more: Harbor keeps all output of an exec in memory.
 FLOOD_BYTES = 4_000_000
-CUT_OUTPUT = f"[the output ends here: it passed {FLOOD_BYTES} bytes, or its reader was killed]"
-LOST_OUTPUT = "[the output was lost: the shell that runs the script was killed]"
+# What the model is told of output that is not complete.
+CUT_OUTPUT = (
+    f"[cut here: more than {FLOOD_BYTES} bytes, or the script killed what reads its output]"
+)
+LOST_OUTPUT = "[the output was lost: the script killed the shell that runs it]"
 
 
 async def run_in(
@@ -1772,7 +1775,7 @@ async def run_in(
     """Run blocks as one script in an environment. The comment above `_SHELL` explains how.
 
     Args:
-        environment: Harbor's environment. Raises any error of its `exec`.
+        environment: Harbor's environment. Errors of its `exec` are raised, but for a TimeoutError.
         blocks: The texts of the blocks.
         seconds: The time limit of the script.
         shown_bytes: The maximum bytes of the script's output in the answer.
@@ -1793,6 +1796,7 @@ async def run_in(
     except BaseException as error:
         # The script may still be running. Kill it before the next turn or the verifier.
         await kill_script(mark, environment)
+        # exec may have answered the cancellation with an error of its own.
         if was_cancelled():
             raise asyncio.CancelledError from error
         if timer.expired() or isinstance(error, TimeoutError):
@@ -1809,7 +1813,8 @@ async def kill_script(mark: str, environment: BaseEnvironment) -> None:
     """Kill a script and its runner by a second exec. Cancelling the agent does not stop this."""
 
     async def kill() -> None:
-        # This matches _RUNNER and _SCRIPT. The second exec itself has only _PROGRAM, in base64.
+        # This matches BASIC_LOOP_RUNNER=MARK and BASIC_LOOP_SCRIPT=MARK. The second exec does not
+        # match itself: it has only BASIC_LOOP_PROGRAM, where the mark is in base64.
         command = shell_command("kill_processes", f"BASIC_LOOP_*={mark}")
         exec_call = environment.exec(command, timeout_sec=KILL_SEC + EXEC_MARGIN_SEC)
         # The environment may be gone.
@@ -1871,7 +1876,8 @@ def shell_command(*call: str) -> str:
     """
     program = f"{_SHELL}\n{shlex.join(call)}\nexit\n"
     encoded = base64.b64encode(valid_text(program).encode()).decode()
-    # If no process is left to decode the program, eval gets an empty text. Then comes `exit 1`.
+    # If the container can start no more processes, base64 fails, and eval gets an empty text.
+    # `exit 1` keeps that from looking like a success.
     start = 'eval "$(printf %s $BASIC_LOOP_PROGRAM | base64 -d)"; exit 1'
     return f"BASIC_LOOP_PROGRAM={encoded} exec bash -c '{start}'"
 
@@ -1897,13 +1903,15 @@ def shell_command(*call: str) -> str:
 _SHELL = r"""
 # What bash says of processes that are gone would reach the model as exec's stderr.
 exec 2>/dev/null
-# The runner's /proc/PID/environ keeps these: it shows what a process started with.
+# The script must not inherit these. /proc/PID/environ of the runner still has them, so kill_script
+# finds it.
 unset BASIC_LOOP_PROGRAM BASIC_LOOP_RUNNER
 
 # run_blocks MARK SECONDS BYTES BLOCK...: run the blocks as one script.
 run_blocks() {
   local mark=$1 seconds=$2 flood_bytes=$3 block script watcher
-  # find_unfinished and kill_processes set these: to return text by $(...) would start a process.
+  # Output variables of find_unfinished and kill_processes. A $(...) would fork, which costs time
+  # in the one, and may be impossible in the other.
   local unfinished survivors
   shift 3
   # An empty line after each block keeps a trailing backslash from joining two blocks.
@@ -1916,23 +1924,24 @@ run_blocks() {
     fi
   done
   printf ":$mark:"
-  exec 3< <(watch_script "$mark" "$seconds" "$script")
+  # fd 5 brings the script's output, up to the end line.
+  exec 5< <(watch_script "$mark" "$seconds" "$script")
   watcher=$!
-  # For the readers only: sed counts bytes, and loads no locale. The script has its own locale.
+  # From here on: sed counts bytes, and loads no locale. The script above keeps its own locale.
   local -x LC_ALL=C
   # sed keeps a line in memory: at most 100 MB.
-  { ulimit -v 100000; exec sed "/^end-of-$mark/q"; } <&3 | head -c "$flood_bytes" | base64
-  # watch_script closes its fd 3 when the script is over, just before the end line. If fd 3 is still
-  # open, the script has written enough for head, or has killed one of the three readers.
+  { ulimit -v 100000; exec sed "/^end-of-$mark/q"; } <&5 | head -c "$flood_bytes" | base64
+  # Is the script still running? watch_script keeps its fd 3 open until the script is over. If so,
+  # head has read enough, or the script has killed one of the three readers.
   if [ -e "/proc/$watcher/fd/3" ]; then
     kill_processes "BASIC_LOOP_SCRIPT=$mark" "$watcher"
   fi
-  # A background server may still write. It must neither block nor get SIGPIPE, so cat reads on and
-  # outlives the runner. read returns 1 at EOF, which means that no writer is left; 0 if it has read
-  # a byte; and more than 128 if a writer is silent.
-  read -r -t 0.1 -N 1 <&3
+  # Does a background server still hold the pipe? read returns 1 only if nothing does. Otherwise
+  # cat reads on, also after this runner has ended, so that the server neither blocks nor gets
+  # SIGPIPE.
+  read -r -t 0.1 -N 1 <&5
   if [ $? != 1 ]; then
-    cat <&3 >/dev/null &
+    cat <&5 >/dev/null &
   fi
   # The exit code of watch_script is the script's.
   wait "$watcher"
@@ -1942,24 +1951,25 @@ run_blocks() {
 # watch_script MARK SECONDS SCRIPT: run a script, and kill it at its time limit, or if it kills the
 # shell that runs it. Print its output and the end line, and return its exit code.
 watch_script() {
-  local mark=$1 seconds=$2 script=$3 code note survivors
-  # fd 4 is the script's output, and fd 3 brings its exit code.
+  local mark=$1 seconds=$2 script=$3 subshell code note survivors
+  # fd 4 takes the script's output. fd 3 brings its exit code, from the subshell that runs it.
   exec 4>&1
   exec 3< <(run_script "$mark" "$script" >&4 4>&-; echo $?)
+  subshell=$!
   read -r -t "$seconds" code <&3
   case $? in
     0) ;;
     # EOF
-    1) code=137 note="the shell that runs the script was killed" ;;
+    1) code=137 note="the script killed the shell that runs it" ;;
     # More than 128
     *) code=124 note="the time limit of $seconds seconds was reached" ;;
   esac
   if [ -n "$note" ]; then
-    kill_processes "BASIC_LOOP_SCRIPT=$mark" $!
+    kill_processes "BASIC_LOOP_SCRIPT=$mark" "$subshell"
     note="[ended${survivors:+, except for processes$survivors}: $note]"
   fi
   # PID 1 of a container may not reap a child that nobody has waited for.
-  wait $!
+  wait "$subshell"
   exec 3<&-
   printf "\nend-of-$mark %s\n" "$note"
   return "$code"
@@ -1980,14 +1990,15 @@ run_script() {
 
 # find_unfinished BLOCK: set `unfinished` to bash's message about a block that does not end, or to
 # nothing. An open quote or here-document would swallow the next block, and the model may have
-# meant more. Other syntax errors are left to the script. No command of the block is run: bash heeds
-# -n from the next command on. A fork of this shell is enough for the check, and cheap.
+# meant more. Other syntax errors are left to the script.
 find_unfinished() {
+  # `set -n` makes a shell read the commands that follow, and run none. A fork of this shell costs
+  # less than a new one.
   unfinished=$(LC_ALL=C; eval "set -n; $1" 2>&1)
   # The message may quote the block after a backtick, so only what is before it is compared.
   case ${unfinished%%\`*} in
     *"unexpected EOF"* | *"unexpected end of file"* | *"delimited by end-of-file"*)
-      # The line numbers were this program's. A new bash numbers the lines of the block.
+      # That message has line numbers of this program. A new bash has those of the block.
       unfinished=$(printf %s "$1" | LC_ALL=C bash -n 2>&1)
       unfinished=${unfinished%%$'\n'*}
       ;;
@@ -1999,8 +2010,9 @@ find_unfinished() {
 # process ROOT, and all that descends from them. Set `survivors` to the ids of processes that could
 # not be killed. This starts no process, because the script may have used up the process limit.
 kill_processes() {
-  local entry=$1 root=$2 found=" " before path pid environ stat fields
-  # `found` has the ids, each between spaces. Repeat until no new process is found.
+  local entry=$1 root=$2 found=" " before path pid environ stat fields parent
+  # `found` has the ids, each between spaces. Repeat until no new process is found, but not for
+  # ever: a fork bomb may be faster.
   for _ in {1..100}; do
     before=$found
     for path in /proc/[0-9]*; do
@@ -2010,11 +2022,12 @@ kill_processes() {
       read -r -d "" stat <"$path/stat"
       # The command's name, in parentheses, may hold anything. The state and the parent follow it.
       fields=(${stat##*)})
-      if [[ $pid = "$root" || ${environ[*]} = *$entry* || $found = *" ${fields[1]} "* ]]; then
+      parent=${fields[1]}
+      if [[ $pid = "$root" || ${environ[*]} = *$entry* || $found = *" $parent "* ]]; then
         # Stop all before killing any. Otherwise a shell would start its next command.
         kill -STOP "$pid"
-        # Children come before their parents. If a parent died first, the kernel could send SIGCONT
-        # to its stopped children, and they would run on.
+        # The last found come first, which are mostly children. If a parent died first, the kernel
+        # could send SIGCONT to its stopped children.
         found=" $pid$found"
       fi
     done
