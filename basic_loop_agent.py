@@ -19,9 +19,6 @@ Words that the file uses from the start:
 - client: the object that calls the model. `TinkerClient` and `VllmClient` send exact prompts; their
   base is `ExactClient`. `chat_client` makes Harbor's LiteLLM, which sends messages with litellm.
 - conversation: the messages of a trial, and the turns of its current run (class `Conversation`).
-
-Sections, in order: options, the cache of clients, the agent with its loop, turns and stop reasons,
-the conversation, thinking, clients, training data, files, running scripts.
 """
 
 from __future__ import annotations
@@ -42,7 +39,7 @@ import shlex
 import threading
 from abc import ABC, abstractmethod
 from collections import ChainMap
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -109,23 +106,22 @@ class BasicLoopOptions(
     model_client: Literal["tinker", "litellm"] = "tinker"
     """tinker, or litellm for API models and servers."""
     api_base: str | None = None
-    """Base URL of the model's server; default: the client's own. /v1 is added to http://host:port."""
+    """Base URL of the model's server; default: the client's. /v1 is added to http://host:port."""
     max_seconds: PositiveFloat | None = None
     """Seconds after which the loop ends and the trial is scored."""
     llm_kwargs: dict = Field({}, repr=False)
     """More arguments for the client: top_p, seed, ..."""
     collect_rollout_details: bool | None = None
-    """Record token ids; default: true for tinker. With a server's URL, true also selects exact
-    prompts, if the server is vLLM."""
+    """Record token ids; default: true for tinker, false for litellm. With true and the URL of a
+    vLLM server, prompts are exact (except gpt-oss)."""
     context_limit: PositiveInt | None = None
     """Maximum tokens of a conversation; default: the server's, or 32,000 for tinker."""
     rerender_history: bool = False
-    """Tinker, vLLM: render the whole history in each turn, so that the template may drop earlier
-    thinking. Prompts are then not exact."""
+    """Tinker, vLLM: render the whole history in each turn. Prompts are then not exact."""
     interleaved_thinking: bool = False
     """Chat endpoints: send earlier reasoning back, as reasoning_content."""
     session_id: str | None = None
-    """Sent with each request, so that a router can find the same server; default: the trial's."""
+    """litellm: the X-Session-ID of each request, for routers; default: the trial's id."""
     command_timeout_sec: PositiveInt = Field(120, le=7 * 24 * 3600)
     """Time limit of a script in seconds; at most a week."""
     max_output_bytes: PositiveInt = 10_000
@@ -136,7 +132,7 @@ class BasicLoopOptions(
         is_tinker = self.model_client == "tinker"
         if self.collect_rollout_details is None:
             self.collect_rollout_details = is_tinker
-        # llm_kwargs must not repeat one of our options. Harbor's own names may occur in it.
+        # llm_kwargs must not repeat an option of this agent. It may repeat one of Harbor's.
         own_options = {*type(self).model_fields, "model_name"} - AgentOptions.model_fields.keys()
         duplicates = self.llm_kwargs.keys() & own_options
         if duplicates:
@@ -152,8 +148,8 @@ class BasicLoopOptions(
 
 
 # The cache: one client per event loop and configuration, built once per job and shared by its
-# trials. The first trial builds it in `setup`, under the lock; the others wait for the lock. An
-# error is cached, too: the trials that waited raise it, and a later trial tries again.
+# trials. The first trial builds it in `setup`, under the lock, and the others wait for the lock. If
+# that fails, those that waited raise the same error, and a later trial tries again.
 _clients: dict[tuple, Any] = {}
 _locks: dict[tuple, asyncio.Lock] = {}
 # Training adds a client for each checkpoint. Above this number the oldest one is dropped.
@@ -167,10 +163,14 @@ async def shared_client(agent: BasicLoopAgent) -> Any:
     has_waited = lock.locked()
     async with lock:
         client = _clients.get(key)
-        if client is None or (isinstance(client, Exception) and not has_waited):
+        if isinstance(client, Exception) and not has_waited:
+            # An error from before this trial: try again.
+            client = None
+        if client is None:
             try:
                 client = await asyncio.to_thread(agent._build_llm)
                 if isinstance(client, VllmClient):
+                    # This returns a chat client if the server is not vLLM.
                     client = await client.connect(agent.logger)
             except Exception as error:
                 client = error
@@ -185,7 +185,7 @@ async def shared_client(agent: BasicLoopAgent) -> Any:
 
 
 class BasicLoopAgent(BaseAgent):
-    """Samples from one model, runs the bash blocks of its replies if max_turns > 1, and records it.
+    """Samples from one model, runs the bash blocks of its replies, and records each turn.
 
     After a run the context holds the token counts, cost_usd (None if unknown), `metadata` and the
     rollout (see `rollout_details`). `logs_dir` holds completion.txt, which is the last reply, and
@@ -247,9 +247,9 @@ message. Each script starts in a fresh shell (files stay, variables and director
         if HARBOR_PARSES_OPTIONS:
             super().__init__(model_name=model_name, **options, **kw)
         else:
-            # Harbor's constructor takes these arguments. All others are our options.
-            harbors = {*inspect.signature(BaseAgent).parameters, "override_setup_timeout_sec"}
-            options |= {name: kw.pop(name) for name in kw.keys() - harbors}
+            # Harbor's constructor takes these, the last one in its **kwargs. The rest are options.
+            harbor_names = {*inspect.signature(BaseAgent).parameters, "override_setup_timeout_sec"}
+            options |= {name: kw.pop(name) for name in kw.keys() - harbor_names}
             super().__init__(model_name=model_name, **kw)
             self.options = self.options_model(**options)
         # Texts on the task's skills and MCP servers. `setup` makes them, `run` sends them.
@@ -262,9 +262,10 @@ message. Each script starts in a fresh shell (files stay, variables and director
     ) -> StopReason:
         """The loop: sample a reply, run its script, and tell the model the script's output.
 
-        `tell` queues a text. `sample` sends the queued texts, records the reply as a turn, and
-        returns the turn. To shorten the history, edit `conversation.messages` in place. To record
-        something else, put it into `conversation.metadata`.
+        `tell` queues a text; the instruction is queued already. `sample` sends the queued texts,
+        records the reply as a turn, and returns it. To shorten the history, edit
+        `conversation.messages` in place. To record something else, put it into
+        `conversation.metadata`.
         """
         for _ in range(self.options.max_turns):
             # Sample, and record.
@@ -306,21 +307,21 @@ message. Each script starts in a fresh shell (files stay, variables and director
         conversation = self._conversation
         stop_reason = StopReason.ERROR
         try:
-            async with asyncio.timeout(self.options.max_seconds) as limit:
+            async with asyncio.timeout(self.options.max_seconds) as timer:
                 await conversation.begin(instruction)
                 stop_reason = await self._converse(conversation, environment)
         except asyncio.CancelledError:
             stop_reason = StopReason.CANCELLED
             raise
         except Exception as error:
-            # A client or an environment may raise an error of its own when it is cancelled.
-            if asyncio.current_task().cancelling():
+            if was_cancelled():
                 stop_reason = StopReason.CANCELLED
                 raise asyncio.CancelledError from error
-            if limit.expired():
+            if timer.expired():
+                # `max_seconds` have passed: return, so that Harbor scores the trial.
                 stop_reason = StopReason.ROLLOUT_TIMEOUT
             elif isinstance(error, TimeoutError):
-                # Harbor would mistake it for the agent's timeout, and score the trial.
+                # Harbor takes any TimeoutError for the agent's timeout, and would score the trial.
                 raise RuntimeError(f"a call timed out: {error!r}") from error
             else:
                 raise
@@ -356,11 +357,12 @@ message. Each script starts in a fresh shell (files stay, variables and director
         client = await shared_client(self)
         self._introduction = []
         if self.skills_dir:
-            command = f"cd -- {shlex.quote(self.skills_dir)} && {{\n{LIST_SKILLS}}} 2>&1"
+            folder = shlex.quote(self.skills_dir)
+            command = "cd -- " + folder + " && {" + LIST_SKILLS + "} 2>&1"
             listed = await environment.exec(command, timeout_sec=60)
             skills = valid_text(listed.stdout)
             if isinstance(client, ExactClient):
-                # The instruction is sent with its special tokens, and this becomes a part of it.
+                # `sample` does not break special tokens in an instruction, and this joins one.
                 skills = await client.break_special_tokens(skills)
             self._introduction.append(f"Skills. Read a skill's file before you use it.\n{skills}")
         for server in self.mcp_servers:
@@ -374,69 +376,9 @@ message. Each script starts in a fresh shell (files stay, variables and director
         return blocks or None
 
     async def _execute(self, blocks: list[str], environment: BaseEnvironment) -> str:
-        """Run blocks as one script in the environment. Returns the text that the model gets.
-
-        How a script is run, and what its mark is for, stands above `_SHELL` at the end of the file.
-        """
-        limit = self.options.command_timeout_sec
-        mark = uuid4().hex
-        call = ["run_blocks", mark, str(limit), str(FLOOD_BYTES), *blocks]
-        command = f"BASIC_LOOP_RUNNER={mark} {shell_command(*call)}"
-        # Modal takes 65,536 bytes of arguments.
-        if len(command) > 65_000:
-            return "Not run: the script is too long. Split it into smaller ones."
-        observation = None
-        try:
-            async with asyncio.timeout(limit + ANSWER_MARGIN_SEC) as timer:
-                result = await environment.exec(command, timeout_sec=limit + EXEC_MARGIN_SEC)
-            observation = self._read_result(result, mark)
-        except Exception as error:
-            # An environment may raise an error of its own when it is cancelled.
-            if asyncio.current_task().cancelling():
-                raise asyncio.CancelledError from error
-            if not timer.expired() and not isinstance(error, TimeoutError):
-                raise
-            return f"Exit code: 124\nOutput:\n[no answer; the time limit is {limit} seconds]"
-        finally:
-            # The script may still be running if its answer is incomplete. Kill it before the next
-            # turn or the verifier.
-            if observation is None:
-                await self._kill_script(mark, environment)
-        if observation is None:
-            return f"Exit code: {result.return_code}\nOutput:\n{LOST_OUTPUT}"
-        return observation
-
-    async def _kill_script(self, mark: str, environment: BaseEnvironment) -> None:
-        # This finishes even if the agent is cancelled. The environment may be gone: errors do not
-        # matter.
-        command = shell_command("kill_runner", mark)
-        # Docker raises RuntimeError at exec's own limit, so that is longer than ours.
-        exec_call = environment.exec(command, timeout_sec=KILL_SEC + ANSWER_MARGIN_SEC)
-        killing = asyncio.wait_for(exec_call, KILL_SEC)
-        await asyncio.shield(asyncio.gather(killing, return_exceptions=True))
-
-    def _read_result(self, result: ExecResult, mark: str) -> str | None:
-        # The text that the model gets, or None if the answer is damaged. A complete answer is
-        #     :MARK:output in base64:MARK:code and note:MARK:
-        parts = valid_text(result.stdout).split(f":{mark}:")
-        if len(parts) == 1:
-            # The bash program did not start. The environment's own words say why.
-            code, note = result.return_code, ""
-            output = parts[0].encode()
-        elif len(parts) == 4:
-            code, _, note = parts[2].partition(" ")
-            try:
-                output = base64.b64decode(parts[1]).partition(f"\nend-of-{mark}\n".encode())[0]
-            except ValueError:
-                return None
-        else:
-            return None
-        shown_bytes = self.options.max_output_bytes
-        # Output of exec itself; the script's own stderr is in the output.
-        exec_stderr = middle_cut(valid_text(result.stderr).encode(), shown_bytes)
-        texts = [middle_cut(output, shown_bytes), note, exec_stderr]
-        shown = "\n".join(text.removesuffix("\n") for text in texts if text)
-        return f"Exit code: {code}\nOutput:\n{shown or '(none)'}"
+        """Run blocks as one script in the environment. Returns the text that the model gets."""
+        seconds = self.options.command_timeout_sec
+        return await run_in(environment, blocks, seconds, self.options.max_output_bytes)
 
     def _record(
         self, conversation: Conversation, stop_reason: StopReason, context: AgentContext
@@ -449,7 +391,7 @@ message. Each script starts in a fresh shell (files stay, variables and director
             context.n_output_tokens = sum(usage.completion_tokens for usage in usages)
             context.n_cache_tokens = sum(usage.cache_tokens for usage in usages)
         # If one price is unknown, the run's price is unknown.
-        if turns and all(turn.cost_usd for turn in turns):
+        if turns and all(turn.cost_usd is not None for turn in turns):
             context.cost_usd = sum(turn.cost_usd for turn in turns)
         # SkyRL and verl read the number of turns under the name n_episodes.
         metadata = {**conversation.metadata, "stop_reason": stop_reason, "n_episodes": len(turns)}
@@ -541,8 +483,8 @@ message. Each script starts in a fresh shell (files stay, variables and director
             collect_rollout_details=options.collect_rollout_details,
             **arguments,
         )
-        # The template of gpt-oss refuses a history with replies that still have their headers, so
-        # it is rendered by the chat endpoint.
+        # The template of gpt-oss raises an error if an earlier reply has <|channel|> headers, as a
+        # sampled one does. So gpt-oss uses the chat endpoint.
         if options.collect_rollout_details and base and "gpt-oss" not in model:
             return VllmClient(model_name=model, fallback=chat, **arguments)
         return chat()
@@ -551,19 +493,27 @@ message. Each script starts in a fresh shell (files stay, variables and director
         """The key of this configuration in the cache.
 
         Trials with different session ids share a client. An API key or a URL that changes in the
-        environment makes a new client. Only their hash is in the key, so that no global holds an
-        API key.
+        environment makes a new client.
         """
         options = self.options.model_dump(exclude={"session_id"})
         endings = ("_API_KEY", "_BASE_URL", "_API_BASE")
         variables = [item for item in self._env.items() if item[0].endswith(endings)]
+        # Options may be dictionaries, which have no hash, so their repr is hashed.
         hashed = hash((repr(options), frozenset(variables)))
-        # The last one is the Tinker service that the process gave to `use_service`.
+        # A Tinker service that was given to `use_service` (below) needs a client of its own.
         return (type(self), self.model_name, hashed, _given_service)
 
 
 # Harbor 0.20 to 0.22 looks for this flag. Later versions warn if the class body sets it.
 BasicLoopAgent.SUPPORTS_RESUME = True
+
+
+def was_cancelled() -> bool:
+    """True if someone cancelled this task; a client may have answered with an error of its own.
+
+    The cancellation of an `asyncio.timeout` that is over does not count any more.
+    """
+    return asyncio.current_task().cancelling() > 0
 
 
 def without_masked(env: Mapping[str, str] | None) -> dict[str, str]:
@@ -600,7 +550,7 @@ class StopReason(StrEnum):
     """Why a run ended. tinker-cookbook's StopReason has some of these, with the same values.
 
     Harbor scores a single-step trial unless it ended in ERROR or by Ctrl-C. In a multi-step task it
-    scores a step that ended in ERROR, too; `trial_to_trajectory` leaves such a trial out.
+    scores every step. `trial_to_trajectory` leaves a trial out if one of its steps ended in ERROR.
     """
 
     # The reply holds no command, or max_turns is 1.
@@ -613,7 +563,7 @@ class StopReason(StrEnum):
     CONTEXT_OVERFLOW = "context_overflow"
     # `max_seconds` have passed; the call or script that was under way was stopped.
     ROLLOUT_TIMEOUT = "rollout_timeout"
-    # The agent's timeout, which Harbor scores, or Ctrl-C.
+    # Harbor cancelled the run: at the agent's timeout, which it scores, or by Ctrl-C.
     CANCELLED = "cancelled"
     # An exception, which Harbor keeps as the exception_info of the trial or the step.
     ERROR = "error"
@@ -639,7 +589,7 @@ class Turn(LLMResponse):
             unless it runs with --logprobs-mode processed_logprobs.
         extra: Other fields of the client (Tinker: sequence_id; vLLM: routed_experts).
         cut_off: True if the reply is incomplete; nothing in it is run.
-        breaks_prefix: True if the prompt does not begin with the previous turn's ids.
+        breaks_prefix: True if the prompt is not exact.
         timestamp: When the reply came, in ISO 8601.
 
     A turn that was read back from a trial's result has ids, logprobs and `extra`, but no text.
@@ -735,11 +685,11 @@ class Conversation:
         self.client: Any = None
         self.metadata: dict[str, Any] = {}
         self._history: list[Message | Turn] = []
-        # The state of the whole trial. The copy of the messages was made after the last turn, and
-        # shows whether the loop has edited them since.
+        # The state of the whole trial.
         self._chat: Chat | None = None
         self._pending: list[Message] = []
         self._last_turn = Turn()
+        # A copy of `messages` after the last turn. If they differ now, the loop has edited them.
         self._last_messages: list[dict] = []
 
     @property
@@ -782,33 +732,35 @@ class Conversation:
             raise RuntimeError("there is nothing to send: `tell` the model something first")
         options = self._agent.options
 
-        # Is there room?
+        # Has the loop edited the messages? The system message of the first call counts, too, which
+        # changes nothing.
         is_edited = self.messages != self._last_messages
         if is_edited:
             # The Responses API still has the old messages: start a new chain.
             self._chat.reset_response_chain()
+
+        # Is there room? An edited conversation may be shorter. An ExactClient checks for itself.
         n_tokens = self._last_turn.n_tokens
-        # An edited conversation may be shorter. An ExactClient checks the new prompt itself.
         if not is_edited and options.context_limit and n_tokens >= options.context_limit:
             raise ContextLengthExceededError(f"the conversation has {n_tokens} tokens")
 
-        # What goes with the text?
-        # Harbor's LiteLLM adds extra_body to that of llm_kwargs, but extra_headers would replace
-        # the others, so they are merged here.
+        # Make the request. Harbor's LiteLLM merges extra_body with that of llm_kwargs, but not
+        # extra_headers, so these are merged here.
         headers = options.llm_kwargs.get("extra_headers") or {}
         request = {"extra_headers": {**headers, "X-Session-ID": self.session_id}}
         if options.collect_rollout_details:
             # This field is sent only to servers that return ids: closed APIs refuse unknown fields.
             request["extra_body"] = {"session_id": self.session_id}
         if isinstance(self.client, ExactClient):
-            # An instruction may hold special tokens on purpose. Any other text is recorded as sent.
+            # An instruction may hold special tokens on purpose; in any other text they are broken.
+            # The text is replaced, so that the record shows what was sent.
             for message in self._pending:
                 if not message.is_instruction:
                     message.text = await self.client.break_special_tokens(message.text)
             starts_anew = is_edited or options.rerender_history
             request["previous_ids"] = [] if starts_anew else self._last_turn.all_ids
 
-        # Call.
+        # Send it.
         prompt = "\n\n".join(message.text for message in self._pending)
         try:
             reply = await self._chat.chat(prompt, **request)
@@ -819,15 +771,17 @@ class Conversation:
             self.messages.append({"role": "user", "content": prompt})
             self.messages.append({"role": "assistant", "content": reply.content})
             self._chat.reset_response_chain()
+        # A client of your own returns an LLMResponse.
         turn = Turn(**vars(reply))
-        # The whole reply, with its thinking, but without lone surrogates.
+        # The Chat has appended the prompt and the reply. `Turn` has replaced lone surrogates in it.
         self.messages[-1]["content"] = turn.content
         return self._record_turn(turn)
 
     def _record_turn(self, turn: Turn) -> Turn:
         # Split the thinking off, and record the turn.
         if turn.reasoning_content:
-            # The server split the thinking off. Tags at the start of the content are thinking, too.
+            # The server has split thinking off. More of it may stand in tags at the start, but a
+            # closing tag alone is now a part of the answer.
             thinking, turn.content = leading_thinking(turn.content)
         else:
             thinking, turn.content = split_thinking(turn.content)
@@ -840,11 +794,12 @@ class Conversation:
         self._pending.clear()
         self._last_turn = turn
         self._last_messages = [dict(message) for message in self.messages]
-        # Only the first turn must have ids. Later turns without ids are counted in the metadata.
-        ids = turn.completion_token_ids
+        # A server that gives no ids in the first turn gives none at all. A later gap costs one
+        # turn, which is counted in the metadata.
+        must_have_ids = self._agent.options.collect_rollout_details and len(self.turns) == 1
         # An empty reply has no logprobs.
-        lacks_ids = ids is None or (len(ids) > 0 and not turn.logprobs)
-        if self._agent.options.collect_rollout_details and len(self.turns) == 1 and lacks_ids:
+        lacks_logprobs = bool(turn.completion_token_ids) and not turn.logprobs
+        if must_have_ids and (turn.completion_token_ids is None or lacks_logprobs):
             raise RuntimeError(
                 "collect_rollout_details=true, but the server returned no token ids with logprobs"
             )
@@ -875,7 +830,7 @@ class Conversation:
             metrics["completion_tokens"] = turn.usage.completion_tokens
             metrics["cached_tokens"] = turn.usage.cache_tokens
         if self._agent.options.collect_rollout_details:
-            # Only the first prompt is written. Each later one repeats those before it.
+            # Only the first prompt is written, because prompts grow. The context has all of them.
             metrics["prompt_token_ids"] = turn.prompt_token_ids if is_first else None
             metrics["completion_token_ids"] = turn.completion_token_ids
             # JSON has no NaN.
@@ -904,7 +859,7 @@ _QUOTES = ("'", '"', "`")
 
 
 def leading_thinking(text: str) -> tuple[str, str]:
-    """Split a reply into the thinking in the tags that it begins with, and the answer.
+    """Take the tagged thinking off the start of a reply. Returns the thinking and the answer.
 
     Thinking ends at the closing tag that matches its opening tag, or at the end of the text. If the
     text begins with no opening tag, all of it is the answer.
@@ -919,10 +874,10 @@ def leading_thinking(text: str) -> tuple[str, str]:
 
 
 def split_thinking(text: str) -> tuple[str, str]:
-    """Split a reply that may lack its opening tag: the prompt may have it.
+    """Split a reply into thinking and answer. The prompt may have had the opening tag.
 
-    If the first tag of the text is a closing tag, the text before it is the thinking. Otherwise
-    this is `leading_thinking`. A tag between quotation marks or backticks does not count.
+    If the first tag of the text is a closing tag, the text before it is the thinking. A tag between
+    quotation marks or backticks does not count there. Otherwise this is `leading_thinking`.
     """
     for tag in re.finditer(f"{_OPENING_TAG}|{_CLOSING_TAG}", text):
         if text.endswith(_QUOTES, 0, tag.start()) and text.startswith(_QUOTES, tag.end()):
@@ -933,8 +888,9 @@ def split_thinking(text: str) -> tuple[str, str]:
     return leading_thinking(text)
 
 
-# A token that ends a message in the formats of `headers_to_tags`. If neither a header nor the end
-# of the text follows, the reply only quotes the token.
+# `headers_to_tags` splits a reply at a token that ends a message, if a header or the end of the
+# text follows. Elsewhere the reply merely quotes the token. A message to a tool may begin with
+# "to=", because the prompt has the header's first token.
 _HEADER_BEGINS = r"\s*(?:to=\S{1,200}\s*)?<\|(?:channel|start|message_model)\|>"
 _MESSAGE_ENDS = rf"<\|(?:end|call|return|end_message)\|>(?={_HEADER_BEGINS}|\s*\Z)"
 
@@ -955,13 +911,17 @@ def headers_to_tags(text: str) -> str:
     thinking = ""
     answer = ""
     for message in re.split(_MESSAGE_ENDS, text):
-        header_end = re.search(r"<\|(?:message|content_\w+)\|>|\Z", message).end()
-        header = message[:header_end]
+        header_end = re.search(r"<\|(?:message|content_\w+)\|>", message)
+        if header_end is None:
+            # The reply was cut off in a header.
+            continue
+        header = message[: header_end.end()]
+        content = message[header_end.end() :]
         if "to=" not in header and re.search("final|commentary|content_text", header):
-            answer += message[header_end:]
+            answer += content
         else:
-            thinking += message[header_end:]
-    # A closing tag that the thinking quotes would end it: break it.
+            thinking += content
+    # A closing tag that is quoted in the thinking is broken, so that it does not end the thinking.
     return f"<think>{thinking.replace('</think>', '</ think>')}</think>{answer}"
 
 
@@ -1006,7 +966,9 @@ class ExactClient(ABC):
 
     context_limit: float
     max_tokens: int
-    # The ids of a probe before its tail (see `next_prompt`); None until the first probe.
+    # The ids of a probe before its tail (see `next_prompt`); None until the first probe. Trials
+    # share it without a lock: a trial whose probe begins otherwise renders one more, and replaces
+    # these.
     _probe_start: Ids | None = None
 
     @abstractmethod
@@ -1023,8 +985,8 @@ class ExactClient(ABC):
         """Sample a reply to a prompt. Raises any error of the server."""
 
     @abstractmethod
-    async def special_texts(self, text: str) -> Iterable[str]:
-        """The texts that would become special tokens where they occur in this text."""
+    async def special_tokens_in(self, text: str) -> list[str]:
+        """The parts of a text that would become special tokens."""
 
     async def call(
         self,
@@ -1066,24 +1028,29 @@ class ExactClient(ABC):
     async def break_special_tokens(self, text: str) -> str:
         """Put a zero-width space into each special token of a text, which makes it plain text."""
         # A broken token may uncover another one, so this repeats until none is left.
-        while found := [token for token in await self.special_texts(text) if token in text]:
-            for special in found:
-                # <|im_end|> becomes < ZERO WIDTH SPACE |im_end|>, also where occurrences overlap.
-                text = re.sub(f"(?s)(?={re.escape(special)}).", "\\g<0>\u200b", text)
+        while found := await self.special_tokens_in(text):
+            for token in found:
+                text = text.replace(token, f"{token[0]}\u200b{token[1:]}")
         return text
 
     async def next_prompt(self, messages: list[dict], previous_ids: Ids) -> tuple[Ids, str]:
         """The prompt for the next reply: the previous ids, and what the template puts after them.
 
-        A probe shows what that is. It is a short conversation that ends in the new message:
+        Earlier turns are not rendered again, because their ids must stay as they were sampled. What
+        the template puts after a reply is called the tail: the stop token, the new message, and the
+        header of the next reply. It is found by rendering a short conversation that ends in the new
+        message, the probe:
 
-            previous_ids <|im_start|> user hi <|im_end|> <|im_start|> assistant hello <|im_end|>
-            the probe    ... <|im_start|> assistant b <|im_end|> <|im_start|> user NEW ...
+            the probe    <|im_start|> user a <|im_end|> <|im_start|> assistant b
+                         <|im_end|> <|im_start|> user NEW <|im_end|> <|im_start|> assistant
+            its tail     (the second line)
 
-        The probe's tail, after its reply "b", is what we append. The tail begins with the stop
-        token, which was sampled and is not repeated. To find where the tail begins, a second probe
-        has another reply: their common end is the tail. That is done once, and again if a probe
-        starts differently (a template may show the date).
+        To see where the tail begins, the probe is rendered again with "c" in place of "b": the tail
+        is the common end of the two. The ids before the tail are kept in `_probe_start`, and as
+        long as probes begin with them, the second rendering is skipped. (A template that shows the
+        date changes them.)
+
+        The previous ids end in the stop token, as it was sampled, so the tail follows without it.
 
         The whole history is rendered instead if there are no previous ids (the first turn, or an
         edited history), or if the reply does not end in the template's stop token.
@@ -1102,25 +1069,31 @@ class ExactClient(ABC):
         probe_start = self._probe_start
         if probe_start is None or ids[: len(probe_start)] != probe_start:
             other, _ = await self.render([*start, {"role": "assistant", "content": "c"}, new])
-            n_tail = 0
-            for token, other_token in zip(reversed(ids), reversed(other), strict=False):
-                if token != other_token:
-                    break
-                n_tail += 1
-            probe_start = ids[: len(ids) - n_tail]
+            probe_start = ids[: len(ids) - n_common_end(ids, other)]
             self._probe_start = probe_start
         tail = ids[len(probe_start) :]
-        # A reply of Inkling ends in two tokens of the tail: end of message, and stop.
-        for n_sampled in (1, 2):
-            if previous_ids[-n_sampled:] == tail[:n_sampled]:
-                return previous_ids + tail[n_sampled:], prompt_end
+        # The previous ids end in the tail's first token, those of Inkling in the first two.
+        for n_stop in (1, 2):
+            if previous_ids[-n_stop:] == tail[:n_stop]:
+                return previous_ids + tail[n_stop:], prompt_end
         return await self.render(messages)
+
+
+def n_common_end(ids: Ids, other: Ids) -> int:
+    """The number of ids at the end that two lists have in common."""
+    n_common = 0
+    for one, another in zip(reversed(ids), reversed(other), strict=False):
+        if one != another:
+            break
+        n_common += 1
+    return n_common
 
 
 def says_context_is_full(error: Exception) -> bool:
     """True if the error says that the prompt is too long; the phrases are Harbor's.
 
-    Only errors of the request count: a server that is down may "take too long", too.
+    The error must also blame the request, by its status or by Tinker's category "user": a server
+    that is down may "take too long", too.
     """
     is_user_error = str(getattr(error, "category", "")) == "user"
     is_bad_request = getattr(error, "status_code", None) in (400, 413, 422)
@@ -1130,14 +1103,14 @@ def says_context_is_full(error: Exception) -> bool:
 
 # Clients are built in threads, and a process may run several event loops. All share a tokenizer,
 # which raises "Already borrowed" if two threads use it at once. Each use takes a millisecond or so.
-_tokenizing = threading.Lock()
+_tokenizer_lock = threading.Lock()
 
 
 class TinkerClient(ExactClient):
     """Tinker, with the renderer that Harbor's TinkerLLM finds for a model.
 
-    TinkerLLM's own `call` reports a cut-off reply as complete (Harbor 0.13 to 0.24) or drops its
-    ids (0.25), and it opens a session for each TinkerLLM. It is not called here.
+    Only TinkerLLM's renderer is used. Its `call` reports a cut-off reply as complete (Harbor 0.13
+    to 0.24) or drops its ids (0.25), and opens a session for each TinkerLLM.
     """
 
     def __init__(
@@ -1159,33 +1132,34 @@ class TinkerClient(ExactClient):
         import tinker
         from harbor.llms.tinker import TinkerLLM, get_tokenizer
 
-        # Loading takes seconds, so it comes before the lock. The cookbook caches the tokenizer.
+        # This loads the tokenizer into the cookbook's cache, where TinkerLLM finds it. It takes
+        # seconds, so it comes before the lock.
         get_tokenizer(model_name)
-        with _tokenizing:
+        with _tokenizer_lock:
             # The renderer has no public name. Harbor 0.13 to 0.25 have this one.
             self._renderer = TinkerLLM(model_name, renderer_name=renderer_name)._renderer
             self._tokenizer = self._renderer.tokenizer
-            # Inkling's tokenizer has no such method, and makes no special token of a text.
+            # Inkling's tokenizer has no such method. It turns no text into a special token.
             has_vocabulary = hasattr(self._tokenizer, "get_added_vocab")
             vocabulary = self._tokenizer.get_added_vocab() if has_vocabulary else []
             stop = self._renderer.get_stop_sequences()
-        # Any text may hold the added tokens that are blanks or a single character.
-        self._special_texts = [text for text in vocabulary if len(text.strip()) > 1]
+        # Some vocabularies add single characters and runs of blanks, which ordinary text has.
+        self._special_tokens = [token for token in vocabulary if len(token.strip()) > 1]
         self.context_limit = context_limit
         self.max_tokens = max_tokens
         self._params = tinker.SamplingParams(
             temperature=temperature, top_p=top_p, top_k=top_k, seed=seed, stop=stop
         )
-        source = {"model_path": model_path} if model_path else {"base_model": model_name}
+        arguments = {"model_path": model_path} if model_path else {"base_model": model_name}
         if record_stability_info:
-            source["record_stability_info"] = True
-        self._open = functools.partial(open_sampling_client, source, api_base, api_key)
+            arguments["record_stability_info"] = True
+        self._open = functools.partial(open_sampling_client, arguments, api_base, api_key)
         self._sampling_client = self._open()
-        self._reopening = asyncio.Lock()
+        self._reopen_lock = asyncio.Lock()
 
     async def render(self, messages: list[dict]) -> tuple[Ids, str]:
         in_parts = [with_thinking_part(message) for message in messages]
-        with _tokenizing:
+        with _tokenizer_lock:
             try:
                 prompt = self._renderer.build_generation_prompt(in_parts)
             except ValueError:
@@ -1194,8 +1168,8 @@ class TinkerClient(ExactClient):
             ids = prompt.to_ints()
             return ids, self._tokenizer.decode(ids[-8:])
 
-    async def special_texts(self, text: str) -> Iterable[str]:
-        return self._special_texts
+    async def special_tokens_in(self, text: str) -> list[str]:
+        return [token for token in self._special_tokens if token in text]
 
     async def generate(self, prompt_ids: Ids, max_tokens: int, **request: Any) -> Turn:
         import tinker
@@ -1223,18 +1197,18 @@ class TinkerClient(ExactClient):
         return turn
 
     async def _sample(self, **request: Any) -> Any:
-        # Sample. If the session has ended, open a new one and try again, once.
+        # Sample. If the session (see `_services`) has ended, open a new one and try again, once.
         client = self._sampling_client
         try:
-            return await sample_once(client, request)
+            return await await_sample(client, request)
         except Exception as error:
             if not session_is_over(error):
                 raise
         # The first trial that gets the lock opens the new session, and the others share it.
-        async with self._reopening:
+        async with self._reopen_lock:
             if self._sampling_client is client:
                 self._sampling_client = await asyncio.to_thread(self._open)
-        return await sample_once(self._sampling_client, request)
+        return await await_sample(self._sampling_client, request)
 
     def _text_of(self, ids: Ids) -> str:
         # The reply's text up to its stop token. The renderer role_colon stops at a text instead.
@@ -1242,12 +1216,13 @@ class TinkerClient(ExactClient):
         ends = {*stop, self._tokenizer.eos_token_id}
         ids = list(itertools.takewhile(lambda token: token not in ends, ids))
         try:
-            with _tokenizing:
+            with _tokenizer_lock:
                 text = self._tokenizer.decode(ids)
         except Exception:
-            # Ids that cannot be decoded give an empty answer.
+            # A model may sample an id that its tokenizer does not have: the answer is empty.
             return ""
         if isinstance(stop[0], str):
+            # Its prompt ends in "Assistant:", so a reply begins with a blank.
             text = text.partition(stop[0])[0].removeprefix(" ")
         return text
 
@@ -1261,7 +1236,7 @@ def with_thinking_part(message: dict) -> dict:
     return {"role": "assistant", "content": parts if thinking else text}
 
 
-async def sample_once(client: Any, request: dict) -> Any:
+async def await_sample(client: Any, request: dict) -> Any:
     """Await the answer of a Tinker sampling client."""
     sampling = client.sample(**request)
     if not inspect.isawaitable(sampling):
@@ -1271,7 +1246,8 @@ async def sample_once(client: Any, request: dict) -> Any:
 
 
 # The process's sessions with Tinker, by server and key. A session is a `tinker.ServiceClient`, and
-# holds about 11 file descriptors.
+# holds about 11 file descriptors. A TinkerClient owns only its sampling client; if the session has
+# ended, it calls `open_sampling_client` again, which replaces the session for all.
 _services: dict[tuple, Any] = {}
 _service_lock = threading.Lock()
 _given_service: Any = None
@@ -1313,7 +1289,7 @@ def session_is_over(error: Exception) -> bool:
     return has_status or bool(re.search(phrases, str(error)))
 
 
-def open_sampling_client(source: dict, api_base: str | None, api_key: str | None) -> Any:
+def open_sampling_client(arguments: dict, api_base: str | None, api_key: str | None) -> Any:
     """Open a checkpoint in the process's session, or in a new one if that has ended. Blocks.
 
     Tinker gives the same error for an ended session and for a missing checkpoint. So the new
@@ -1323,7 +1299,7 @@ def open_sampling_client(source: dict, api_base: str | None, api_key: str | None
     import tinker
 
     def opened_in(service: Any) -> Any:
-        created = service.create_sampling_client(**source)
+        created = service.create_sampling_client(**arguments)
         # SDK 0.38 and later give a future.
         return created.result() if hasattr(created, "result") else created
 
@@ -1354,13 +1330,14 @@ def open_sampling_client(source: dict, api_base: str | None, api_key: str | None
 def close_service(service: Any) -> None:
     """Close a session without waiting, or do nothing: SDKs before 0.30 cannot close."""
     if hasattr(service, "close"):
+        # "success" is the status of a session that was ended on purpose.
         service.close("success")
 
 
-# vLLM does not say which tokens of a text are special, so their look decides. An ordinary token of
-# that look gets a zero-width space as well.
+# vLLM does not say which tokens are special, so this guesses: it is a token in angle or square
+# brackets that has a letter. An ordinary token of that look gets a zero-width space as well.
 _HTML = "caption|table|thead|tbody|tfoot|tr|td|th|h[1-6]|blockquote|code|strong|em|b|i|u|sub|sup"
-SPECIAL_LOOKS = rf"""(?xs)
+SPECIAL_TOKEN = rf"""(?xs)
     # <|im_end|>, <think>, </s>; but not <?>, and not the tags of HTML, which Gemma has as tokens
     (?!</?(?:{_HTML})>) <.*[^\W\d_].*>
     # [INST]; but not [:]
@@ -1371,7 +1348,7 @@ SPECIAL_LOOKS = rf"""(?xs)
 
 
 class VllmClient(ExactClient):
-    """vLLM by token ids: /tokenize renders, /v1/completions samples (seen on 0.32).
+    """vLLM by token ids: /tokenize renders, /v1/completions samples (tested with 0.32).
 
     Arguments that `__init__` does not name go into each request. `model_info` is LiteLLM's, and is
     not sent.
@@ -1398,14 +1375,14 @@ class VllmClient(ExactClient):
         self.max_tokens = max_tokens
         # This is called for another client if the server has no /tokenize.
         self._make_fallback = fallback
-        # The template gets the arguments that the chat endpoint would pass on.
         self._body = {**body, **(extra_body or {}), "model": model_name}
+        # The chat endpoint would pass these on to the template. /tokenize must be given them.
         self._template_kwargs = dict(self._body.get("chat_template_kwargs") or {})
         if "reasoning_effort" in self._body:
             self._template_kwargs.setdefault("reasoning_effort", self._body["reasoning_effort"])
         self._url = api_base.rstrip("/").removesuffix("/v1")
-        # `connect` starts this, and Python ends it.
-        self._connection = open_server(
+        # `connect` starts this generator. Python closes it with its connections, see `open_http`.
+        self._http_generator = open_http(
             base_url=self._url,
             api_key=api_key,
             timeout=timeout,
@@ -1423,7 +1400,7 @@ class VllmClient(ExactClient):
         Raises:
             openai.OpenAIError: The server does not answer, or refuses the key.
         """
-        self._server = await anext(self._connection)
+        self._http = await anext(self._http_generator)
         # A gateway may answer anything to an unknown path. Only vLLM's answer has token_strs.
         answer = None
         try:
@@ -1446,7 +1423,7 @@ class VllmClient(ExactClient):
 
     async def _post(self, path: str, body: dict, **options: Any) -> dict:
         try:
-            return await self._server.post(path, cast_to=object, body=body, options=options)
+            return await self._http.post(path, cast_to=object, body=body, options=options)
         except Exception as error:
             add_url(error, self._url + path)
             raise
@@ -1457,18 +1434,18 @@ class VllmClient(ExactClient):
             add_generation_prompt=True,
             chat_template_kwargs=self._template_kwargs,
         )
-        # Tokenizers show spaces and newlines as these characters.
+        # Tokenizers write a blank or a newline in one of these ways.
         end = re.sub("Ċ|Ġ|▁|<0x0A>", " ", "".join(answer["token_strs"][-8:]))
         return answer["tokens"], end
 
-    async def special_texts(self, text: str) -> Iterable[str]:
+    async def special_tokens_in(self, text: str) -> list[str]:
         # A special token has a pair of brackets, or a tilde. Most texts have neither.
         has_pair = ("<" in text and ">" in text) or ("[" in text and "]" in text)
         if not (has_pair or "~" in text):
             return []
         answer = await self._tokenize(prompt=text, add_special_tokens=False)
-        pieces = set(answer["token_strs"])
-        return [piece for piece in pieces if re.fullmatch(SPECIAL_LOOKS, piece)]
+        tokens = {token for token in answer["token_strs"] if re.fullmatch(SPECIAL_TOKEN, token)}
+        return [token for token in tokens if token in text]
 
     async def generate(self, prompt_ids: Ids, max_tokens: int, **request: Any) -> Turn:
         body = {
@@ -1494,22 +1471,23 @@ class VllmClient(ExactClient):
             logprobs=(reply.pop("logprobs", None) or {}).get("token_logprobs"),
             extra=reply,
         )
+        # `Turn` has counted the tokens. The server may know how many were cached.
         details = (answer.get("usage") or {}).get("prompt_tokens_details") or {}
         turn.usage.cache_tokens = details.get("cached_tokens") or 0
         return turn
 
 
-async def open_server(*, ssl_verify: bool, **arguments: Any) -> AsyncIterator[Any]:
+async def open_http(*, ssl_verify: bool, **arguments: Any) -> AsyncIterator[Any]:
     """Yield an openai.AsyncOpenAI, which keeps its connections open, and close it in the end.
 
-    Python closes an async generator when its event loop ends, or when nothing refers to it any
-    more. So a client that holds this one needs no `close`, which Harbor would never call.
+    This is a generator because Python closes an async generator by itself: when its event loop
+    ends, or when nothing refers to it any more. Harbor never closes a client.
     """
     from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
     http_client = DefaultAsyncHttpxClient(verify=ssl_verify)
-    async with AsyncOpenAI(http_client=http_client, **arguments) as server:
-        yield server
+    async with AsyncOpenAI(http_client=http_client, **arguments) as client:
+        yield client
 
 
 def add_url(error: Exception, url: str) -> None:
@@ -1538,27 +1516,28 @@ def chat_client(*, context_limit: int | None = None, **arguments: Any) -> Any:
 
         async def call(self, prompt: str, **request: Any) -> Turn:
             """Call the model. Raises the error of the last of LiteLLM's three attempts."""
-            # Trials share this object, so the methods below write into a copy for this call.
-            of_this_call = copy.copy(self)
+            # Trials share this object. LiteLLM's code runs on a copy, to which the methods below
+            # write the finish reason of this call.
+            this_call = copy.copy(self)
             try:
-                response = await LiteLLM.call(of_this_call, prompt, **request)
+                response = await LiteLLM.call(this_call, prompt, **request)
             except Exception as error:
                 if self._api_base:
                     add_url(error, self._api_base)
                 raise
-            reason = str(of_this_call.finish_reason).lower()
+            reason = str(this_call.finish_reason).lower()
             cut_off = reason not in COMPLETED_REASONS
             if cut_off and reason != "length":
                 self._logger.warning(f"finish reason {reason!r}: the reply counts as cut off")
             return Turn(**vars(response), cut_off=cut_off)
 
         def get_model_output_limit(self) -> int:
-            # Harbor would send the model's own maximum to the Responses API.
+            # Harbor sends this number to the Responses API.
             return self._llm_kwargs["max_tokens"]
 
         def _extract_usage_info(self, response: Any) -> UsageInfo | None:
-            # LiteLLM calls this before it looks at finish_reason. If it found "length" there, it
-            # would raise an error without ids and usage.
+            # This is about usage, but it is the last method that LiteLLM calls before it looks at
+            # the finish reason. For "length" LiteLLM would raise an error without ids and usage.
             choice = response["choices"][0]
             # litellm replaces an unknown finish reason by "stop", and keeps the original under this
             # name.
@@ -1581,7 +1560,7 @@ def chat_client(*, context_limit: int | None = None, **arguments: Any) -> Any:
 
 @dataclass(frozen=True)
 class Trajectory:
-    """A scored trial as a trainer sees it.
+    """A trial as a trainer sees it. (ATIF's trajectory is a conversation for people to read.)
 
     Attributes:
         turns: All turns that have ids and logprobs, from all steps; none for API models.
@@ -1597,7 +1576,7 @@ class Trajectory:
     trial: TrialResult
 
 
-# Harbor scores a trial even if it ended in one of these; 0.25 says so in `reward_valid`.
+# Exceptions after which a reward still counts. Harbor 0.25 decides this itself, by `reward_valid`.
 SCORED_EXCEPTIONS = {"AgentTimeoutError", "NonZeroAgentExitCodeError"}
 
 
@@ -1606,7 +1585,8 @@ def trial_to_trajectory(trial: TrialResult) -> Trajectory | None:
 
     Returns:
         None if the trial or one of its steps failed (their `exception_info` says why; Harbor scores
-        a failed step all the same), or if there are neither tokens nor a score.
+        a failed step all the same), or if there are neither tokens nor a score. A timeout of the
+        agent is no failure.
 
     Raises:
         ValueError: Ids, logprobs and `extra` do not align, or a logprob or reward is not finite.
@@ -1622,21 +1602,22 @@ def trial_to_trajectory(trial: TrialResult) -> Trajectory | None:
         raise ValueError(f"trial {trial.trial_name}: {error}") from error
     stop_reasons = [(context.metadata or {}).get("stop_reason") for context in contexts]
     errors = [part.exception_info for part in (trial, *steps) if part.exception_info]
-    if rewards:
-        is_scored = all(error.exception_type in SCORED_EXCEPTIONS for error in errors)
-        is_valid = getattr(trial, "reward_valid", is_scored)
+    if not rewards:
+        is_valid = bool(turns) and not errors
+    elif hasattr(trial, "reward_valid"):
+        is_valid = trial.reward_valid
     else:
-        is_valid = turns and not errors
+        is_valid = all(error.exception_type in SCORED_EXCEPTIONS for error in errors)
     if not is_valid or StopReason.ERROR in stop_reasons:
         return None
     reward = next(iter(rewards.values())) if len(rewards) == 1 else rewards.get("reward")
     return Trajectory(turns, reward, stop_reasons[-1], trial)
 
 
-# The name in versions before 0.4, kept for the code that uses it.
+# The name in this project's first interface.
 _trial_to_trajectory = trial_to_trajectory
 
-# The lists of a RolloutDetail, which have an entry a turn. A `Turn` has fields of the same names.
+# The lists of a RolloutDetail with one entry per turn. `Turn` has attributes of the same names.
 _TOKEN_FIELDS = ("prompt_token_ids", "completion_token_ids", "logprobs")
 
 
@@ -1660,7 +1641,11 @@ def rollout_details(turns: list[Turn]) -> list[dict] | None:
 
 
 def turns_of(context: AgentContext) -> Iterator[Turn]:
-    """The turns of a run. Raises ValueError if their lists do not align or hold no numbers."""
+    """The turns of a run.
+
+    Raises:
+        ValueError: The lists differ in length, or a logprob is missing or not finite.
+    """
     for detail in context.rollout_details or []:
         fields = {name: detail.get(name) or [] for name in _TOKEN_FIELDS}
         extra = detail.get("extra") or {}
@@ -1668,10 +1653,12 @@ def turns_of(context: AgentContext) -> Iterator[Turn]:
         if len(lengths) != 1:
             raise ValueError("the lists of a rollout differ in length")
         for n in range(lengths.pop()):
-            turn = Turn(**{name: values[n] for name, values in fields.items()})
-            turn.extra = {name: values[n] for name, values in extra.items()}
+            turn = Turn(
+                **{name: values[n] for name, values in fields.items()},
+                extra={name: values[n] for name, values in extra.items()},
+            )
             if not turn.is_trainable:
-                raise ValueError("ids and logprobs are not aligned, or no numbers")
+                raise ValueError("ids and logprobs differ in length, or a logprob is not finite")
             yield turn
 
 
@@ -1679,7 +1666,7 @@ def to_tinker(trajectory: Trajectory) -> tinker_cookbook.rl.types.Trajectory:  #
     """The trial for tinker-cookbook's RL functions. Imports torch.
 
     Every transition has reward 0.0. Put the trial's reward into `TrajectoryGroup.final_rewards_G`.
-    From cookbook 0.6 on, an action names the sequence that Tinker sampled, for `stable_reinforce`.
+    Each action has Tinker's sequence_id, which the loss stable_reinforce of cookbook 0.6 needs.
     """
     from tinker import ModelInput
     from tinker_cookbook.completers import TokensWithLogprobs
@@ -1687,6 +1674,7 @@ def to_tinker(trajectory: Trajectory) -> tinker_cookbook.rl.types.Trajectory:  #
 
     transitions = []
     for turn in trajectory.turns:
+        # A rollout does not keep `Turn.cut_off`, so only the trial's last turn can be marked.
         is_last = turn is trajectory.turns[-1]
         cut_off = is_last and trajectory.stop_reason == StopReason.MAX_TOKENS
         ending = "length" if cut_off else "stop"
@@ -1704,8 +1692,9 @@ def to_tinker(trajectory: Trajectory) -> tinker_cookbook.rl.types.Trajectory:  #
 def write_file(path: Path, text: str) -> None:
     """Write a file, even if a command left a link, a pipe or a folder there. May raise OSError.
 
-    With Docker, the folder is /logs/agent in the container. Nothing in it is opened: a new file is
-    renamed over the old name, and a folder of that name is moved aside.
+    This is a security boundary. With Docker, the folder is /logs/agent in the container, where
+    commands may put anything. Nothing in it is opened: a new file is renamed over the old name, and
+    a folder of that name is moved aside.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     # This name is random, so no link can be there.
@@ -1729,8 +1718,8 @@ def valid_text(text: str | bytes | None) -> str:
 
 # Running scripts.
 
-# CommonMark's fenced blocks and lists. With the rule "code", a fence that is indented by four
-# spaces does not close a block. Without "inline", parsing takes two thirds of the time.
+# Only the rules of CommonMark that decide where a fenced block is: a list item may hold one, and a
+# fence that is indented by four spaces is code. "inline" would cost a third of the time.
 _MARKDOWN = MarkdownIt("zero").enable(["fence", "list", "code"]).disable("inline")
 
 
@@ -1741,12 +1730,12 @@ def fenced_blocks(text: str) -> list[tuple[str, str]]:
     not count either.
     """
     blocks = []
-    # A text that ends without a newline would make an unclosed block look closed below.
+    # The parser does not tell whether a block is closed. The lines of a closed one are its content
+    # and two fences. The newline makes the last line of the text count.
     for token in _MARKDOWN.parse(text.replace("\0", "") + "\n"):
         if token.markup.startswith("`"):
             first_line, end_line = token.map
             n_lines = token.content.count("\n")
-            # The two fences are lines of a closed block, too.
             is_closed = end_line - first_line == n_lines + 2
             if is_closed:
                 words = token.info.lower().split()
@@ -1763,15 +1752,105 @@ for file in */SKILL.md; do
 done
 """
 
-LOST_OUTPUT = "[the output was lost: the shell that runs the script was killed]"
+# A script has three limits. After `seconds`, the bash program kills it. ANSWER_MARGIN_SEC later the
+# agent waits no longer for exec, and kills the script by a second exec. The limit that exec gets is
+# `seconds` and EXEC_MARGIN_SEC. It is never reached, because Docker would raise RuntimeError there.
+ANSWER_MARGIN_SEC = 30
+EXEC_MARGIN_SEC = 90
+# The time that the second exec gets.
+KILL_SEC = 15
+
 # A script is killed if it writes more: Harbor keeps all output of an exec in memory.
 FLOOD_BYTES = 4_000_000
-# The bash program keeps a script's time limit. If exec has not answered this much later, it hangs.
-ANSWER_MARGIN_SEC = 30
-# At the limit of its own, Docker's exec raises RuntimeError. So this limit is the longest.
-EXEC_MARGIN_SEC = 90
-# The time for a second exec, which kills a script from outside.
-KILL_SEC = 15
+CUT_OUTPUT = f"[the output ends here: it passed {FLOOD_BYTES} bytes, or its reader was killed]"
+LOST_OUTPUT = "[the output was lost: the shell that runs the script was killed]"
+
+
+async def run_in(
+    environment: BaseEnvironment, blocks: list[str], seconds: int, shown_bytes: int
+) -> str:
+    """Run blocks as one script in an environment. The comment above `_SHELL` explains how.
+
+    Args:
+        environment: Harbor's environment. Raises any error of its `exec`.
+        blocks: The texts of the blocks.
+        seconds: The time limit of the script.
+        shown_bytes: The maximum bytes of the script's output in the answer.
+
+    Returns:
+        The text that the model gets: the exit code and the output.
+    """
+    # A random id. It names the processes of this script, and marks the parts of the answer.
+    mark = uuid4().hex
+    call = ["run_blocks", mark, str(seconds), str(FLOOD_BYTES), *blocks]
+    command = f"BASIC_LOOP_RUNNER={mark} {shell_command(*call)}"
+    # Modal takes 65,536 bytes of arguments.
+    if len(command) > 65_000:
+        return "Not run: the script is too long. Split it into smaller ones."
+    try:
+        async with asyncio.timeout(seconds + ANSWER_MARGIN_SEC) as timer:
+            result = await environment.exec(command, timeout_sec=seconds + EXEC_MARGIN_SEC)
+    except BaseException as error:
+        # The script may still be running. Kill it before the next turn or the verifier.
+        await kill_script(mark, environment)
+        if was_cancelled():
+            raise asyncio.CancelledError from error
+        if timer.expired() or isinstance(error, TimeoutError):
+            return f"Exit code: 124\nOutput:\n[no answer; the time limit is {seconds} seconds]"
+        raise
+    observation = read_answer(result, mark, shown_bytes)
+    if observation is None:
+        await kill_script(mark, environment)
+        return f"Exit code: {result.return_code}\nOutput:\n{LOST_OUTPUT}"
+    return observation
+
+
+async def kill_script(mark: str, environment: BaseEnvironment) -> None:
+    """Kill a script and its runner by a second exec. Cancelling the agent does not stop this."""
+
+    async def kill() -> None:
+        # This matches _RUNNER and _SCRIPT. The second exec itself has only _PROGRAM, in base64.
+        command = shell_command("kill_processes", f"BASIC_LOOP_*={mark}")
+        exec_call = environment.exec(command, timeout_sec=KILL_SEC + EXEC_MARGIN_SEC)
+        # The environment may be gone.
+        with suppress(Exception):
+            await asyncio.wait_for(exec_call, KILL_SEC)
+
+    await asyncio.shield(kill())
+
+
+def read_answer(result: ExecResult, mark: str, shown_bytes: int) -> str | None:
+    """The text that the model gets, or None if the answer is damaged.
+
+    A complete answer is
+
+        :MARK:output and end line in base64:MARK:exit code:MARK:
+
+    The end line is "end-of-MARK", followed by a note if the script was killed. It is missing if the
+    output was cut.
+    """
+    parts = valid_text(result.stdout).split(f":{mark}:")
+    note = ""
+    if len(parts) == 1:
+        # bash did not start, and the output of exec says why.
+        code = result.return_code
+        output = parts[0].encode()
+    elif len(parts) == 4:
+        code = parts[2]
+        try:
+            decoded = base64.b64decode(parts[1])
+        except ValueError:
+            return None
+        output, end_line, rest = decoded.partition(f"\nend-of-{mark}".encode())
+        # A script can read the mark in its environment, and write a note of any length.
+        note = valid_text(rest[:1000]).strip() if end_line else CUT_OUTPUT
+    else:
+        return None
+    # The script's own stderr is in the output. This is what exec itself reports.
+    exec_stderr = middle_cut(valid_text(result.stderr).encode(), shown_bytes)
+    texts = [middle_cut(output, shown_bytes), note, exec_stderr]
+    shown = "\n".join(text.removesuffix("\n") for text in texts if text)
+    return f"Exit code: {code}\nOutput:\n{shown or '(none)'}"
 
 
 def middle_cut(output: bytes, shown_bytes: int) -> str:
@@ -1787,168 +1866,163 @@ def middle_cut(output: bytes, shown_bytes: int) -> str:
 def shell_command(*call: str) -> str:
     """The command that calls a function of the bash program `_SHELL` with these arguments.
 
-    The program comes base64-encoded in a variable, and not as an argument of bash: a script's
-    `pkill -f` or `pgrep -f` would find it there.
+    It is `BASIC_LOOP_PROGRAM=<the program in base64> exec bash -c '<decode and run it>'`. The text
+    is not an argument of bash, because a script's `pkill -f` would find it there.
     """
     program = f"{_SHELL}\n{shlex.join(call)}\nexit\n"
     encoded = base64.b64encode(valid_text(program).encode()).decode()
-    # If no process is left to decode the program, it is empty, and `exit 1` is reached.
+    # If no process is left to decode the program, eval gets an empty text. Then comes `exit 1`.
     start = 'eval "$(printf %s $BASIC_LOOP_PROGRAM | base64 -d)"; exit 1'
     return f"BASIC_LOOP_PROGRAM={encoded} exec bash -c '{start}'"
 
 
 # How a script is run. The environment's exec starts a bash, the runner, which calls `run_blocks`:
 #
-#     runner ---- run_script ---- bash, the script
-#        '------- read_output: sed | head | base64
+#     runner ---- watch_script ---- run_script ---- bash, the script
+#        '------- sed | head | base64
 #
-# The script writes into a pipe (file 4), and the reader turns that into base64, which every
-# environment passes on unchanged. The runner waits for a line in a second pipe (file 3), at most
-# for the time limit. run_script writes "exited CODE" there when the script is over. The reader
-# writes "closed" when it has passed on enough bytes. If the script is not over, the runner kills it
-# and all that it started. Then the runner writes the line "end-of-MARK" after the output. The
-# reader stops at that line, even if a background server keeps the pipe open. The whole output of
-# an exec is
+# The script writes into a pipe. The runner reads it and turns the output into base64, which every
+# environment passes on unchanged. watch_script keeps the time limit: run_script tells it the exit
+# code through a second pipe. When the script is over, watch_script writes the line "end-of-MARK"
+# after the output. sed stops at that line, even if a background server keeps the pipe open. The
+# whole output of an exec is
 #
-#     :MARK:output in base64:MARK:code and note:MARK:
+#     :MARK:output and end line in base64:MARK:exit code:MARK:
+#
+# If the script was killed, the end line says so after the mark.
 #
 # MARK is random hex. Each process of the script has it in its environment as BASIC_LOOP_SCRIPT,
 # and the runner has it as BASIC_LOOP_RUNNER. No file is written. The image needs bash 4.4 or later,
-# base64, cat, head, sed, and Linux' /proc. Seen on bash 4.4 to 5.3.
+# base64, cat, head, sed, and Linux' /proc. Tested with bash 4.4 to 5.3.
 _SHELL = r"""
+# What bash says of processes that are gone would reach the model as exec's stderr.
 exec 2>/dev/null
 # The runner's /proc/PID/environ keeps these: it shows what a process started with.
 unset BASIC_LOOP_PROGRAM BASIC_LOOP_RUNNER
 
 # run_blocks MARK SECONDS BYTES BLOCK...: run the blocks as one script.
 run_blocks() {
-  local mark=$1 seconds=$2 max_bytes=$3 block script event code note parent reader
-  # find_unfinished and kill_processes set these.
+  local mark=$1 seconds=$2 flood_bytes=$3 block script watcher
+  # find_unfinished and kill_processes set these: to return text by $(...) would start a process.
   local unfinished survivors
   shift 3
+  # An empty line after each block keeps a trailing backslash from joining two blocks.
+  printf -v script "%s\n\n" "$@"
   for block; do
     find_unfinished "$block"
-    [ -z "$unfinished" ] || break
+    if [ -n "$unfinished" ]; then
+      printf -v script "echo %q; exit 2" "[nothing was run: a block does not end: $unfinished]"
+      break
+    fi
   done
   printf ":$mark:"
-  # File 3 is a pipe for events, without a file: Linux opens both ends of a pipe through /dev/fd.
-  # The `:` is only there to make it. File 4 is the script's output.
-  exec 3<> <(:)
-  wait $!
-  exec 4> >(read_output "$mark" "$max_bytes")
-  reader=$!
-  if [ -n "$unfinished" ]; then
-    printf "[nothing was run: a block does not end: %s]\n" "$unfinished" >&4
-    event=exited code=2
-  else
-    # An empty line after each block keeps a trailing backslash from joining two blocks.
-    printf -v script "%s\n\n" "$@"
-    run_script "$mark" "$script" >&4 &
-    parent=$!
-    # Wait for an event. If none comes in time, both variables are empty.
-    read -r -t "$seconds" event code <&3
+  exec 3< <(watch_script "$mark" "$seconds" "$script")
+  watcher=$!
+  # For the readers only: sed counts bytes, and loads no locale. The script has its own locale.
+  local -x LC_ALL=C
+  # sed keeps a line in memory: at most 100 MB.
+  { ulimit -v 100000; exec sed "/^end-of-$mark/q"; } <&3 | head -c "$flood_bytes" | base64
+  # watch_script closes its fd 3 when the script is over, just before the end line. If fd 3 is still
+  # open, the script has written enough for head, or has killed one of the three readers.
+  if [ -e "/proc/$watcher/fd/3" ]; then
+    kill_processes "BASIC_LOOP_SCRIPT=$mark" "$watcher"
   fi
-  if [ "$event" != exited ]; then
-    kill_processes "BASIC_LOOP_SCRIPT=$mark" "$parent"
-    note="ended${survivors:+, except for processes$survivors}"
-    case $event in
-      closed) note="[$note: it wrote more than $max_bytes bytes, or killed what reads them]" ;;
-      *) code=124 note="[$note: the time limit of $seconds seconds was reached]" ;;
-    esac
+  # A background server may still write. It must neither block nor get SIGPIPE, so cat reads on and
+  # outlives the runner. read returns 1 at EOF, which means that no writer is left; 0 if it has read
+  # a byte; and more than 128 if a writer is silent.
+  read -r -t 0.1 -N 1 <&3
+  if [ $? != 1 ]; then
+    cat <&3 >/dev/null &
   fi
-  # The reader may be gone.
-  trap "" PIPE
-  printf "\nend-of-$mark\n" >&4
-  exec 4>&-
-  # The runner waits for all of its children, because PID 1 of a container may not reap them.
-  wait $parent $reader
-  printf ":$mark:%s:$mark:" "$code $note"
+  # The exit code of watch_script is the script's.
+  wait "$watcher"
+  printf ":$mark:$?:$mark:"
 }
 
-# run_script MARK SCRIPT: run a script in a bash of its own, and report its exit code.
+# watch_script MARK SECONDS SCRIPT: run a script, and kill it at its time limit, or if it kills the
+# shell that runs it. Print its output and the end line, and return its exit code.
+watch_script() {
+  local mark=$1 seconds=$2 script=$3 code note survivors
+  # fd 4 is the script's output, and fd 3 brings its exit code.
+  exec 4>&1
+  exec 3< <(run_script "$mark" "$script" >&4 4>&-; echo $?)
+  read -r -t "$seconds" code <&3
+  case $? in
+    0) ;;
+    # EOF
+    1) code=137 note="the shell that runs the script was killed" ;;
+    # More than 128
+    *) code=124 note="the time limit of $seconds seconds was reached" ;;
+  esac
+  if [ -n "$note" ]; then
+    kill_processes "BASIC_LOOP_SCRIPT=$mark" $!
+    note="[ended${survivors:+, except for processes$survivors}: $note]"
+  fi
+  # PID 1 of a container may not reap a child that nobody has waited for.
+  wait $!
+  exec 3<&-
+  printf "\nend-of-$mark %s\n" "$note"
+  return "$code"
+}
+
+# run_script MARK SCRIPT: run a script in a bash of its own, and return its exit code.
 run_script() {
   local mark=$1 script=$2
-  # In bash 5.3 a background job ignores these signals, and so would the script.
+  # bash 5.3 ignores these signals in a process substitution, and so would the script.
   trap - INT QUIT
   # The script gets a process group of its own, so that its `kill 0` kills nothing else.
   set -m
-  # The text comes in a variable, because `ps` shows arguments. It is expanded before unset runs.
+  # The text comes in a variable, because a `pkill -f` of the script would find it in an argument.
+  # The variable is expanded first and then unset, so the script does not see it.
   BASIC_LOOP_SCRIPT=$mark BASIC_LOOP_TEXT=$script \
-    bash -c 'eval "unset BASIC_LOOP_TEXT; $BASIC_LOOP_TEXT"' </dev/null 2>&1 3>&- 4>&-
-  echo "exited $?" >&3
-}
-
-# read_output MARK BYTES: print the input in base64, up to the line end-of-MARK (sed stops there) or
-# up to BYTES (head stops there, and the runner learns that the pipe is "closed").
-read_output() {
-  local mark=$1 max_bytes=$2
-  # Loading a locale takes time, and bytes are not characters.
-  export LC_ALL=C
-  # sed keeps a line in memory: at most 100 MB.
-  { ulimit -v 100000; exec sed "/^end-of-$mark\$/q"; } | head -c "$max_bytes" | base64
-  echo "closed 137" >&3
-  # A background server may still write. It must neither block nor get SIGPIPE, so cat reads on.
-  # read returns 1 at the end of the file, which means that no writer is left.
-  read -r -t 0.1 -N 1
-  if [ $? != 1 ]; then
-    cat <&0 >/dev/null 3>&- &
-  fi
+    bash -c 'eval "unset BASIC_LOOP_TEXT; $BASIC_LOOP_TEXT"' </dev/null 2>&1
 }
 
 # find_unfinished BLOCK: set `unfinished` to bash's message about a block that does not end, or to
-# nothing. No command of the block is run: bash heeds -n from the next command on.
+# nothing. An open quote or here-document would swallow the next block, and the model may have
+# meant more. Other syntax errors are left to the script. No command of the block is run: bash heeds
+# -n from the next command on. A fork of this shell is enough for the check, and cheap.
 find_unfinished() {
   unfinished=$(LC_ALL=C; eval "set -n; $1" 2>&1)
   # The message may quote the block after a backtick, so only what is before it is compared.
   case ${unfinished%%\`*} in
     *"unexpected EOF"* | *"unexpected end of file"* | *"delimited by end-of-file"*)
-      # A new bash numbers the lines from the start of the block.
+      # The line numbers were this program's. A new bash numbers the lines of the block.
       unfinished=$(printf %s "$1" | LC_ALL=C bash -n 2>&1)
       unfinished=${unfinished%%$'\n'*}
-      unfinished=${unfinished#*: }
       ;;
     *) unfinished= ;;
   esac
 }
 
-# kill_processes ENTRY [ROOT]: kill each process with ENTRY in its environment, the process ROOT,
-# and all that descends from them. Set `survivors` to the ids of processes that could not be killed.
-# This starts no process, because the script may have used up the process limit.
+# kill_processes ENTRY [ROOT]: kill each process with ENTRY, a pattern, in its environment, the
+# process ROOT, and all that descends from them. Set `survivors` to the ids of processes that could
+# not be killed. This starts no process, because the script may have used up the process limit.
 kill_processes() {
-  local entry=$1 root=$2 path pid environ stat fields parent_pid is_new
-  local -A is_found=()
-  local -a found=()
-  # Repeat until no new process is found.
+  local entry=$1 root=$2 found=" " before path pid environ stat fields
+  # `found` has the ids, each between spaces. Repeat until no new process is found.
   for _ in {1..100}; do
-    is_new=
+    before=$found
     for path in /proc/[0-9]*; do
       pid=${path#/proc/} environ=() stat=
-      [ -z "${is_found[$pid]}" ] || continue
+      [[ $found != *" $pid "* ]] || continue
       mapfile -t -d "" environ <"$path/environ"
       read -r -d "" stat <"$path/stat"
       # The command's name, in parentheses, may hold anything. The state and the parent follow it.
       fields=(${stat##*)})
-      parent_pid=${fields[1]:-0}
-      if [[ $pid = "$root" || ${environ[*]} = *"$entry"* || -n ${is_found[$parent_pid]} ]]; then
+      if [[ $pid = "$root" || ${environ[*]} = *$entry* || $found = *" ${fields[1]} "* ]]; then
         # Stop all before killing any. Otherwise a shell would start its next command.
         kill -STOP "$pid"
-        is_found[$pid]=yes
-        is_new=yes
-        # Children come before their parents: a stopped orphan may get SIGCONT.
-        found=("$pid" "${found[@]}")
+        # Children come before their parents. If a parent died first, the kernel could send SIGCONT
+        # to its stopped children, and they would run on.
+        found=" $pid$found"
       fi
     done
-    [ -n "$is_new" ] || break
+    [ "$found" != "$before" ] || break
   done
   survivors=
-  for pid in "${found[@]}"; do
+  for pid in $found; do
     kill -KILL "$pid" || [ ! -e "/proc/$pid" ] || survivors+=" $pid"
   done
-}
-
-# kill_runner MARK: kill a runner and all that it started, from another shell.
-kill_runner() {
-  kill_processes "BASIC_LOOP_RUNNER=$1"
-  kill_processes "BASIC_LOOP_SCRIPT=$1"
 }
 """
