@@ -1754,7 +1754,7 @@ done
 
 # A script has three limits. After `seconds`, the bash program kills it. ANSWER_MARGIN_SEC later the
 # agent waits no longer for exec, and kills the script by a second exec. exec's own limit is
-# `seconds + EXEC_MARGIN_SEC`. It is the last, so that it is not reached: Docker raises RuntimeError.
+# `seconds + EXEC_MARGIN_SEC`. It is the last, and not to be reached: Docker raises RuntimeError.
 ANSWER_MARGIN_SEC = 30
 EXEC_MARGIN_SEC = 90
 # The time that the second exec gets.

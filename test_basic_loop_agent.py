@@ -1280,7 +1280,7 @@ def test_a_script_over_its_time_ends_with_all_it_started_and_keeps_its_output(be
     escapes = f"(setsid sleep {own}.1 &); env -i timeout 99 sleep {own}.2 & trap '' TERM"
     note = "[ended: the time limit of 1 seconds was reached]"
     too_long = f"Exit code: 124\nOutput:\nso far\n{note}"
-    killed = "[ended: the shell that runs the script was killed]"
+    killed = "[ended: the script killed the shell that runs it]"
     for script, told in (
         (f"sleep {own}.3", too_long),
         (f"exec env -i sleep {own}.3", too_long),
