@@ -68,12 +68,12 @@ try:
 except ImportError:
     # Harbor before 0.23 has neither class, and the agent parses its options itself.
     class AgentOptions(BaseModel):
-        """An empty stand-in."""
+        """An empty stand-in, for both."""
 
     AgentCapabilities = AgentOptions
     HARBOR_PARSES_OPTIONS = False
 
-__version__ = "0.7.0"
+__version__ = "0.8.0"
 
 
 class BasicLoopOptions(
@@ -86,7 +86,7 @@ class BasicLoopOptions(
 ):
     """The options that `--ak key=value` accepts, with their defaults.
 
-    The constructor of `BasicLoopAgent` repeats the first eight, so that its signature shows them.
+    The constructor of `BasicLoopAgent` repeats the first eight, for code that makes an agent.
     `llm_kwargs` may hold an API key, so it appears in no error and in no repr.
     """
 
@@ -112,8 +112,7 @@ class BasicLoopOptions(
     llm_kwargs: dict = Field({}, repr=False)
     """More arguments for the client: top_p, seed, ..."""
     collect_rollout_details: bool | None = None
-    """Record token ids; default: true for tinker, false for litellm. With true and the URL of a
-    vLLM server, prompts are exact (except gpt-oss)."""
+    """Record token ids; default: true for tinker. For a vLLM server, true makes prompts exact."""
     context_limit: PositiveInt | None = None
     """Maximum tokens of a conversation; default: the server's, or 32,000 for tinker."""
     rerender_history: bool = False
@@ -132,7 +131,7 @@ class BasicLoopOptions(
         is_tinker = self.model_client == "tinker"
         if self.collect_rollout_details is None:
             self.collect_rollout_details = is_tinker
-        # llm_kwargs must not repeat an option of this agent. It may repeat one of Harbor's.
+        # llm_kwargs must not repeat one of our options. Harbor's own may be a client's arguments.
         own_options = {*type(self).model_fields, "model_name"} - AgentOptions.model_fields.keys()
         duplicates = self.llm_kwargs.keys() & own_options
         if duplicates:
@@ -160,35 +159,36 @@ async def shared_client(agent: BasicLoopAgent) -> Any:
     """The client of this agent's configuration. Raises any error of building it."""
     key = (asyncio.get_running_loop(), agent._cache_key())
     lock = _locks.setdefault(key, asyncio.Lock())
-    # A trial that waits for the lock takes what it then finds, even an error.
     has_waited = lock.locked()
     async with lock:
-        client = _clients.get(key)
-        if isinstance(client, Exception) and not has_waited:
-            client = None
-        if client is None:
+        # The client, or the error of building it.
+        built = _clients.get(key)
+        # An old error: try again. One that came while this trial waited is raised below.
+        if isinstance(built, Exception) and not has_waited:
+            built = None
+        if built is None:
             try:
-                client = await asyncio.to_thread(agent._build_llm)
-                if isinstance(client, VllmClient):
+                built = await asyncio.to_thread(agent._build_llm)
+                if isinstance(built, VllmClient):
                     # This returns a chat client if the server is not vLLM.
-                    client = await client.connect(agent.logger)
+                    built = await built.connect(agent.logger)
             except Exception as error:
-                client = error
-            _clients[key] = client
+                built = error
+            _clients[key] = built
             for oldest in list(_clients)[:-MAX_CLIENTS]:
                 _clients.pop(oldest, None)
                 _locks.pop(oldest, None)
-    if isinstance(client, Exception):
+    if isinstance(built, Exception):
         # A shared traceback would grow with each trial, and keep the trials in memory.
-        raise client.with_traceback(None)
-    return client
+        raise built.with_traceback(None)
+    return built
 
 
 class BasicLoopAgent(BaseAgent):
     """Samples from one model, runs the bash blocks of its replies, and records each turn.
 
     After a run the context holds the token counts, cost_usd (None if unknown), `metadata` and the
-    rollout (see `rollout_details`). `logs_dir` holds completion.txt, which is the last reply, and
+    rollout (see `rollout_details`). `logs_dir` holds completion.txt, which is the last answer, and
     trajectory.json, in Harbor's format ATIF.
     """
 
@@ -379,7 +379,7 @@ message. Each script starts in a fresh shell (files stay, variables and director
     async def _execute(self, blocks: list[str], environment: BaseEnvironment) -> str:
         """Run blocks as one script in the environment. Returns the text that the model gets."""
         seconds = self.options.command_timeout_sec
-        return await run_in(environment, blocks, seconds, self.options.max_output_bytes)
+        return await run_blocks(blocks, environment, seconds, self.options.max_output_bytes)
 
     def _record(
         self, conversation: Conversation, stop_reason: StopReason, context: AgentContext
@@ -429,9 +429,9 @@ message. Each script starts in a fresh shell (files stay, variables and director
         - model_client=litellm with collect_rollout_details and a server's URL: `VllmClient`.
         - model_client=litellm otherwise: Harbor's LiteLLM, from `chat_client`.
 
-        Token ids are on for Tinker, where training needs them. They are off for API models: closed
-        APIs answer `logprobs` and `return_token_ids` with a 400, and a benchmark needs only the
-        completion, the reward and the usage.
+        By default token ids (collect_rollout_details) are on for Tinker, where training needs them,
+        and off for API models. Closed APIs answer `logprobs` and `return_token_ids` with a 400, and
+        a benchmark needs only the completion, the reward and the usage.
 
         This runs in a thread, because importing torch or litellm takes seconds.
 
@@ -485,7 +485,7 @@ message. Each script starts in a fresh shell (files stay, variables and director
             **arguments,
         )
         # The template of gpt-oss ends a reply with another token than the model does, so no prompt
-        # could be exact. The chat endpoint renders its headers better.
+        # could be exact. The chat endpoint reads the headers of its messages.
         if options.collect_rollout_details and base and "gpt-oss" not in model:
             return VllmClient(model_name=model, fallback=chat, **arguments)
         return chat()
@@ -512,13 +512,17 @@ BasicLoopAgent.SUPPORTS_RESUME = True
 def was_cancelled() -> bool:
     """True if this task is being cancelled.
 
-    Call it outside of `async with asyncio.timeout`, which takes back the cancellation that it made.
+    An `asyncio.timeout` that has expired counts as a cancellation until its block is left. So leave
+    your own block before you ask. An outer one makes its TimeoutError of the CancelledError.
     """
     return asyncio.current_task().cancelling() > 0
 
 
 def without_masked(env: Mapping[str, str] | None) -> dict[str, str]:
-    """Drop the variables whose values `harbor jobs resume` masks, such as sk-r****456."""
+    """The variables without masked values, such as sk-r****456.
+
+    Harbor masks keys in a job's saved config, and `harbor jobs resume` reads them from there.
+    """
     return {name: value for name, value in (env or {}).items() if "****" not in value}
 
 
@@ -682,12 +686,12 @@ class Conversation:
         self._system = valid_text(options.system_prompt)
         if options.system_prompt is None and options.max_turns > 1:
             self._system = agent.protocol.replace("{seconds}", str(options.command_timeout_sec))
-        # The state of the current run. `begin` makes a new Chat with the messages so far.
+        # `begin` replaces these for each run. The new Chat gets the messages of the old one.
         self.client: Any = None
         self._chat: Chat | None = None
         self.metadata: dict[str, Any] = {}
         self._history: list[UserText | Turn] = []
-        # The state of the whole trial.
+        # These last for the whole trial.
         self._pending: list[UserText] = []
         self._last_turn = Turn()
         # A copy of `messages` after the last turn. If they differ now, the loop has edited them.
@@ -708,9 +712,11 @@ class Conversation:
         self._history = []
         self.metadata = {}
         self._pending.append(UserText(valid_text(instruction), is_instruction=True))
-        messages = [{"role": "system", "content": self._system}] if self._system else []
         if self._chat:
             messages = self._chat.messages
+        else:
+            messages = [{"role": "system", "content": self._system}] if self._system else []
+            self._last_messages = [dict(message) for message in messages]
         # A later run may have another event loop, which has a client of its own.
         self.client = await shared_client(self._agent)
         sends_thinking = self._agent.options.interleaved_thinking
@@ -722,7 +728,9 @@ class Conversation:
         self._pending.append(UserText(valid_text(text)))
 
     async def sample(self) -> Turn:
-        """Send the pending text, and record the reply before anything else is awaited.
+        """Send the pending text, and record the reply.
+
+        Nothing is awaited between the reply and its record, so no cancellation can lose a reply.
 
         Raises:
             ContextLengthExceededError: The context has no room for a reply.
@@ -733,8 +741,7 @@ class Conversation:
             raise RuntimeError("there is nothing to send: `tell` the model something first")
         options = self._agent.options
 
-        # Has the loop edited the messages? In the first call a system message counts as an edit.
-        # That does no harm, because there is no turn before it.
+        # Has the loop edited the messages?
         is_edited = self.messages != self._last_messages
         if is_edited:
             # The Responses API still has the old messages: start a new chain.
@@ -766,15 +773,16 @@ class Conversation:
         try:
             reply = await self._chat.chat(prompt, **request)
         except OutputLengthExceededError as error:
-            # A client of your own may raise this, as Harbor's LiteLLM does. The error has the text
-            # of the reply, but no ids.
+            # A client of your own may raise this, such as Harbor's plain LiteLLM. The error has the
+            # text of the reply, but no ids.
             reply = Turn(content=error.truncated_response, cut_off=True)
             self.messages.append({"role": "user", "content": prompt})
             self.messages.append({"role": "assistant", "content": reply.content})
             self._chat.reset_response_chain()
         # A client of your own may return an LLMResponse.
         turn = Turn(**vars(reply))
-        # `Turn` has replaced lone surrogates in the reply. The Chat's last message gets that text.
+        # The Chat keeps the whole reply, with its thinking. `_record_turn` then leaves only the
+        # answer in `turn.content`, so this comes first. (`Turn` has replaced lone surrogates.)
         self.messages[-1]["content"] = turn.content
         return self._record_turn(turn)
 
@@ -900,11 +908,13 @@ def headers_to_tags(text: str) -> str:
     The first is gpt-oss' form, the second Inkling's. A message to a tool ("to=") counts as
     thinking. Any other text stays as it is.
     """
-    # A message to a tool may begin with "to=", because the prompt ends in the header's first token.
+    # The prompt ends in <|start|>assistant, so the reply begins in the middle of a header. In a
+    # message to a tool that is " to=NAME<|channel|>".
     header = r"\s*(?:to=\S{1,200}\s*)?<\|(?:channel|start|message_model)\|>"
     if not re.match(header, text):
         return text
-    # If neither a header nor the end of the text follows, the reply only quotes such a token.
+    # A token that ends a message, if a header or the end of the text follows. Elsewhere the reply
+    # merely quotes it.
     message_end = rf"<\|(?:end|call|return|end_message)\|>(?={header}|\s*\Z)"
     thinking = ""
     answer = ""
@@ -929,7 +939,7 @@ Ids = list[int]
 
 # The finish reasons of complete replies, in lower case, as litellm, vLLM and the APIs behind them
 # write them. Any other one (length, time_limit, insufficient_system_resource, ...) means that the
-# reply was cut off, so a word that is missing here would end each run of its server.
+# reply was cut off. If a server's word were missing here, each of its runs would end after a turn.
 COMPLETED_REASONS = {
     "stop",
     "stop_sequence",
@@ -1069,7 +1079,7 @@ class ExactClient(ABC):
             probe_start = ids[: len(ids) - n_common_end(ids, other)]
             self._probe_start = probe_start
         tail = ids[len(probe_start) :]
-        # The previous ids end in the tail's first token, those of Inkling in the first two.
+        # Drop the stop token from the tail, which was sampled already. Inkling samples two tokens.
         for n_stop in (1, 2):
             if previous_ids[-n_stop:] == tail[:n_stop]:
                 return previous_ids + tail[n_stop:], prompt_end
@@ -1378,7 +1388,8 @@ class VllmClient(ExactClient):
         if "reasoning_effort" in self._body:
             self._template_kwargs.setdefault("reasoning_effort", self._body["reasoning_effort"])
         self._url = api_base.rstrip("/").removesuffix("/v1")
-        # `connect` starts this generator. asyncio closes it with its connections, see `open_http`.
+        # Nobody closes a client. So its connections live in an async generator, which `connect`
+        # starts, and which Python closes (see `open_http`).
         self._http_generator = open_http(
             base_url=self._url,
             api_key=api_key,
@@ -1582,8 +1593,8 @@ def trial_to_trajectory(trial: TrialResult) -> Trajectory | None:
 
     Returns:
         None if the trial or one of its steps failed (their `exception_info` says why; Harbor scores
-        a failed step all the same), or if there are neither tokens nor a score. A trial that has a
-        reward has not failed by a timeout of the agent.
+        a failed step all the same), or if there are neither tokens nor a score. A
+        timeout of the agent is no failure if the trial has a reward.
 
     Raises:
         ValueError: Ids, logprobs and `extra` do not align, or a logprob or reward is not finite.
@@ -1613,7 +1624,7 @@ def trial_to_trajectory(trial: TrialResult) -> Trajectory | None:
     return Trajectory(turns, reward, stop_reasons[-1], trial)
 
 
-# The name in the project's first interface, which code may use.
+# The old name, kept for existing callers.
 _trial_to_trajectory = trial_to_trajectory
 
 # The lists of a RolloutDetail with one entry per turn. `Turn` has attributes of the same names.
@@ -1730,14 +1741,13 @@ def fenced_blocks(text: str) -> list[tuple[str, str]]:
     not count either.
     """
     blocks = []
-    # A closed block has two lines more than its content, the fences. An unclosed one has one more.
-    # The added newline makes this right if the text ends without one.
+    # The parser also returns an unclosed block, which has one fence. The added newline makes the
+    # count of lines right if the text ends without one.
     for token in _MARKDOWN.parse(text.replace("\0", "") + "\n"):
         if token.markup.startswith("`"):
             first_line, end_line = token.map
-            n_lines = token.content.count("\n")
-            is_closed = end_line - first_line == n_lines + 2
-            if is_closed:
+            n_fences = end_line - first_line - token.content.count("\n")
+            if n_fences == 2:
                 words = token.info.lower().split()
                 blocks.append((words[0] if words else "", token.content))
     return blocks
@@ -1752,9 +1762,11 @@ for file in */SKILL.md; do
 done
 """
 
-# A script has three limits. After `seconds`, the bash program kills it. ANSWER_MARGIN_SEC later the
-# agent waits no longer for exec, and kills the script by a second exec. exec's own limit is
-# `seconds + EXEC_MARGIN_SEC`. It is the last, and not to be reached: Docker raises RuntimeError.
+# A script has three limits:
+# 1. After `seconds` the bash program kills it.
+# 2. ANSWER_MARGIN_SEC later the agent gives exec up, and kills the script by a second exec.
+# 3. `seconds + EXEC_MARGIN_SEC` is exec's own limit. It should never be reached, because Docker
+#    raises RuntimeError there, which would end the run.
 ANSWER_MARGIN_SEC = 30
 EXEC_MARGIN_SEC = 90
 # The time that the second exec gets.
@@ -1769,14 +1781,14 @@ CUT_OUTPUT = (
 LOST_OUTPUT = "[the output was lost: the script killed the shell that runs it]"
 
 
-async def run_in(
-    environment: BaseEnvironment, blocks: list[str], seconds: int, shown_bytes: int
+async def run_blocks(
+    blocks: list[str], environment: BaseEnvironment, seconds: int, shown_bytes: int
 ) -> str:
     """Run blocks as one script in an environment. The comment above `_SHELL` explains how.
 
     Args:
-        environment: Harbor's environment. Errors of its `exec` are raised, but for a TimeoutError.
         blocks: The texts of the blocks.
+        environment: Harbor's environment. Errors of its `exec` are raised, but for a TimeoutError.
         seconds: The time limit of the script.
         shown_bytes: The maximum bytes of the script's output in the answer.
 
@@ -1910,9 +1922,8 @@ unset BASIC_LOOP_PROGRAM BASIC_LOOP_RUNNER
 # run_blocks MARK SECONDS BYTES BLOCK...: run the blocks as one script.
 run_blocks() {
   local mark=$1 seconds=$2 flood_bytes=$3 block script watcher
-  # Output variables of find_unfinished and kill_processes. A $(...) would fork, which costs time
-  # in the one, and may be impossible in the other.
-  local unfinished survivors
+  # find_unfinished sets this.
+  local unfinished
   shift 3
   # An empty line after each block keeps a trailing backslash from joining two blocks.
   printf -v script "%s\n\n" "$@"
@@ -1927,23 +1938,24 @@ run_blocks() {
   # fd 5 brings the script's output, up to the end line.
   exec 5< <(watch_script "$mark" "$seconds" "$script")
   watcher=$!
-  # From here on: sed counts bytes, and loads no locale. The script above keeps its own locale.
+  # sed counts bytes, and loads no locale. This is set only now: the script, which has started
+  # already, keeps the container's locale.
   local -x LC_ALL=C
   # sed keeps a line in memory: at most 100 MB.
   { ulimit -v 100000; exec sed "/^end-of-$mark/q"; } <&5 | head -c "$flood_bytes" | base64
-  # Is the script still running? watch_script keeps its fd 3 open until the script is over. If so,
-  # head has read enough, or the script has killed one of the three readers.
+  # watch_script closes its fd 3 before it prints the end line. If fd 3 is open now, the readers
+  # have ended without that line: the output was too long, or the script has killed one of them.
   if [ -e "/proc/$watcher/fd/3" ]; then
     kill_processes "BASIC_LOOP_SCRIPT=$mark" "$watcher"
   fi
-  # Does a background server still hold the pipe? read returns 1 only if nothing does. Otherwise
-  # cat reads on, also after this runner has ended, so that the server neither blocks nor gets
-  # SIGPIPE.
+  # A background server may still hold the pipe. read returns 1 at EOF, if nobody holds it; 0 if a
+  # byte was there; and more than 128 if the holder is silent. cat reads on, also after the runner
+  # has ended, so that the server neither blocks nor gets SIGPIPE.
   read -r -t 0.1 -N 1 <&5
   if [ $? != 1 ]; then
     cat <&5 >/dev/null &
   fi
-  # The exit code of watch_script is the script's.
+  # watch_script returns the exit code that the model is told.
   wait "$watcher"
   printf ":$mark:$?:$mark:"
 }
@@ -1951,8 +1963,11 @@ run_blocks() {
 # watch_script MARK SECONDS SCRIPT: run a script, and kill it at its time limit, or if it kills the
 # shell that runs it. Print its output and the end line, and return its exit code.
 watch_script() {
-  local mark=$1 seconds=$2 script=$3 subshell code note survivors
-  # fd 4 takes the script's output. fd 3 brings its exit code, from the subshell that runs it.
+  local mark=$1 seconds=$2 script=$3 subshell code note
+  # kill_processes sets this. It must not fork, so it cannot return text by $(...).
+  local survivors
+  # Inside <(...), stdout is the pipe to fd 3, and takes the exit code alone. So the script writes
+  # to fd 4, and inherits nothing of fd 3.
   exec 4>&1
   exec 3< <(run_script "$mark" "$script" >&4 4>&-; echo $?)
   subshell=$!
@@ -1970,6 +1985,7 @@ watch_script() {
   fi
   # PID 1 of a container may not reap a child that nobody has waited for.
   wait "$subshell"
+  # run_blocks relies on this order: fd 3 is closed, and then the end line is printed.
   exec 3<&-
   printf "\nend-of-$mark %s\n" "$note"
   return "$code"
@@ -1992,8 +2008,8 @@ run_script() {
 # nothing. An open quote or here-document would swallow the next block, and the model may have
 # meant more. Other syntax errors are left to the script.
 find_unfinished() {
-  # `set -n` makes a shell read the commands that follow, and run none. A fork of this shell costs
-  # less than a new one.
+  # bash tests -n before each command, so nothing after `set -n` runs, even on the same line. A fork
+  # of this shell costs less than `bash -n`.
   unfinished=$(LC_ALL=C; eval "set -n; $1" 2>&1)
   # The message may quote the block after a backtick, so only what is before it is compared.
   case ${unfinished%%\`*} in
@@ -2023,6 +2039,7 @@ kill_processes() {
       # The command's name, in parentheses, may hold anything. The state and the parent follow it.
       fields=(${stat##*)})
       parent=${fields[1]}
+      # The root, a process with ENTRY (a pattern, so not quoted), or a child of one that was found.
       if [[ $pid = "$root" || ${environ[*]} = *$entry* || $found = *" $parent "* ]]; then
         # Stop all before killing any. Otherwise a shell would start its next command.
         kill -STOP "$pid"
