@@ -1774,7 +1774,7 @@ KILL_SEC = 15
 
 # A script is killed if it writes more: Harbor keeps all output of an exec in memory.
 FLOOD_BYTES = 4_000_000
-# What the model is told of output that is not complete.
+# The model gets one of these texts if output is not complete.
 CUT_OUTPUT = (
     f"[cut here: more than {FLOOD_BYTES} bytes, or the script killed what reads its output]"
 )
@@ -1913,7 +1913,7 @@ def shell_command(*call: str) -> str:
 # and the runner has it as BASIC_LOOP_RUNNER. No file is written. The image needs bash 4.4 or later,
 # base64, cat, head, sed, and Linux' /proc. Tested with bash 4.4 to 5.3.
 _SHELL = r"""
-# What bash says of processes that are gone would reach the model as exec's stderr.
+# Messages of bash about processes that are gone would reach the model as exec's stderr.
 exec 2>/dev/null
 # The script must not inherit these. /proc/PID/environ of the runner still has them, so kill_script
 # finds it.
@@ -2014,7 +2014,7 @@ find_unfinished() {
   # The message may quote the block after a backtick, so only what is before it is compared.
   case ${unfinished%%\`*} in
     *"unexpected EOF"* | *"unexpected end of file"* | *"delimited by end-of-file"*)
-      # That message has line numbers of this program. A new bash has those of the block.
+      # The message has line numbers of this program. A new bash has those of the block.
       unfinished=$(printf %s "$1" | LC_ALL=C bash -n 2>&1)
       unfinished=${unfinished%%$'\n'*}
       ;;
