@@ -131,7 +131,7 @@ class BasicLoopOptions(
         is_tinker = self.model_client == "tinker"
         if self.collect_rollout_details is None:
             self.collect_rollout_details = is_tinker
-        # llm_kwargs must not repeat one of our options. Harbor's own may be a client's arguments.
+        # llm_kwargs must not repeat our options. A client may have arguments named as Harbor's.
         own_options = {*type(self).model_fields, "model_name"} - AgentOptions.model_fields.keys()
         duplicates = self.llm_kwargs.keys() & own_options
         if duplicates:
@@ -247,7 +247,7 @@ message. Each script starts in a fresh shell (files stay, variables and director
         if HARBOR_PARSES_OPTIONS:
             super().__init__(model_name=model_name, **options, **kw)
         else:
-            # Harbor's constructor takes these names, the last one in **kwargs. The rest are ours.
+            # BaseAgent takes these names (the added one in **kwargs). All others are our options.
             harbor_names = {*inspect.signature(BaseAgent).parameters, "override_setup_timeout_sec"}
             options |= {name: kw.pop(name) for name in kw.keys() - harbor_names}
             super().__init__(model_name=model_name, **kw)
@@ -359,7 +359,7 @@ message. Each script starts in a fresh shell (files stay, variables and director
         self._introduction = []
         if self.skills_dir:
             folder = shlex.quote(self.skills_dir)
-            command = "cd -- " + folder + " && {" + LIST_SKILLS + "} 2>&1"
+            command = f"cd -- {folder} && {{\n{LIST_SKILLS}\n}} 2>&1"
             listed = await environment.exec(command, timeout_sec=60)
             skills = valid_text(listed.stdout)
             if isinstance(client, ExactClient):
@@ -485,7 +485,7 @@ message. Each script starts in a fresh shell (files stay, variables and director
             **arguments,
         )
         # The template of gpt-oss ends a reply with another token than the model does, so no prompt
-        # could be exact. The chat endpoint reads the headers of its messages.
+        # could be exact. The chat endpoint parses its <|channel|> headers.
         if options.collect_rollout_details and base and "gpt-oss" not in model:
             return VllmClient(model_name=model, fallback=chat, **arguments)
         return chat()
@@ -512,8 +512,9 @@ BasicLoopAgent.SUPPORTS_RESUME = True
 def was_cancelled() -> bool:
     """True if this task is being cancelled.
 
-    An `asyncio.timeout` that has expired counts as a cancellation until its block is left. So leave
-    your own block before you ask. An outer one makes its TimeoutError of the CancelledError.
+    Do not ask inside your own `asyncio.timeout` block: an expired timeout counts as a cancellation
+    until its block is left. If an outer one has expired, this is True too. Raise CancelledError
+    then, and the outer block turns it into its TimeoutError.
     """
     return asyncio.current_task().cancelling() > 0
 
@@ -778,11 +779,12 @@ class Conversation:
             reply = Turn(content=error.truncated_response, cut_off=True)
             self.messages.append({"role": "user", "content": prompt})
             self.messages.append({"role": "assistant", "content": reply.content})
+            # The chain of the Responses API lacks this turn.
             self._chat.reset_response_chain()
         # A client of your own may return an LLMResponse.
         turn = Turn(**vars(reply))
-        # The Chat keeps the whole reply, with its thinking. `_record_turn` then leaves only the
-        # answer in `turn.content`, so this comes first. (`Turn` has replaced lone surrogates.)
+        # The Chat has appended the client's text. It gets the same text without lone surrogates.
+        # `_record_turn` comes later, because it takes the thinking out of `turn.content`.
         self.messages[-1]["content"] = turn.content
         return self._record_turn(turn)
 
@@ -908,8 +910,8 @@ def headers_to_tags(text: str) -> str:
     The first is gpt-oss' form, the second Inkling's. A message to a tool ("to=") counts as
     thinking. Any other text stays as it is.
     """
-    # The prompt ends in <|start|>assistant, so the reply begins in the middle of a header. In a
-    # message to a tool that is " to=NAME<|channel|>".
+    # The prompt ends in <|start|>assistant, so the reply begins with the rest of that header:
+    # "<|channel|>...", or " to=NAME<|channel|>..." for a message to a tool.
     header = r"\s*(?:to=\S{1,200}\s*)?<\|(?:channel|start|message_model)\|>"
     if not re.match(header, text):
         return text
@@ -968,14 +970,14 @@ class ExactClient(ABC):
     """A client that sends exact prompts.
 
     Attributes:
-        context_limit: The maximum tokens of a conversation.
+        context_limit: The maximum tokens of a conversation; math.inf until a server tells it.
         max_tokens: The maximum tokens of a reply.
     """
 
     context_limit: float
     max_tokens: int
-    # A cache of `next_prompt`, which explains it. Trials share it without a lock: a value that does
-    # not fit costs one more rendering.
+    # The ids before the tail of the last probe (see `next_prompt`). Trials share it without a lock:
+    # a value that does not fit is noticed, and costs one more rendering.
     _probe_start: Ids | None = None
 
     @abstractmethod
@@ -1079,7 +1081,7 @@ class ExactClient(ABC):
             probe_start = ids[: len(ids) - n_common_end(ids, other)]
             self._probe_start = probe_start
         tail = ids[len(probe_start) :]
-        # Drop the stop token from the tail, which was sampled already. Inkling samples two tokens.
+        # The stop token was sampled, so it is dropped from the tail. Inkling's is two tokens.
         for n_stop in (1, 2):
             if previous_ids[-n_stop:] == tail[:n_stop]:
                 return previous_ids + tail[n_stop:], prompt_end
@@ -1160,7 +1162,9 @@ class TinkerClient(ExactClient):
         arguments = {"model_path": model_path} if model_path else {"base_model": model_name}
         if record_stability_info:
             arguments["record_stability_info"] = True
-        self._open = functools.partial(open_sampling_client, arguments, api_base, api_key)
+        self._open = functools.partial(
+            open_sampling_client, _given_service, arguments, api_base, api_key
+        )
         self._sampling_client = self._open()
         self._reopen_lock = asyncio.Lock()
 
@@ -1296,7 +1300,9 @@ def is_gone(error: Exception) -> bool:
     return has_status or bool(re.search(phrases, str(error)))
 
 
-def open_sampling_client(arguments: dict, api_base: str | None, api_key: str | None) -> Any:
+def open_sampling_client(
+    given_service: Any, arguments: dict, api_base: str | None, api_key: str | None
+) -> Any:
     """Open a checkpoint in the process's session, or in a new one if that has ended. Blocks.
 
     Tinker gives the same error for an ended session and for a missing checkpoint. So the new
@@ -1310,8 +1316,8 @@ def open_sampling_client(arguments: dict, api_base: str | None, api_key: str | N
         # SDK 0.38 and later give a future.
         return created.result() if hasattr(created, "result") else created
 
-    if _given_service:
-        return opened_in(_given_service)
+    if given_service:
+        return opened_in(given_service)
     server = (api_base, api_key)
     with _service_lock:
         old = _services.get(server)
@@ -1388,8 +1394,7 @@ class VllmClient(ExactClient):
         if "reasoning_effort" in self._body:
             self._template_kwargs.setdefault("reasoning_effort", self._body["reasoning_effort"])
         self._url = api_base.rstrip("/").removesuffix("/v1")
-        # Nobody closes a client. So its connections live in an async generator, which `connect`
-        # starts, and which Python closes (see `open_http`).
+        # `connect` starts this, and Python closes it (see `open_http`).
         self._http_generator = open_http(
             base_url=self._url,
             api_key=api_key,
@@ -1453,6 +1458,7 @@ class VllmClient(ExactClient):
             return []
         answer = await self._tokenize(prompt=text, add_special_tokens=False)
         tokens = {token for token in answer["token_strs"] if re.fullmatch(SPECIAL_TOKEN, token)}
+        # A token that is shown in another way, with Ġ for a blank, is not in the text.
         return [token for token in tokens if token in text]
 
     async def generate(self, prompt_ids: Ids, max_tokens: int, **request: Any) -> Turn:
@@ -1592,9 +1598,9 @@ def trial_to_trajectory(trial: TrialResult) -> Trajectory | None:
     """Training data from a finished trial, live or from `TrialResult.model_validate_json`.
 
     Returns:
-        None if the trial or one of its steps failed (their `exception_info` says why; Harbor scores
-        a failed step all the same), or if there are neither tokens nor a score. A
-        timeout of the agent is no failure if the trial has a reward.
+        None if there is neither a trainable turn nor a reward, or if the trial or one of its steps
+        failed. `exception_info` then says why, although Harbor scores a failed step. A timeout of
+        the agent is no failure if the trial has a reward.
 
     Raises:
         ValueError: Ids, logprobs and `extra` do not align, or a logprob or reward is not finite.
@@ -1684,7 +1690,7 @@ def to_tinker(trajectory: Trajectory) -> tinker_cookbook.rl.types.Trajectory:  #
 
     transitions = []
     for turn in trajectory.turns:
-        # A rollout does not keep `Turn.cut_off`, so only the trial's last turn can be marked.
+        # A rollout does not keep `Turn.cut_off`, so only the trial's last trainable turn is marked.
         is_last = turn is trajectory.turns[-1]
         cut_off = is_last and trajectory.stop_reason == StopReason.MAX_TOKENS
         ending = "length" if cut_off else "stop"
@@ -1741,13 +1747,14 @@ def fenced_blocks(text: str) -> list[tuple[str, str]]:
     not count either.
     """
     blocks = []
-    # The parser also returns an unclosed block, which has one fence. The added newline makes the
-    # count of lines right if the text ends without one.
+    # The parser also returns unclosed blocks. A closed one has two lines more than its content, the
+    # fences. The added newline makes the count right if the text ends without one.
     for token in _MARKDOWN.parse(text.replace("\0", "") + "\n"):
         if token.markup.startswith("`"):
             first_line, end_line = token.map
-            n_fences = end_line - first_line - token.content.count("\n")
-            if n_fences == 2:
+            n_lines = end_line - first_line
+            is_closed = n_lines == token.content.count("\n") + 2
+            if is_closed:
                 words = token.info.lower().split()
                 blocks.append((words[0] if words else "", token.content))
     return blocks
@@ -1764,9 +1771,9 @@ done
 
 # A script has three limits:
 # 1. After `seconds` the bash program kills it.
-# 2. ANSWER_MARGIN_SEC later the agent gives exec up, and kills the script by a second exec.
-# 3. `seconds + EXEC_MARGIN_SEC` is exec's own limit. It should never be reached, because Docker
-#    raises RuntimeError there, which would end the run.
+# 2. ANSWER_MARGIN_SEC later the agent stops waiting for exec, and kills the script by a second one.
+# 3. `seconds + EXEC_MARGIN_SEC` is exec's own limit. It is later still, so that 2 comes first: at
+#    that limit Docker raises RuntimeError, which would end the run.
 ANSWER_MARGIN_SEC = 30
 EXEC_MARGIN_SEC = 90
 # The time that the second exec gets.
@@ -1909,8 +1916,8 @@ def shell_command(*call: str) -> str:
 #
 # If the script was killed, the end line says so after the mark.
 #
-# MARK is random hex. Each process of the script has it in its environment as BASIC_LOOP_SCRIPT,
-# and the runner has it as BASIC_LOOP_RUNNER. No file is written. The image needs bash 4.4 or later,
+# MARK is random hex. The script's processes inherit it in BASIC_LOOP_SCRIPT, and the runner has it
+# in BASIC_LOOP_RUNNER. No file is written. The image needs bash 4.4 or later,
 # base64, cat, head, sed, and Linux' /proc. Tested with bash 4.4 to 5.3.
 _SHELL = r"""
 # Messages of bash about processes that are gone would reach the model as exec's stderr.
@@ -1930,6 +1937,7 @@ run_blocks() {
   for block; do
     find_unfinished "$block"
     if [ -n "$unfinished" ]; then
+      # A script that prints the message gives the answer its usual form.
       printf -v script "echo %q; exit 2" "[nothing was run: a block does not end: $unfinished]"
       break
     fi
@@ -1981,6 +1989,7 @@ watch_script() {
   esac
   if [ -n "$note" ]; then
     kill_processes "BASIC_LOOP_SCRIPT=$mark" "$subshell"
+    # Survivors are named only if there are any.
     note="[ended${survivors:+, except for processes$survivors}: $note]"
   fi
   # PID 1 of a container may not reap a child that nobody has waited for.
@@ -2026,7 +2035,7 @@ find_unfinished() {
 # process ROOT, and all that descends from them. Set `survivors` to the ids of processes that could
 # not be killed. This starts no process, because the script may have used up the process limit.
 kill_processes() {
-  local entry=$1 root=$2 found=" " before path pid environ stat fields parent
+  local entry=$1 root=$2 found=" " before path pid environ stat parent
   # `found` has the ids, each between spaces. Repeat until no new process is found, but not for
   # ever: a fork bomb may be faster.
   for _ in {1..100}; do
@@ -2037,8 +2046,9 @@ kill_processes() {
       mapfile -t -d "" environ <"$path/environ"
       read -r -d "" stat <"$path/stat"
       # The command's name, in parentheses, may hold anything. The state and the parent follow it.
-      fields=(${stat##*)})
-      parent=${fields[1]}
+      stat=${stat##*) }
+      stat=${stat#* }
+      parent=${stat%% *}
       # The root, a process with ENTRY (a pattern, so not quoted), or a child of one that was found.
       if [[ $pid = "$root" || ${environ[*]} = *$entry* || $found = *" $parent "* ]]; then
         # Stop all before killing any. Otherwise a shell would start its next command.
