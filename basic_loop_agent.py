@@ -1917,8 +1917,8 @@ def shell_command(*call: str) -> str:
 # If the script was killed, the end line says so after the mark.
 #
 # MARK is random hex. The script's processes inherit it in BASIC_LOOP_SCRIPT, and the runner has it
-# in BASIC_LOOP_RUNNER. No file is written. The image needs bash 4.4 or later,
-# base64, cat, head, sed, and Linux' /proc. Tested with bash 4.4 to 5.3.
+# in BASIC_LOOP_RUNNER. No file is written. The image needs bash 4.4 or later, base64, cat, head,
+# sed, and Linux' /proc. Tested with bash 4.4 to 5.3.
 _SHELL = r"""
 # Messages of bash about processes that are gone would reach the model as exec's stderr.
 exec 2>/dev/null
