@@ -1928,21 +1928,20 @@ unset BASIC_LOOP_PROGRAM BASIC_LOOP_RUNNER
 
 # run_blocks MARK SECONDS BYTES BLOCK...: run the blocks as one script.
 run_blocks() {
-  local mark=$1 seconds=$2 flood_bytes=$3 block script watcher
-  # find_unfinished sets this.
-  local unfinished
+  local mark=$1 seconds=$2 flood_bytes=$3 block script message watcher
   shift 3
   # An empty line after each block keeps a trailing backslash from joining two blocks.
   printf -v script "%s\n\n" "$@"
   for block; do
-    find_unfinished "$block"
-    if [ -n "$unfinished" ]; then
+    if is_unfinished "$block"; then
+      message=$(printf %s "$block" | LC_ALL=C bash -n 2>&1)
+      message="[nothing was run: a block does not end: ${message%%$'\n'*}]"
       # A script that prints the message gives the answer its usual form.
-      printf -v script "echo %q; exit 2" "[nothing was run: a block does not end: $unfinished]"
+      printf -v script "echo %q; exit 2" "$message"
       break
     fi
   done
-  printf ":$mark:"
+  printf ":%s:" "$mark"
   # fd 5 brings the script's output, up to the end line.
   exec 5< <(watch_script "$mark" "$seconds" "$script")
   watcher=$!
@@ -1965,15 +1964,13 @@ run_blocks() {
   fi
   # watch_script returns the exit code that the model is told.
   wait "$watcher"
-  printf ":$mark:$?:$mark:"
+  printf ":%s:%s:%s:" "$mark" "$?" "$mark"
 }
 
 # watch_script MARK SECONDS SCRIPT: run a script, and kill it at its time limit, or if it kills the
 # shell that runs it. Print its output and the end line, and return its exit code.
 watch_script() {
   local mark=$1 seconds=$2 script=$3 subshell code note
-  # kill_processes sets this. It must not fork, so it cannot return text by $(...).
-  local survivors
   # Inside <(...), stdout is the pipe to fd 3, and takes the exit code alone. So the script writes
   # to fd 4, and inherits nothing of fd 3.
   exec 4>&1
@@ -1989,14 +1986,13 @@ watch_script() {
   esac
   if [ -n "$note" ]; then
     kill_processes "BASIC_LOOP_SCRIPT=$mark" "$subshell"
-    # Survivors are named only if there are any.
-    note="[ended${survivors:+, except for processes$survivors}: $note]"
+    note="[ended: $note]"
   fi
   # PID 1 of a container may not reap a child that nobody has waited for.
   wait "$subshell"
   # run_blocks relies on this order: fd 3 is closed, and then the end line is printed.
   exec 3<&-
-  printf "\nend-of-$mark %s\n" "$note"
+  printf "\nend-of-%s %s\n" "$mark" "$note"
   return "$code"
 }
 
@@ -2013,36 +2009,32 @@ run_script() {
     bash -c 'eval "unset BASIC_LOOP_TEXT; $BASIC_LOOP_TEXT"' </dev/null 2>&1
 }
 
-# find_unfinished BLOCK: set `unfinished` to bash's message about a block that does not end, or to
-# nothing. An open quote or here-document would swallow the next block, and the model may have
-# meant more. Other syntax errors are left to the script.
-find_unfinished() {
-  # bash tests -n before each command, so nothing after `set -n` runs, even on the same line. A fork
-  # of this shell costs less than `bash -n`.
-  unfinished=$(LC_ALL=C; eval "set -n; $1" 2>&1)
+# is_unfinished BLOCK: succeed if the block ends inside a quote, a here-document or a compound
+# command. It would swallow the next block, and the model may have meant to write more. Other syntax
+# errors are left to the script.
+is_unfinished() {
+  local message
+  # After `set -n` bash parses commands but runs none. A fork of this shell costs less than a new
+  # bash with -n.
+  message=$(LC_ALL=C; eval "set -n; $1" 2>&1)
   # The message may quote the block after a backtick, so only what is before it is compared.
-  case ${unfinished%%\`*} in
-    *"unexpected EOF"* | *"unexpected end of file"* | *"delimited by end-of-file"*)
-      # The message has line numbers of this program. A new bash has those of the block.
-      unfinished=$(printf %s "$1" | LC_ALL=C bash -n 2>&1)
-      unfinished=${unfinished%%$'\n'*}
-      ;;
-    *) unfinished= ;;
+  case ${message%%\`*} in
+    *"unexpected EOF"* | *"unexpected end of file"* | *"delimited by end-of-file"*) return 0 ;;
   esac
+  return 1
 }
 
 # kill_processes ENTRY [ROOT]: kill each process with ENTRY, a pattern, in its environment, the
-# process ROOT, and all that descends from them. Set `survivors` to the ids of processes that could
-# not be killed. This starts no process, because the script may have used up the process limit.
+# process ROOT, and all that descends from them. This starts no process, because the script may have
+# used up the process limit.
 kill_processes() {
-  local entry=$1 root=$2 found=" " before path pid environ stat parent
-  # `found` has the ids, each between spaces. Repeat until no new process is found, but not for
-  # ever: a fork bomb may be faster.
+  local entry=$1 root=$2 found=() n_before path pid environ stat parent
+  # Repeat until no new process is found, but not for ever: a fork bomb may be faster.
   for _ in {1..100}; do
-    before=$found
+    n_before=${#found[@]}
     for path in /proc/[0-9]*; do
       pid=${path#/proc/} environ=() stat=
-      [[ $found != *" $pid "* ]] || continue
+      [[ " ${found[*]} " != *" $pid "* ]] || continue
       mapfile -t -d "" environ <"$path/environ"
       read -r -d "" stat <"$path/stat"
       # The command's name, in parentheses, may hold anything. The state and the parent follow it.
@@ -2050,19 +2042,16 @@ kill_processes() {
       stat=${stat#* }
       parent=${stat%% *}
       # The root, a process with ENTRY (a pattern, so not quoted), or a child of one that was found.
-      if [[ $pid = "$root" || ${environ[*]} = *$entry* || $found = *" $parent "* ]]; then
+      if [[ $pid = "$root" || ${environ[*]} = *$entry* || " ${found[*]} " = *" $parent "* ]]; then
         # Stop all before killing any. Otherwise a shell would start its next command.
         kill -STOP "$pid"
         # The last found come first, which are mostly children. If a parent died first, the kernel
         # could send SIGCONT to its stopped children.
-        found=" $pid$found"
+        found=("$pid" "${found[@]}")
       fi
     done
-    [ "$found" != "$before" ] || break
+    [ "${#found[@]}" != "$n_before" ] || break
   done
-  survivors=
-  for pid in $found; do
-    kill -KILL "$pid" || [ ! -e "/proc/$pid" ] || survivors+=" $pid"
-  done
+  kill -KILL "${found[@]}"
 }
 """

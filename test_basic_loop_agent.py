@@ -1274,7 +1274,7 @@ def test_a_flood_is_ended_and_the_model_told(bench, flood, has_lines):
     assert left_of(f"sleep {own}") == []
 
 
-def test_a_script_over_its_time_ends_with_all_it_started_and_keeps_its_output(bench, tmp_path):
+def test_a_script_over_its_time_ends_with_all_it_started_and_keeps_its_output(bench):
     own = own_seconds()
     # The mark in the environment shows the first one, its parent the second one.
     escapes = f"(setsid sleep {own}.1 &); env -i timeout 99 sleep {own}.2 & trap '' TERM"
@@ -1291,16 +1291,6 @@ def test_a_script_over_its_time_ends_with_all_it_started_and_keeps_its_output(be
         text = bench.shell(f"echo so far; {escapes}; {script}; sleep {own}", command_timeout_sec=1)
         assert text == told
         assert left_of(f"sleep {own}") == []
-    # The model is told what could not be ended: another user's process, say.
-    kill = 'kill() { [ $1$(cat /proc/$2/comm) != -KILLsleep ] && builtin kill "$@"; }'
-    (tmp_path / "env").write_text(kill)
-    environment = ShellEnvironment(BASH_ENV=str(tmp_path / "env"))
-    try:
-        text = bench.shell(f"echo $BASHPID; exec sleep {own}", environment, command_timeout_sec=1)
-        found = re.search(r"\[ended, except for processes (\d+): the time limit of 1", text)
-        assert text.startswith(f"Exit code: 124\nOutput:\n{found[1]}\n[ended")
-    finally:
-        subprocess.run(["pkill", "-9", "-f", own])
 
 
 @pytest.mark.parametrize("half", ["cat <<E\nx", "echo 'x", "if a; then", "f() {", "x=$(", "x &&"])
