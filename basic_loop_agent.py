@@ -1922,8 +1922,8 @@ def shell_command(*call: str) -> str:
 _SHELL = r"""
 # Messages of bash about processes that are gone would reach the model as exec's stderr.
 exec 2>/dev/null
-# The script must not inherit these. /proc/PID/environ of the runner still has them, so kill_script
-# finds it.
+# The script must not inherit these. /proc/PID/environ of the runner and its subshells still has
+# them, so kill_script finds these processes.
 unset BASIC_LOOP_PROGRAM BASIC_LOOP_RUNNER
 
 # run_blocks MARK SECONDS BYTES BLOCK...: run the blocks as one script.
@@ -1934,6 +1934,7 @@ run_blocks() {
   printf -v script "%s\n\n" "$@"
   for block; do
     if is_unfinished "$block"; then
+      # A bash of its own names the line of the block. is_unfinished would name one of this program.
       message=$(printf %s "$block" | LC_ALL=C bash -n 2>&1)
       message="[nothing was run: a block does not end: ${message%%$'\n'*}]"
       # A script that prints the message gives the answer its usual form.
@@ -1948,7 +1949,7 @@ run_blocks() {
   # sed counts bytes, and loads no locale. This is set only now: the script, which has started
   # already, keeps the container's locale.
   local -x LC_ALL=C
-  # sed keeps a line in memory: at most 100 MB.
+  # sed keeps a line in memory. At 100 MB it fails, and the script is killed as for too much output.
   { ulimit -v 100000; exec sed "/^end-of-$mark/q"; } <&5 | head -c "$flood_bytes" | base64
   # watch_script closes its fd 3 before it prints the end line. If fd 3 is open now, the readers
   # have ended without that line: the output was too long, or the script has killed one of them.
@@ -1971,8 +1972,8 @@ run_blocks() {
 # shell that runs it. Print its output and the end line, and return its exit code.
 watch_script() {
   local mark=$1 seconds=$2 script=$3 subshell code note
-  # Inside <(...), stdout is the pipe to fd 3, and takes the exit code alone. So the script writes
-  # to fd 4, and inherits nothing of fd 3.
+  # fd 4 is this function's stdout, where the script's output goes. Inside <(...), stdout is another
+  # pipe, which brings only the exit code to fd 3. The script does not inherit that pipe.
   exec 4>&1
   exec 3< <(run_script "$mark" "$script" >&4 4>&-; echo $?)
   subshell=$!
@@ -2004,7 +2005,7 @@ run_script() {
   # The script gets a process group of its own, so that its `kill 0` kills nothing else.
   set -m
   # The text comes in a variable, because a `pkill -f` of the script would find it in an argument.
-  # The variable is expanded first and then unset, so the script does not see it.
+  # The variable is expanded first and then unset, so that the script's own processes lack it.
   BASIC_LOOP_SCRIPT=$mark BASIC_LOOP_TEXT=$script \
     bash -c 'eval "unset BASIC_LOOP_TEXT; $BASIC_LOOP_TEXT"' </dev/null 2>&1
 }
@@ -2041,6 +2042,8 @@ kill_processes() {
       stat=${stat##*) }
       stat=${stat#* }
       parent=${stat%% *}
+      # The process has ended, or is hidden from this user.
+      [ -n "$parent" ] || continue
       # The root, a process with ENTRY (a pattern, so not quoted), or a child of one that was found.
       if [[ $pid = "$root" || ${environ[*]} = *$entry* || " ${found[*]} " = *" $parent "* ]]; then
         # Stop all before killing any. Otherwise a shell would start its next command.

@@ -1293,6 +1293,18 @@ def test_a_script_over_its_time_ends_with_all_it_started_and_keeps_its_output(be
         assert left_of(f"sleep {own}") == []
 
 
+def test_a_process_that_hides_its_parent_is_not_killed(bench, tmp_path):
+    # The mount option hidepid hides another user's processes, such as PID 1. No kill is real here.
+    read = 'read() { [[ $path != /proc/1 ]] && builtin read "$@"; }'
+    kill = f'kill() {{ echo "$@" >>{tmp_path}/killed; }}'
+    (tmp_path / "env").write_text(f"{read}\n{kill}\n")
+    environment = ShellEnvironment(BASH_ENV=str(tmp_path / "env"))
+    text = bench.shell("echo $$; sleep 1.5", environment, command_timeout_sec=1)
+    killed = (tmp_path / "killed").read_text().split()
+    assert text.split("\n")[2] in killed
+    assert "1" not in killed
+
+
 @pytest.mark.parametrize("half", ["cat <<E\nx", "echo 'x", "if a; then", "f() {", "x=$(", "x &&"])
 def test_half_a_script_is_not_run_and_the_model_is_told_why(bench, tmp_path, half):
     # Another block does not make it whole.
