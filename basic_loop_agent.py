@@ -1916,6 +1916,12 @@ def shell_command(*call: str) -> str:
 #
 # If the script was killed, the end line says so after the mark.
 #
+# The file descriptors are
+#
+#     3   of watch_script: reads the exit code; is open as long as the script runs
+#     4   of watch_script: writes the output, into the pipe that the runner reads
+#     5   of the runner: reads the output and the end line
+#
 # MARK is random hex. The script's processes inherit it in BASIC_LOOP_SCRIPT, and the runner has it
 # in BASIC_LOOP_RUNNER. No file is written. The image needs bash 4.4 or later, base64, cat, head,
 # sed, and Linux' /proc. Tested with bash 4.4 to 5.3.
@@ -1928,41 +1934,41 @@ unset BASIC_LOOP_PROGRAM BASIC_LOOP_RUNNER
 
 # run_blocks MARK SECONDS BYTES BLOCK...: run the blocks as one script.
 run_blocks() {
-  local mark=$1 seconds=$2 flood_bytes=$3 block script message watcher
+  local mark=$1 seconds=$2 flood_bytes=$3 block script watcher
   shift 3
   # An empty line after each block keeps a trailing backslash from joining two blocks.
   printf -v script "%s\n\n" "$@"
   for block; do
     if is_unfinished "$block"; then
-      # A bash of its own names the line of the block. is_unfinished would name one of this program.
-      message=$(printf %s "$block" | LC_ALL=C bash -n 2>&1)
-      message="[nothing was run: a block does not end: ${message%%$'\n'*}]"
-      # A script that prints the message gives the answer its usual form.
-      printf -v script "echo %q; exit 2" "$message"
+      # This script is run in place of the blocks.
+      script="echo '[nothing was run: a block ends inside a quote, a here-document or a command]'
+        exit 2"
       break
     fi
   done
   printf ":%s:" "$mark"
-  # fd 5 brings the script's output, up to the end line.
   exec 5< <(watch_script "$mark" "$seconds" "$script")
+  # The process of the last <(...).
   watcher=$!
-  # sed counts bytes, and loads no locale. This is set only now: the script, which has started
-  # already, keeps the container's locale.
+  # In the C locale sed takes any bytes. It is set only now, because the script, which has started
+  # already, keeps the locale of the container.
   local -x LC_ALL=C
-  # sed keeps a line in memory. At 100 MB it fails, and the script is killed as for too much output.
+  # sed would keep a line of any length in memory. Above 100 MB it ends.
   { ulimit -v 100000; exec sed "/^end-of-$mark/q"; } <&5 | head -c "$flood_bytes" | base64
-  # watch_script closes its fd 3 before it prints the end line. If fd 3 is open now, the readers
-  # have ended without that line: the output was too long, or the script has killed one of them.
+  # fd 3 of watch_script says that the script still runs. So its output was too long, or it has
+  # killed sed, head or base64.
   if [ -e "/proc/$watcher/fd/3" ]; then
     kill_processes "BASIC_LOOP_SCRIPT=$mark" "$watcher"
   fi
-  # A background server may still hold the pipe. read returns 1 at EOF, if nobody holds it; 0 if a
-  # byte was there; and more than 128 if the holder is silent. cat reads on, also after the runner
-  # has ended, so that the server neither blocks nor gets SIGPIPE.
+  # Does a process of the script still hold the pipe?
   read -r -t 0.1 -N 1 <&5
-  if [ $? != 1 ]; then
-    cat <&5 >/dev/null &
-  fi
+  case $? in
+    # No: this is the end of the file.
+    1) ;;
+    # Yes, such as a server in the background. cat reads what it writes as long as it lives, so that
+    # it neither blocks nor gets SIGPIPE.
+    *) cat <&5 >/dev/null & ;;
+  esac
   # watch_script returns the exit code that the model is told.
   wait "$watcher"
   printf ":%s:%s:%s:" "$mark" "$?" "$mark"
@@ -1972,10 +1978,10 @@ run_blocks() {
 # shell that runs it. Print its output and the end line, and return its exit code.
 watch_script() {
   local mark=$1 seconds=$2 script=$3 subshell code note
-  # fd 4 is this function's stdout, where the script's output goes. Inside <(...), stdout is another
-  # pipe, which brings only the exit code to fd 3. The script does not inherit that pipe.
   exec 4>&1
+  # The script writes to fd 4. The stdout of <(...) takes only its exit code.
   exec 3< <(run_script "$mark" "$script" >&4 4>&-; echo $?)
+  # The process of the last <(...).
   subshell=$!
   read -r -t "$seconds" code <&3
   case $? in
@@ -1989,9 +1995,9 @@ watch_script() {
     kill_processes "BASIC_LOOP_SCRIPT=$mark" "$subshell"
     note="[ended: $note]"
   fi
-  # PID 1 of a container may not reap a child that nobody has waited for.
+  # Otherwise the subshell stays as a zombie where the container's PID 1 does not reap it.
   wait "$subshell"
-  # run_blocks relies on this order: fd 3 is closed, and then the end line is printed.
+  # The runner takes an open fd 3 for a script that runs, so it is closed before the end line comes.
   exec 3<&-
   printf "\nend-of-%s %s\n" "$mark" "$note"
   return "$code"
@@ -2000,7 +2006,7 @@ watch_script() {
 # run_script MARK SCRIPT: run a script in a bash of its own, and return its exit code.
 run_script() {
   local mark=$1 script=$2
-  # bash 5.3 ignores these signals in a process substitution, and so would the script.
+  # bash 5.3 ignores these signals in <(...). The script would inherit that.
   trap - INT QUIT
   # The script gets a process group of its own, so that its `kill 0` kills nothing else.
   set -m
@@ -2015,10 +2021,10 @@ run_script() {
 # errors are left to the script.
 is_unfinished() {
   local message
-  # After `set -n` bash parses commands but runs none. A fork of this shell costs less than a new
-  # bash with -n.
+  # After `set -n` bash parses commands but runs none, not even on the same line. A fork of this
+  # shell costs less than a new bash with -n.
   message=$(LC_ALL=C; eval "set -n; $1" 2>&1)
-  # The message may quote the block after a backtick, so only what is before it is compared.
+  # After the first backtick the message may quote the block, where these phrases mean nothing.
   case ${message%%\`*} in
     *"unexpected EOF"* | *"unexpected end of file"* | *"delimited by end-of-file"*) return 0 ;;
   esac
@@ -2035,6 +2041,7 @@ kill_processes() {
     n_before=${#found[@]}
     for path in /proc/[0-9]*; do
       pid=${path#/proc/} environ=() stat=
+      # `found` has it already.
       [[ " ${found[*]} " != *" $pid "* ]] || continue
       mapfile -t -d "" environ <"$path/environ"
       read -r -d "" stat <"$path/stat"
@@ -2048,8 +2055,8 @@ kill_processes() {
       if [[ $pid = "$root" || ${environ[*]} = *$entry* || " ${found[*]} " = *" $parent "* ]]; then
         # Stop all before killing any. Otherwise a shell would start its next command.
         kill -STOP "$pid"
-        # The last found come first, which are mostly children. If a parent died first, the kernel
-        # could send SIGCONT to its stopped children.
+        # Children are mostly found after their parents, and are killed before them: the kernel
+        # lets the stopped children of a dead process go on.
         found=("$pid" "${found[@]}")
       fi
     done

@@ -1310,8 +1310,7 @@ def test_half_a_script_is_not_run_and_the_model_is_told_why(bench, tmp_path, hal
     # Another block does not make it whole.
     blocks = (f"touch {tmp_path}/ran", half, "x\nE\n'\nfi\n)\n}")
     did = bench.tinker(bash(*blocks), "done", environment=ShellEnvironment(), max_turns=2)
-    why = r"(unexpected end of file|unexpected EOF|.*delimited by end-of-file).*"
-    assert re.match(rf"Exit code: 2\nOutput:\n\[nothing was run: .*line \d: .*{why}\]", did.told[0])
+    assert did.told[0].startswith("Exit code: 2\nOutput:\n[nothing was run: a block ends inside")
     assert not (tmp_path / "ran").exists()
 
 
