@@ -18,7 +18,10 @@ Words that the file uses from the start:
 - exact prompt: a prompt whose token ids begin with the previous turn's prompt and completion ids.
 - client: the object that calls the model. `TinkerClient` and `VllmClient` send exact prompts; their
   base is `ExactClient`. `chat_client` makes Harbor's LiteLLM, which sends messages with litellm.
+- Chat: Harbor's class with the list of messages. A call appends the prompt and the reply to it.
 - conversation: the messages of a trial, and the turns of its current run (class `Conversation`).
+- to break a special token: to put a zero-width space into its text, so that it becomes plain text.
+- lone surrogate: half of a UTF-16 character, as broken JSON gives it. Files cannot hold it.
 """
 
 from __future__ import annotations
@@ -68,7 +71,7 @@ try:
 except ImportError:
     # Harbor before 0.23 has neither class, and the agent parses its options itself.
     class AgentOptions(BaseModel):
-        """An empty stand-in, for both."""
+        """Stands in for both classes."""
 
     AgentCapabilities = AgentOptions
     HARBOR_PARSES_OPTIONS = False
@@ -86,8 +89,8 @@ class BasicLoopOptions(
 ):
     """The options that `--ak key=value` accepts, with their defaults.
 
-    The constructor of `BasicLoopAgent` repeats the first eight, for code that makes an agent.
-    `llm_kwargs` may hold an API key, so it appears in no error and in no repr.
+    The first eight are also parameters of `BasicLoopAgent`, with the same defaults, for callers in
+    Python. `llm_kwargs` may hold an API key, so it appears in no error and in no repr.
     """
 
     model_path: str | None = Field(None, pattern="^tinker://")
@@ -99,7 +102,7 @@ class BasicLoopOptions(
     temperature: NonNegativeFloat | None = 1.0
     """Sampling temperature; null: the client's default."""
     max_turns: PositiveInt = 1
-    """Maximum model calls; above 1, the bash blocks of a reply are run."""
+    """Maximum model calls. 1: the reply is the answer. Above 1: its bash blocks are run."""
     system_prompt: str | None = None
     """System message, verbatim; default: an explanation of bash blocks if max_turns > 1. "" sends
     none; the instruction must then explain the blocks."""
@@ -112,7 +115,8 @@ class BasicLoopOptions(
     llm_kwargs: dict = Field({}, repr=False)
     """More arguments for the client: top_p, seed, ..."""
     collect_rollout_details: bool | None = None
-    """Record token ids; default: true for tinker. For a vLLM server, true makes prompts exact."""
+    """Record token ids; default: true for tinker. For a vLLM server, true also selects the client
+    that sends exact prompts."""
     context_limit: PositiveInt | None = None
     """Maximum tokens of a conversation; default: the server's, or 32,000 for tinker."""
     rerender_history: bool = False
@@ -131,7 +135,8 @@ class BasicLoopOptions(
         is_tinker = self.model_client == "tinker"
         if self.collect_rollout_details is None:
             self.collect_rollout_details = is_tinker
-        # llm_kwargs must not repeat our options. A client may have arguments named as Harbor's.
+        # llm_kwargs must not repeat our options. The names of Harbor's options are allowed there,
+        # because a client may have an argument of the same name.
         own_options = {*type(self).model_fields, "model_name"} - AgentOptions.model_fields.keys()
         duplicates = self.llm_kwargs.keys() & own_options
         if duplicates:
@@ -148,10 +153,11 @@ class BasicLoopOptions(
 
 # The cache: one client per event loop and configuration, built once per job and shared by its
 # trials. The first trial builds it in `setup`, under the lock, and the others wait for the lock. If
-# that fails, those that waited raise the same error, and a later trial tries again.
+# that fails, those that waited raise the same error, and a later trial tries again. So a value is
+# a client, or the error of building it.
 _clients: dict[tuple, Any] = {}
 _locks: dict[tuple, asyncio.Lock] = {}
-# Training adds a client for each checkpoint. Above this number the oldest one is dropped.
+# Training adds a client for each checkpoint. Above this number the oldest one leaves the cache.
 MAX_CLIENTS = 128
 
 
@@ -159,29 +165,22 @@ async def shared_client(agent: BasicLoopAgent) -> Any:
     """The client of this agent's configuration. Raises any error of building it."""
     key = (asyncio.get_running_loop(), agent._cache_key())
     lock = _locks.setdefault(key, asyncio.Lock())
-    has_waited = lock.locked()
+    is_being_built = lock.locked()
     async with lock:
-        # The client, or the error of building it.
-        built = _clients.get(key)
-        # An old error: try again. One that came while this trial waited is raised below.
-        if isinstance(built, Exception) and not has_waited:
-            built = None
-        if built is None:
-            try:
-                built = await asyncio.to_thread(agent._build_llm)
-                if isinstance(built, VllmClient):
-                    # This returns a chat client if the server is not vLLM.
-                    built = await built.connect(agent.logger)
-            except Exception as error:
-                built = error
-            _clients[key] = built
+        client = _clients.get(key)
+        if isinstance(client, Exception) and not is_being_built:
+            # The error of an earlier trial.
+            client = None
+        if client is None:
+            client = await agent._client_or_error()
+            _clients[key] = client
             for oldest in list(_clients)[:-MAX_CLIENTS]:
                 _clients.pop(oldest, None)
                 _locks.pop(oldest, None)
-    if isinstance(built, Exception):
-        # A shared traceback would grow with each trial, and keep the trials in memory.
-        raise built.with_traceback(None)
-    return built
+    if isinstance(client, Exception):
+        # Each raise adds to an exception's traceback, which would keep the trials in memory.
+        raise client.with_traceback(None)
+    return client
 
 
 class BasicLoopAgent(BaseAgent):
@@ -245,9 +244,10 @@ message. Each script starts in a fresh shell (files stay, variables and director
             "api_base": api_base,
         }
         if HARBOR_PARSES_OPTIONS:
+            # This sets `self.options`.
             super().__init__(model_name=model_name, **options, **kw)
         else:
-            # BaseAgent takes these names (the added one in **kwargs). All others are our options.
+            # These are BaseAgent's parameters. The last one is hidden in its **kwargs.
             harbor_names = {*inspect.signature(BaseAgent).parameters, "override_setup_timeout_sec"}
             options |= {name: kw.pop(name) for name in kw.keys() - harbor_names}
             super().__init__(model_name=model_name, **kw)
@@ -306,6 +306,9 @@ message. Each script starts in a fresh shell (files stay, variables and director
         """
         conversation = self._conversation
         stop_reason = StopReason.ERROR
+        # A client or an environment may answer a cancellation with an error of its own. So an error
+        # can mean three things: Harbor has cancelled the run, `max_seconds` have passed, or it is
+        # what it says.
         try:
             async with asyncio.timeout(self.options.max_seconds) as timer:
                 await conversation.begin(instruction)
@@ -314,12 +317,11 @@ message. Each script starts in a fresh shell (files stay, variables and director
             stop_reason = StopReason.CANCELLED
             raise
         except Exception as error:
-            # A client or an environment may answer the cancellation with an error of its own.
             if was_cancelled():
                 stop_reason = StopReason.CANCELLED
                 raise asyncio.CancelledError from error
             if timer.expired():
-                # `max_seconds` have passed: return, so that Harbor scores the trial.
+                # Return, so that Harbor scores the trial.
                 stop_reason = StopReason.ROLLOUT_TIMEOUT
             elif isinstance(error, TimeoutError):
                 # Harbor takes any TimeoutError for the agent's timeout, and would score the trial.
@@ -363,7 +365,7 @@ message. Each script starts in a fresh shell (files stay, variables and director
             listed = await environment.exec(command, timeout_sec=60)
             skills = valid_text(listed.stdout)
             if isinstance(client, ExactClient):
-                # The skills join the instruction, whose special tokens `sample` does not break.
+                # The skills join the instruction. `sample` breaks no special tokens there.
                 skills = await client.break_special_tokens(skills)
             self._introduction.append(f"Skills. Read a skill's file before you use it.\n{skills}")
         for server in self.mcp_servers:
@@ -400,8 +402,8 @@ message. Each script starts in a fresh shell (files stay, variables and director
             context.rollout_details = rollout_details(turns)
             metadata["n_turns_without_ids"] = sum(not turn.is_trainable for turn in turns)
             metadata["n_prefix_breaks"] = sum(turn.breaks_prefix for turn in turns)
-        # A loop may put anything into its metadata. A value that JSON cannot hold would cost the
-        # job its results, because Harbor writes them as JSON.
+        # A loop may put anything into its metadata. Harbor writes it as JSON: one value that JSON
+        # cannot hold would cost the whole job its results.
         text = json.dumps(metadata, default=str, skipkeys=True, ensure_ascii=False)
         context.metadata = json.loads(valid_text(text))
         # A verifier may score this file. Without a reply it becomes empty, for it may still hold
@@ -456,7 +458,8 @@ message. Each script starts in a fresh shell (files stay, variables and director
                 "the variable to the key and nothing else"
             )
         if base and provider in ("openai", "hosted_vllm"):
-            # A local server has its API under /v1. It needs no key, but the SDK insists on one.
+            # A URL with a port and no path is a local server, with its API under /v1. It needs no
+            # key, but the SDK insists on one.
             url = urlsplit(base)
             if url.port and url.path in ("", "/"):
                 base = f"{base.rstrip('/')}/v1"
@@ -484,11 +487,22 @@ message. Each script starts in a fresh shell (files stay, variables and director
             collect_rollout_details=options.collect_rollout_details,
             **arguments,
         )
-        # The template of gpt-oss ends a reply with another token than the model does, so no prompt
-        # could be exact. The chat endpoint parses its <|channel|> headers.
+        # No prompt of gpt-oss could be exact, because its template ends a reply with another token
+        # than the model does. So it gets the chat endpoint, which also parses its replies.
         if options.collect_rollout_details and base and "gpt-oss" not in model:
             return VllmClient(model_name=model, fallback=chat, **arguments)
         return chat()
+
+    async def _client_or_error(self) -> Any:
+        """Build the client, and connect it. Returns the error if that fails."""
+        try:
+            client = await asyncio.to_thread(self._build_llm)
+            if isinstance(client, VllmClient):
+                # The connections belong to this event loop, so the thread cannot open them.
+                client = await client.connect_or_fall_back(self.logger)
+        except Exception as error:
+            return error
+        return client
 
     def _cache_key(self) -> tuple:
         """The key of this configuration in the cache.
@@ -499,9 +513,9 @@ message. Each script starts in a fresh shell (files stay, variables and director
         options = self.options.model_dump(exclude={"session_id"})
         endings = ("_API_KEY", "_BASE_URL", "_API_BASE")
         variables = [item for item in self._env.items() if item[0].endswith(endings)]
-        # A dictionary has no hash, but its repr has. The hash hides the API keys.
+        # The key has only their hash, so that no API key stays in the cache.
         hashed = hash((repr(options), frozenset(variables)))
-        # A Tinker service that was given to `use_service` (below) needs a client of its own.
+        # A trainer may have given its Tinker service to `use_service`.
         return (type(self), self.model_name, hashed, _given_service)
 
 
@@ -510,11 +524,10 @@ BasicLoopAgent.SUPPORTS_RESUME = True
 
 
 def was_cancelled() -> bool:
-    """True if this task is being cancelled.
+    """True if this task is being cancelled, or if an `asyncio.timeout` around the call has expired.
 
-    Do not ask inside your own `asyncio.timeout` block: an expired timeout counts as a cancellation
-    until its block is left. If an outer one has expired, this is True too. Raise CancelledError
-    then, and the outer block turns it into its TimeoutError.
+    In both cases raise CancelledError. The block of the timeout turns it into a TimeoutError. Ask
+    only after your own `asyncio.timeout` block, where its own expiry no longer counts.
     """
     return asyncio.current_task().cancelling() > 0
 
@@ -585,8 +598,8 @@ class Turn(LLMResponse):
     """One model call. The ids are exactly as sampled; the text has no lone surrogates.
 
     Attributes:
-        content: The reply's text. A client returns it with thinking tags; in a recorded turn it is
-            the answer alone.
+        content: The reply's text. As a client returns it, it holds the thinking in tags. When the
+            turn is recorded, the thinking is taken out.
         reasoning_content: The thinking before the answer.
         prompt_token_ids: The whole prompt, shape [n_prompt]; None if the client gives none.
         completion_token_ids: The reply with its stop token, shape [n_completion], or None.
@@ -670,7 +683,7 @@ class UserText:
 class Conversation:
     """The messages of a trial, and the turns of its current run.
 
-    The Chat has the messages that the model sees, which the loop may edit. `_history` has what was
+    `_chat` has the messages that the model sees, which the loop may edit. `_history` has what was
     said in this run, for the record. `_pending` has what the next call sends.
 
     Attributes:
@@ -687,12 +700,14 @@ class Conversation:
         self._system = valid_text(options.system_prompt)
         if options.system_prompt is None and options.max_turns > 1:
             self._system = agent.protocol.replace("{seconds}", str(options.command_timeout_sec))
-        # `begin` replaces these for each run. The new Chat gets the messages of the old one.
+        # These are of the current run. `begin` makes them anew: a later run may have another event
+        # loop, and so another client and another Chat, which gets the messages of the old one.
         self.client: Any = None
         self._chat: Chat | None = None
         self.metadata: dict[str, Any] = {}
         self._history: list[UserText | Turn] = []
-        # These last for the whole trial.
+        # These last for the whole trial. The output of a run's last script is still pending when
+        # the next run begins.
         self._pending: list[UserText] = []
         self._last_turn = Turn()
         # A copy of `messages` after the last turn. If they differ now, the loop has edited them.
@@ -717,8 +732,6 @@ class Conversation:
             messages = self._chat.messages
         else:
             messages = [{"role": "system", "content": self._system}] if self._system else []
-            self._last_messages = [dict(message) for message in messages]
-        # A later run may have another event loop, which has a client of its own.
         self.client = await shared_client(self._agent)
         sends_thinking = self._agent.options.interleaved_thinking
         self._chat = Chat(self.client, interleaved_thinking=sends_thinking)
@@ -745,7 +758,7 @@ class Conversation:
         # Has the loop edited the messages?
         is_edited = self.messages != self._last_messages
         if is_edited:
-            # The Responses API still has the old messages: start a new chain.
+            # With the Responses API the server keeps the messages. Have the Chat send all of them.
             self._chat.reset_response_chain()
 
         # Make the request. Harbor's LiteLLM merges extra_body with that of llm_kwargs, but not
@@ -753,11 +766,11 @@ class Conversation:
         headers = options.llm_kwargs.get("extra_headers") or {}
         request = {"extra_headers": {**headers, "X-Session-ID": self.session_id}}
         if options.collect_rollout_details:
-            # This field is sent only to servers that return ids: closed APIs refuse unknown fields.
+            # Routers in front of vLLM may read the id here. Closed APIs refuse unknown fields.
             request["extra_body"] = {"session_id": self.session_id}
         if isinstance(self.client, ExactClient):
-            # An instruction may hold special tokens on purpose; in any other text they are broken.
-            # The text is replaced, so that the record shows what was sent.
+            # An instruction may hold special tokens on purpose. In any other text they are broken,
+            # in place, so that the record shows what was sent.
             for message in self._pending:
                 if not message.is_instruction:
                     message.text = await self.client.break_special_tokens(message.text)
@@ -774,25 +787,25 @@ class Conversation:
         try:
             reply = await self._chat.chat(prompt, **request)
         except OutputLengthExceededError as error:
-            # A client of your own may raise this, such as Harbor's plain LiteLLM. The error has the
-            # text of the reply, but no ids.
+            # Harbor's own clients raise this for a reply that was cut off. The error has its text,
+            # but no ids. (A subclass may use such a client.)
             reply = Turn(content=error.truncated_response, cut_off=True)
             self.messages.append({"role": "user", "content": prompt})
             self.messages.append({"role": "assistant", "content": reply.content})
-            # The chain of the Responses API lacks this turn.
+            # The server of a Responses API does not have this turn.
             self._chat.reset_response_chain()
         # A client of your own may return an LLMResponse.
         turn = Turn(**vars(reply))
-        # The Chat has appended the client's text. It gets the same text without lone surrogates.
-        # `_record_turn` comes later, because it takes the thinking out of `turn.content`.
+        # The history gets the text without lone surrogates, but with the thinking, which
+        # `_record_turn` takes out of the turn.
         self.messages[-1]["content"] = turn.content
         return self._record_turn(turn)
 
     def _record_turn(self, turn: Turn) -> Turn:
         # Split the thinking off, and record the turn.
         if turn.reasoning_content:
-            # The server has split thinking off. A tagged block at the start is thinking as well,
-            # but a closing tag alone is text.
+            # The server has split thinking off. More of it may stand in tags at the start. Here a
+            # closing tag alone is text, which `split_thinking` would take for the end of thinking.
             thinking, turn.content = leading_thinking(turn.content)
         else:
             thinking, turn.content = split_thinking(turn.content)
@@ -819,7 +832,8 @@ class Conversation:
     def steps(self) -> list[dict]:
         """This run as the steps of an ATIF trajectory, without their numbers.
 
-        A script's output is the observation of the step that ran it. Unsent text is included.
+        A script's output is the observation of the step that ran it. If it is pending when a run
+        begins, it is a user's step of that run. Unsent text is included.
         """
         turns = self.turns
         steps = [{"source": "system", "message": self._system}] if self._system else []
@@ -866,7 +880,6 @@ THINKING_TAGS = {
 }
 _OPENING_TAG = "|".join(map(re.escape, THINKING_TAGS))
 _CLOSING_TAG = "|".join(map(re.escape, THINKING_TAGS.values()))
-_QUOTES = ("'", '"', "`")
 
 
 def leading_thinking(text: str) -> tuple[str, str]:
@@ -890,17 +903,16 @@ def split_thinking(text: str) -> tuple[str, str]:
     If the first tag of the text is a closing tag, the text before it is the thinking. (This search
     skips tags between quotation marks or backticks.) Otherwise this is `leading_thinking`.
     """
-    for tag in re.finditer(f"{_OPENING_TAG}|{_CLOSING_TAG}", text):
-        if text.endswith(_QUOTES, 0, tag.start()) and text.startswith(_QUOTES, tag.end()):
-            continue
-        if tag[0] in THINKING_TAGS:
-            break
+    tags = f"(?:{_OPENING_TAG}|{_CLOSING_TAG})"
+    # This finds a tag that has no quotation mark before it, or none after it.
+    tag = re.search(rf"(?<!['\"`]){tags}|{tags}(?!['\"`])", text)
+    if tag and tag[0] not in THINKING_TAGS:
         return text[: tag.start()], text[tag.end() :].lstrip()
     return leading_thinking(text)
 
 
 def headers_to_tags(text: str) -> str:
-    """Replace the message headers of the models gpt-oss and Inkling by tags around the thinking.
+    """Replace the message headers of gpt-oss and Inkling, sampled by ids, by thinking tags.
 
     Both of these become <think>hm</think>hi:
 
@@ -915,8 +927,8 @@ def headers_to_tags(text: str) -> str:
     header = r"\s*(?:to=\S{1,200}\s*)?<\|(?:channel|start|message_model)\|>"
     if not re.match(header, text):
         return text
-    # A token that ends a message, if a header or the end of the text follows. Elsewhere the reply
-    # merely quotes it.
+    # The reply is split at the tokens that end a message, if a header or the end of the text
+    # follows. Otherwise such a token is quoted text.
     message_end = rf"<\|(?:end|call|return|end_message)\|>(?={header}|\s*\Z)"
     thinking = ""
     answer = ""
@@ -927,6 +939,7 @@ def headers_to_tags(text: str) -> str:
             continue
         kind = message[: header_end.end()]
         content = message[header_end.end() :]
+        # gpt-oss writes to the user in "commentary", too.
         if "to=" not in kind and re.search("final|commentary|content_text", kind):
             answer += content
         else:
@@ -939,9 +952,10 @@ def headers_to_tags(text: str) -> str:
 
 Ids = list[int]
 
-# The finish reasons of complete replies, in lower case, as litellm, vLLM and the APIs behind them
-# write them. Any other one (length, time_limit, insufficient_system_resource, ...) means that the
-# reply was cut off. If a server's word were missing here, each of its runs would end after a turn.
+# The finish reasons of complete replies, in lower case, as litellm, vLLM and APIs write them. Any
+# other one (length, time_limit, insufficient_system_resource, ...) counts as cut off, so that half
+# a script is never run. If each run with a server ends after one turn, and the log warns of its
+# finish reason, add that here.
 COMPLETED_REASONS = {
     "stop",
     "stop_sequence",
@@ -976,8 +990,7 @@ class ExactClient(ABC):
 
     context_limit: float
     max_tokens: int
-    # The ids before the tail of the last probe (see `next_prompt`). Trials share it without a lock:
-    # a value that does not fit is noticed, and costs one more rendering.
+    # A cache of `next_prompt`, which explains it.
     _probe_start: Ids | None = None
 
     @abstractmethod
@@ -1036,7 +1049,8 @@ class ExactClient(ABC):
 
     async def break_special_tokens(self, text: str) -> str:
         """Put a zero-width space into each special token of a text, which makes it plain text."""
-        # A broken token may uncover another one, so this repeats until none is left.
+        # A broken token may uncover another one, so this repeats until none is left. Each pass
+        # breaks a token at least, so it ends.
         while found := await self.special_tokens_in(text):
             for token in found:
                 text = text.replace(token, f"{token[0]}\u200b{token[1:]}")
@@ -1057,9 +1071,10 @@ class ExactClient(ABC):
         To see where the tail begins, the probe is rendered again with "c" in place of "b": the tail
         is the common end of the two. The ids before the tail are kept in `_probe_start`, and as
         long as probes begin with them, the second rendering is skipped. (A template that shows the
-        date changes them.)
+        date changes them. Trials share `_probe_start` without a lock, because a wrong value only
+        costs a rendering.)
 
-        The previous ids end in the stop token, as it was sampled, so the tail follows without it.
+        The sampled reply ends in the stop token already, so that is dropped from the tail.
 
         The whole history is rendered instead if there are no previous ids (the first turn, or an
         edited history), or if the reply does not end in the template's stop token.
@@ -1081,7 +1096,7 @@ class ExactClient(ABC):
             probe_start = ids[: len(ids) - n_common_end(ids, other)]
             self._probe_start = probe_start
         tail = ids[len(probe_start) :]
-        # The stop token was sampled, so it is dropped from the tail. Inkling's is two tokens.
+        # A stop is one token, and with Inkling two.
         for n_stop in (1, 2):
             if previous_ids[-n_stop:] == tail[:n_stop]:
                 return previous_ids + tail[n_stop:], prompt_end
@@ -1119,7 +1134,7 @@ class TinkerClient(ExactClient):
     """Tinker, with the renderer that Harbor's TinkerLLM finds for a model.
 
     Only TinkerLLM's renderer is used. Its `call` reports a cut-off reply as complete (Harbor 0.13
-    to 0.24) or drops its ids (0.25), and opens a session for each TinkerLLM.
+    to 0.24) or drops its ids (0.25), and opens a session of its own.
     """
 
     def __init__(
@@ -1151,6 +1166,7 @@ class TinkerClient(ExactClient):
             # Inkling's tokenizer has no get_added_vocab, and turns no text into a special token.
             has_vocabulary = hasattr(self._tokenizer, "get_added_vocab")
             vocabulary = self._tokenizer.get_added_vocab() if has_vocabulary else []
+            # Token ids, or a text with the renderer role_colon.
             stop = self._renderer.get_stop_sequences()
         # Some vocabularies add single characters and runs of blanks, which ordinary text has.
         self._special_tokens = [token for token in vocabulary if len(token.strip()) > 1]
@@ -1162,6 +1178,7 @@ class TinkerClient(ExactClient):
         arguments = {"model_path": model_path} if model_path else {"base_model": model_name}
         if record_stability_info:
             arguments["record_stability_info"] = True
+        # The client keeps the service that `use_service` has set by now.
         self._open = functools.partial(
             open_sampling_client, _given_service, arguments, api_base, api_key
         )
@@ -1208,7 +1225,7 @@ class TinkerClient(ExactClient):
         return turn
 
     async def _sample(self, **request: Any) -> Any:
-        # Sample. If the session (see `_services`) has ended, open a new one and try again, once.
+        # Sample. If the session with Tinker has ended, open a new one and try again, once.
         client = self._sampling_client
         try:
             return await await_sample(client, request)
@@ -1222,19 +1239,21 @@ class TinkerClient(ExactClient):
         return await await_sample(self._sampling_client, request)
 
     def _text_of(self, ids: Ids) -> str:
-        # The reply's text up to its stop token. The renderer role_colon stops at a text instead.
+        # The reply's text up to its stop.
         stop = self._params.stop
-        ends = {*stop, self._tokenizer.eos_token_id}
-        ids = list(itertools.takewhile(lambda token: token not in ends, ids))
+        stop_ids = {*stop, self._tokenizer.eos_token_id}
+        ids = list(itertools.takewhile(lambda token: token not in stop_ids, ids))
         try:
             with _tokenizer_lock:
                 text = self._tokenizer.decode(ids)
         except Exception:
-            # A model may sample an id that its tokenizer does not have: the answer is empty.
+            # A model may sample an id that its tokenizer does not have, for which each tokenizer
+            # has an error of its own. The answer is empty then.
             return ""
-        if isinstance(stop[0], str):
+        stop_text = stop[0]
+        if isinstance(stop_text, str):
             # The prompt of role_colon ends in "Assistant:", so a reply begins with a blank.
-            text = text.partition(stop[0])[0].removeprefix(" ")
+            text = text.partition(stop_text)[0].removeprefix(" ")
         return text
 
 
@@ -1257,8 +1276,8 @@ async def await_sample(client: Any, request: dict) -> Any:
 
 
 # The process's sessions with Tinker, by server and key. A session is a `tinker.ServiceClient`, and
-# holds about 11 file descriptors. A TinkerClient owns only its sampling client; if the session has
-# ended, it calls `open_sampling_client` again, which replaces the session for all.
+# holds about 11 file descriptors. Each TinkerClient has a sampling client of the session. The first
+# one to notice that the session has ended replaces it here, and the others find the new one.
 _services: dict[tuple, Any] = {}
 _service_lock = threading.Lock()
 _given_service: Any = None
@@ -1347,17 +1366,25 @@ def close_service(service: Any) -> None:
         service.close("success")
 
 
-# vLLM does not say which tokens are special, so this guesses: it is a token in angle or square
-# brackets that has a letter. An ordinary token of that look gets a zero-width space as well.
-_HTML = "caption|table|thead|tbody|tfoot|tr|td|th|h[1-6]|blockquote|code|strong|em|b|i|u|sub|sup"
-SPECIAL_TOKEN = rf"""(?xs)
-    # <|im_end|>, <think>, </s>; but not <?>, and not the tags of HTML, which Gemma has as tokens
-    (?!</?(?:{_HTML})>) <.*[^\W\d_].*>
-    # [INST]; but not [:]
-    | \[.*[^\W\d_].*\]
-    # The tokens of MiniMax
-    | \]~b\] | \]~!b\[ | \[e~\[
-"""
+# Gemma has these tags as tokens, which are not special.
+HTML_TAGS = (
+    "caption|table|thead|tbody|tfoot|tr|td|th|h[1-6]|blockquote|code|strong|em|b|i|u|sub|sup"
+)
+MINIMAX_TOKENS = ("]~b]", "]~!b[", "[e~[")
+
+
+def looks_special(token: str) -> bool:
+    """Guess whether a token is special, because vLLM does not say it.
+
+    A special token stands in angle or square brackets and has a letter, as <|im_end|> and [INST].
+    An ordinary token such as [i] looks the same, and is then broken as well.
+    """
+    if token in MINIMAX_TOKENS:
+        return True
+    if re.fullmatch(f"</?({HTML_TAGS})>", token):
+        return False
+    in_brackets = (token[:1], token[-1:]) in (("<", ">"), ("[", "]"))
+    return in_brackets and any(map(str.isalpha, token))
 
 
 class VllmClient(ExactClient):
@@ -1394,7 +1421,8 @@ class VllmClient(ExactClient):
         if "reasoning_effort" in self._body:
             self._template_kwargs.setdefault("reasoning_effort", self._body["reasoning_effort"])
         self._url = api_base.rstrip("/").removesuffix("/v1")
-        # `connect` starts this, and Python closes it (see `open_http`).
+        # `connect_or_fall_back` opens the connection. Python closes it when the client is no longer
+        # used (see `open_http`).
         self._http_generator = open_http(
             base_url=self._url,
             api_key=api_key,
@@ -1404,7 +1432,7 @@ class VllmClient(ExactClient):
             ssl_verify=ssl_verify,
         )
 
-    async def connect(self, logger: logging.Logger) -> Any:
+    async def connect_or_fall_back(self, logger: logging.Logger) -> Any:
         """Open the connection to the server, and read its context limit.
 
         Returns:
@@ -1457,8 +1485,8 @@ class VllmClient(ExactClient):
         if not (has_pair or "~" in text):
             return []
         answer = await self._tokenize(prompt=text, add_special_tokens=False)
-        tokens = {token for token in answer["token_strs"] if re.fullmatch(SPECIAL_TOKEN, token)}
-        # A token that is shown in another way, with Ġ for a blank, is not in the text.
+        tokens = {token for token in answer["token_strs"] if looks_special(token)}
+        # vLLM may spell a token in another way than the text does, such as Ġ for a blank.
         return [token for token in tokens if token in text]
 
     async def generate(self, prompt_ids: Ids, max_tokens: int, **request: Any) -> Turn:
@@ -1546,7 +1574,7 @@ def chat_client(*, context_limit: int | None = None, **arguments: Any) -> Any:
             return Turn(**vars(response), cut_off=cut_off)
 
         def get_model_output_limit(self) -> int:
-            # Harbor sends this number to the Responses API.
+            # Harbor would send the model's own limit to the Responses API.
             return self._llm_kwargs["max_tokens"]
 
         def _extract_usage_info(self, response: Any) -> UsageInfo | None:
@@ -1599,8 +1627,8 @@ def trial_to_trajectory(trial: TrialResult) -> Trajectory | None:
 
     Returns:
         None if there is neither a trainable turn nor a reward, or if the trial or one of its steps
-        failed. `exception_info` then says why, although Harbor scores a failed step. A timeout of
-        the agent is no failure if the trial has a reward.
+        failed. (`exception_info` says why. Harbor itself scores a failed step.) A timeout of the
+        agent is no failure if the trial has a reward.
 
     Raises:
         ValueError: Ids, logprobs and `extra` do not align, or a logprob or reward is not finite.
@@ -1630,7 +1658,7 @@ def trial_to_trajectory(trial: TrialResult) -> Trajectory | None:
     return Trajectory(turns, reward, stop_reasons[-1], trial)
 
 
-# The old name, kept for existing callers.
+# The function's first name, which other projects import.
 _trial_to_trajectory = trial_to_trajectory
 
 # The lists of a RolloutDetail with one entry per turn. `Turn` has attributes of the same names.
@@ -1690,7 +1718,8 @@ def to_tinker(trajectory: Trajectory) -> tinker_cookbook.rl.types.Trajectory:  #
 
     transitions = []
     for turn in trajectory.turns:
-        # A rollout does not keep `Turn.cut_off`, so only the trial's last trainable turn is marked.
+        # `Turn.cut_off` is not saved. The stop reason tells it for the trial's last turn, and no
+        # other turn is marked.
         is_last = turn is trajectory.turns[-1]
         cut_off = is_last and trajectory.stop_reason == StopReason.MAX_TOKENS
         ending = "length" if cut_off else "stop"
@@ -1735,8 +1764,8 @@ def valid_text(text: str | bytes | None) -> str:
 # Running scripts.
 
 # Only the rules of CommonMark that are needed: a list item may hold a fenced block, and a fence
-# that is indented by four spaces is code. To parse links and the like would cost a third of the
-# time.
+# that is indented by four spaces is code. Without links and other inline marks, parsing takes two
+# thirds of the time.
 _MARKDOWN = MarkdownIt("zero").enable(["fence", "list", "code"]).disable("inline")
 
 
@@ -1747,8 +1776,8 @@ def fenced_blocks(text: str) -> list[tuple[str, str]]:
     not count either.
     """
     blocks = []
-    # The parser also returns unclosed blocks. A closed one has two lines more than its content, the
-    # fences. The added newline makes the count right if the text ends without one.
+    # The parser also returns unclosed blocks. A closed one has two lines more than its content,
+    # which are its fences. It counts the closing fence only if a newline follows, so one is added.
     for token in _MARKDOWN.parse(text.replace("\0", "") + "\n"):
         if token.markup.startswith("`"):
             first_line, end_line = token.map
@@ -1770,10 +1799,11 @@ done
 """
 
 # A script has three limits:
-# 1. After `seconds` the bash program kills it.
-# 2. ANSWER_MARGIN_SEC later the agent stops waiting for exec, and kills the script by a second one.
-# 3. `seconds + EXEC_MARGIN_SEC` is exec's own limit. It is later still, so that 2 comes first: at
-#    that limit Docker raises RuntimeError, which would end the run.
+#
+#     seconds                      The bash program kills the script.
+#     seconds + ANSWER_MARGIN_SEC  The agent stops waiting, and kills the script by another exec.
+#     seconds + EXEC_MARGIN_SEC    exec ends. With Docker it raises RuntimeError, which would end
+#                                  the run, so this limit comes last.
 ANSWER_MARGIN_SEC = 30
 EXEC_MARGIN_SEC = 90
 # The time that the second exec gets.
@@ -1783,9 +1813,9 @@ KILL_SEC = 15
 FLOOD_BYTES = 4_000_000
 # The model gets one of these texts if output is not complete.
 CUT_OUTPUT = (
-    f"[cut here: more than {FLOOD_BYTES} bytes, or the script killed what reads its output]"
+    f"[cut here: more than {FLOOD_BYTES} bytes, or the script killed the process that reads them]"
 )
-LOST_OUTPUT = "[the output was lost: the script killed the shell that runs it]"
+LOST_OUTPUT = "[the output was lost: the script killed the process that returns it]"
 
 
 async def run_blocks(
@@ -1795,7 +1825,8 @@ async def run_blocks(
 
     Args:
         blocks: The texts of the blocks.
-        environment: Harbor's environment. Errors of its `exec` are raised, but for a TimeoutError.
+        environment: Harbor's environment. An error of its `exec` is raised, except for a
+            TimeoutError, which gives the exit code 124.
         seconds: The time limit of the script.
         shown_bytes: The maximum bytes of the script's output in the answer.
 
@@ -1815,7 +1846,7 @@ async def run_blocks(
     except BaseException as error:
         # The script may still be running. Kill it before the next turn or the verifier.
         await kill_script(mark, environment)
-        # exec may have answered the cancellation with an error of its own.
+        # A cancellation comes first, which exec may have answered with an error of its own.
         if was_cancelled():
             raise asyncio.CancelledError from error
         if timer.expired() or isinstance(error, TimeoutError):
@@ -1829,11 +1860,11 @@ async def run_blocks(
 
 
 async def kill_script(mark: str, environment: BaseEnvironment) -> None:
-    """Kill a script and its runner by a second exec. Cancelling the agent does not stop this."""
+    """Kill a script and its runner by another exec. If the agent is cancelled, this goes on."""
 
     async def kill() -> None:
-        # This matches BASIC_LOOP_RUNNER=MARK and BASIC_LOOP_SCRIPT=MARK. The second exec does not
-        # match itself: it has only BASIC_LOOP_PROGRAM, where the mark is in base64.
+        # This matches BASIC_LOOP_RUNNER=MARK and BASIC_LOOP_SCRIPT=MARK. It cannot match this exec
+        # itself, whose environment has the mark only in base64.
         command = shell_command("kill_processes", f"BASIC_LOOP_*={mark}")
         exec_call = environment.exec(command, timeout_sec=KILL_SEC + EXEC_MARGIN_SEC)
         # The environment may be gone.
@@ -1866,8 +1897,8 @@ def read_answer(result: ExecResult, mark: str, shown_bytes: int) -> str | None:
         except ValueError:
             return None
         output, end_line, rest = decoded.partition(f"\nend-of-{mark}".encode())
-        # A script can read the mark in its environment, and write a note of any length.
-        note = valid_text(rest[:1000]).strip() if end_line else CUT_OUTPUT
+        # A script that knows the mark may write its own end line, with a note of any length.
+        note = middle_cut(rest, 1000).strip() if end_line else CUT_OUTPUT
     else:
         return None
     # The script's own stderr is in the output. This is what exec itself reports.
@@ -1895,8 +1926,8 @@ def shell_command(*call: str) -> str:
     """
     program = f"{_SHELL}\n{shlex.join(call)}\nexit\n"
     encoded = base64.b64encode(valid_text(program).encode()).decode()
-    # If the container can start no more processes, base64 fails, and eval gets an empty text.
-    # `exit 1` keeps that from looking like a success.
+    # The program ends in `exit`. `exit 1` is reached only if it could not be decoded, because the
+    # container can start no more processes.
     start = 'eval "$(printf %s $BASIC_LOOP_PROGRAM | base64 -d)"; exit 1'
     return f"BASIC_LOOP_PROGRAM={encoded} exec bash -c '{start}'"
 
