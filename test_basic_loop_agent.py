@@ -13,7 +13,6 @@ import dataclasses
 import functools
 import gc
 import http.server
-import importlib
 import importlib.metadata
 import importlib.util
 import inspect
@@ -36,13 +35,13 @@ import threading
 import time
 import timeit
 import traceback
-import unittest.mock
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock, Mock, patch
 from uuid import uuid4
 
 # The price list that comes with litellm: its download would hold up an offline machine.
@@ -101,6 +100,9 @@ async def next_answer(script: list[Any]) -> Any:
     return answer
 
 
+SUCCESS = ExecResult(return_code=0)
+
+
 async def forever() -> None:
     await asyncio.Event().wait()
 
@@ -109,7 +111,7 @@ class ScriptedEnvironment:
     """Answers `exec` from a script. Keeps what it was to run, None for what ends a script."""
 
     def __init__(self, *script: Any) -> None:
-        self.script = list(script) or [ExecResult(return_code=0)]
+        self.script = list(script) or [SUCCESS]
         self.scripts, self.timeouts = [], []
 
     async def exec(self, command: str, timeout_sec: int | None = None, **kwargs: Any) -> ExecResult:
@@ -359,8 +361,8 @@ class Run:
     """What a run leaves; all of it is read anew from the context and the files."""
 
     agent: BasicLoopAgent
-    environment: Any
-    context: AgentContext
+    environment: Any = dataclasses.field(default_factory=ScriptedEnvironment)
+    context: AgentContext = dataclasses.field(default_factory=AgentContext)
     fake: Any = None
 
     @property
@@ -399,20 +401,21 @@ class Run:
     def scripts(self) -> list[str | None]:
         return self.environment.scripts
 
-    async def go(self, instruction: str = "do it", resume: bool = False) -> None:
-        method = self.agent.resume if resume else self.agent.run
-        await method(instruction, self.environment, self.context)
+    async def go(self, instruction: str = "do it") -> None:
+        await self.agent.run(instruction, self.environment, self.context)
+
+    async def set_up_and_go(self) -> None:
+        await self.agent.setup(self.environment)
+        await self.go()
 
     def resumed(self, instruction: str) -> "Run":
         """The same conversation's next step."""
-        step = Run(self.agent, self.environment, AgentContext(), self.fake)
-        asyncio.run(step.go(instruction, resume=True))
+        step = Run(self.agent, self.environment, fake=self.fake)
+        asyncio.run(self.agent.resume(instruction, step.environment, step.context))
         return step
 
 
 class Bench:
-    """Builds agents, and runs them on the fakes."""
-
     def __init__(self, tokenizer_dir: str, logs_dir: Path, monkeypatch: Any) -> None:
         self.tokenizer_dir, self.logs_dir, self.monkeypatch = tokenizer_dir, logs_dir, monkeypatch
         monkeypatch.setenv("OPENAI_API_KEY", "sk-test")
@@ -440,15 +443,18 @@ class Bench:
     def prepare(self, *script: Any, environment: Any = None, **options: Any) -> Run:
         """A run that is to come, of an agent that samples this script from a new service."""
         fake, environment = self.service(*script), environment or ScriptedEnvironment()
-        return Run(self.agent(**options), environment, AgentContext(), fake)
+        return Run(self.agent(**options), environment, fake=fake)
 
-    def tinker(self, *script: Any, raises: Any = None, **options: Any) -> Run:
+    def tinker(self, *script: Any, raises=None, instruction="do it", **options: Any) -> Run:
         """The same, and it is run, in an event loop of its own and without `setup`."""
-        instruction = options.pop("instruction", "do it")
         did = self.prepare(*script, **options)
         with pytest.raises(raises) if raises else contextlib.nullcontext():
             asyncio.run(did.go(instruction))
         return did
+
+    def refuses(self, error: type[Exception], message: str, **options: Any) -> None:
+        with pytest.raises(error, match=message):
+            set_up(self.agent(**options))
 
     def shell(self, script: str, environment: Any = None, **options: Any) -> str:
         """Runs a script through the loop in a real shell; gives what the model is told."""
@@ -497,7 +503,7 @@ def bench(tokenizer_dir: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def run(agent: BasicLoopAgent, environment: Any = None, instruction: str = "do it") -> Run:
-    one = Run(agent, environment or ScriptedEnvironment(), AgentContext())
+    one = Run(agent, environment or ScriptedEnvironment())
     asyncio.run(one.go(instruction))
     return one
 
@@ -511,14 +517,14 @@ def printing(text: str) -> ScriptedEnvironment:
     return ScriptedEnvironment(ExecResult(stdout=text, return_code=0))
 
 
-async def together(*trials: Any) -> None:
-    await asyncio.gather(*trials)
+async def together(*trials: Any, **options: Any) -> list[Any]:
+    return await asyncio.gather(*trials, **options)
 
 
 async def until(is_reached: Callable[[], Any]) -> None:
-    for _ in range(60_000):
-        if is_reached():
-            break
+    last = time.monotonic() + 60
+    while not is_reached():
+        assert time.monotonic() < last
         await asyncio.sleep(0.001)
 
 
@@ -562,20 +568,17 @@ class PatientSelector(selectors.DefaultSelector):
         return events
 
 
-@contextlib.contextmanager
-def time_passes_at_once() -> Iterator[asyncio.Runner]:
+def time_passes_at_once() -> asyncio.Runner:
     selector = PatientSelector()
     loop = asyncio.SelectorEventLoop(selector)
     loop.time = lambda: time.monotonic() + selector.skipped
-    with asyncio.Runner(loop_factory=lambda: loop) as runner:
-        yield runner
+    return asyncio.Runner(loop_factory=lambda: loop)
 
 
 @pytest.mark.parametrize("reply", ["", bash("rm -rf /")])
 def test_one_completion_is_recorded_in_context_and_files_and_never_run(bench, reply, caplog):
     did = bench.tinker(reply, system_prompt="Be {brief}.", instruction="greet")
-    ((prompt, tokens, logprobs),) = did.fake.returned
-    assert did.turns == [(prompt, tokens, logprobs)]
+    ((prompt, tokens, _),) = did.turns
     usage = did.context.n_input_tokens, did.context.n_output_tokens, did.context.n_cache_tokens
     assert usage == (len(prompt), len(tokens), 0)
     assert did.context.cost_usd is None
@@ -586,8 +589,8 @@ def test_one_completion_is_recorded_in_context_and_files_and_never_run(bench, re
     said = [("system", "Be {brief}."), ("user", "greet"), ("agent", reply)]
     assert [(step.source, step.message) for step in did.view.steps] == said
     metrics = did.view.steps[-1].metrics
-    assert (metrics.prompt_token_ids, metrics.completion_token_ids) == (prompt, tokens)
-    assert metrics.logprobs == logprobs
+    written = metrics.prompt_token_ids, metrics.completion_token_ids, metrics.logprobs
+    assert did.turns == did.fake.returned == [written]
     assert (did.view.agent.name, did.view.agent.model_name) == ("basic-loop", did.fake.name)
 
 
@@ -606,24 +609,21 @@ def test_a_reply_cut_off_anywhere_neither_shows_thinking_nor_loses_the_answer(be
     for text in (unclosed, model.reply(answer, thought)):
         replies.append(Sampled(tokens=model.encode(text) + model.stop))
     did = bench.prepare(*replies, **model.options, max_turns=2)
-
-    async def main() -> None:
+    with asyncio.Runner() as runner:
         for answered in expected:
-            await did.go()
+            runner.run(did.go())
             assert did.stop_reason == "max_tokens"
             assert did.turns == did.fake.returned[-1:]
             assert did.completion.strip() == model.tokenizer.decode(answered).strip()
-        await did.go()
+        runner.run(did.go())
         assert did.completion == ""
         assert "Could" in did.view.steps[-1].reasoning_content
         assert did.scripts == []
-        await did.go()
+        runner.run(did.go())
         assert did.completion.strip() == answer.strip()
         assert did.scripts == ["ls\n", "ls\n"]
         thoughts = {step.reasoning_content.strip() for step in did.view.steps[2:]}
         assert thoughts == {thought.strip()}
-
-    asyncio.run(main())
 
 
 @pytest.mark.parametrize(
@@ -727,8 +727,7 @@ def test_an_api_model_gets_the_options_and_leaves_text_usage_and_price(bench, mo
         assert sent.get("reasoning_content") == ("hm" if sends else None)
     # A run has a price where each of its turns has one.
     for prices, cost in (([0.5, 0.0], None), ([0.5, 0.25], 0.75)):
-        costs = unittest.mock.Mock(side_effect=prices)
-        monkeypatch.setattr("litellm.completion_cost", costs)
+        monkeypatch.setattr("litellm.completion_cost", Mock(side_effect=prices))
         assert bench.lite(bash("ls"), "done", max_turns=2).context.cost_usd == cost
 
 
@@ -787,8 +786,7 @@ def test_each_request_has_its_trials_session_id_and_trials_share_a_client(bench,
     one = bench.agent(session_id="mine", llm_kwargs=kwargs, **options)
     other = bench.agent(llm_kwargs=kwargs, **options)
     other.session_id = "task__abc__agent"
-    trials = [each.run("x", ScriptedEnvironment(), AgentContext()) for each in (one, other)]
-    asyncio.run(together(*trials))
+    asyncio.run(together(Run(one).go(), Run(other).go()))
     assert len(built) == 1
     sent = [request["extra_body"] | request["extra_headers"] for request in requests]
     assert [(body["salt"], body["X-Other"]) for body in sent] == [(1, "1")] * 4
@@ -800,8 +798,6 @@ def test_each_request_has_its_trials_session_id_and_trials_share_a_client(bench,
 
 
 class FakeVllm(http.server.ThreadingHTTPServer):
-    """Answers /tokenize and /v1/completions as vLLM does."""
-
     daemon_threads = True
 
     def __init__(self, bench: Bench) -> None:
@@ -816,16 +812,14 @@ class FakeVllm(http.server.ThreadingHTTPServer):
         self.requests, self.returned, self.connections = [], [], []
 
     def agent(self, llm_kwargs: dict | None = None, **options: Any) -> BasicLoopAgent:
-        """An agent that has this server's model."""
         kwargs = {"api_key": "k"} | (llm_kwargs or {})
         url = f"http://127.0.0.1:{self.server_port}{options.pop('path', '/v1')}"
-        defaults = {"model_client": "litellm", "model_name": "openai/served"}
-        defaults |= {"collect_rollout_details": True, "max_turns": 4}
+        defaults = {"model_client": "litellm", "collect_rollout_details": True, "max_turns": 4}
         return self.bench.agent(**defaults | options, api_base=url, llm_kwargs=kwargs)
 
     def at_once(self, *options: dict[str, Any]) -> list[AgentContext]:
         """What agents with these options leave that run at the same time."""
-        dids = [Run(self.agent(**one), ScriptedEnvironment(), AgentContext()) for one in options]
+        dids = [Run(self.agent(**one)) for one in options]
         asyncio.run(together(*(did.go(f"errand {n}") for n, did in enumerate(dids))))
         return [did.context for did in dids]
 
@@ -926,14 +920,12 @@ def test_prompts_are_exact_and_unforgeable_on_vllm(vllm, caplog):
             assert body["chat_template_kwargs"] == template["chat_template_kwargs"]
     client = one._conversation.client
     pieces = ["]~b]", "[e~[", "<s>", "[INST]", "<h1>", "</td>", "<?>", "[:]"]
-    client._tokenize = unittest.mock.AsyncMock(return_value={"token_strs": pieces})
-    found = asyncio.run(client.special_tokens_in("".join(pieces)))
-    assert set(found) == set(pieces[:4])
+    client._tokenize = AsyncMock(return_value={"token_strs": pieces})
+    assert set(asyncio.run(client.special_tokens_in("".join(pieces)))) == set(pieces[:4])
     # Of two that overlap the server shows the first; the second shows when that is broken.
     shown = {"token_strs": ["]~b]"]}, {"token_strs": ["]~!b["]}, {"token_strs": []}
-    client._tokenize = unittest.mock.AsyncMock(side_effect=shown)
-    text = asyncio.run(client.break_special_tokens("]~b]~!b["))
-    assert text == "]\u200b~b]\u200b~!b["
+    client._tokenize = AsyncMock(side_effect=shown)
+    assert asyncio.run(client.break_special_tokens("]~b]~!b[")) == "]\u200b~b]\u200b~!b["
     # A reply that was cut off keeps its ids, and is not run.
     for reason in ("length", "abort"):
         vllm.script, vllm.returned = [COMMAND, (bash("rm x"), reason)], []
@@ -972,14 +964,10 @@ def test_date_and_system_message_may_change_the_templates_view_on_vllm(vllm, mon
 
 
 def test_an_outage_of_vllm_fails_its_trial_and_costs_no_other_its_exactness(vllm):
-    vllm.fails, vllm.script = [503] * 6, [(THOUGHT + bash("ls"), "stop")]
-
-    async def main() -> list[Any]:
-        setups = [vllm.agent().setup(ScriptedEnvironment()) for _ in range(9)]
-        return await asyncio.gather(*setups, return_exceptions=True)
-
+    vllm.fails, vllm.script = [503] * 6, [COMMAND]
+    setups = [vllm.agent().setup(ScriptedEnvironment()) for _ in range(9)]
     # The trials that waited share the failure, which names the URL; a later one tries anew.
-    errors = asyncio.run(main())
+    errors = asyncio.run(together(*setups, return_exceptions=True))
     assert [getattr(error, "status_code", None) for error in errors] == [503] * 9
     assert errors[0].__notes__[0] == f"The URL was http://127.0.0.1:{vllm.server_port}/tokenize."
     assert len(vllm.requests) == 6
@@ -990,7 +978,7 @@ def test_an_outage_of_vllm_fails_its_trial_and_costs_no_other_its_exactness(vllm
 
 @pytest.mark.filterwarnings("error::ResourceWarning")
 def test_a_turn_costs_vllm_two_requests_and_connections_are_kept_and_closed(vllm, recwarn):
-    vllm.script = [(THOUGHT + bash("ls"), "stop")]
+    vllm.script = [COMMAND]
     for _ in range(2):
         before = len(vllm.requests), len(vllm.connections)
         vllm.at_once(*[{"max_turns": 5}] * 4)
@@ -998,7 +986,6 @@ def test_a_turn_costs_vllm_two_requests_and_connections_are_kept_and_closed(vllm
         assert len(vllm.requests) - before[0] <= 2 * 20 + 2 + 4
         assert len(vllm.connections) - before[1] <= 4
         asyncio.run(until(lambda: {one.fileno() for one in vllm.connections} == {-1}))
-        assert {one.fileno() for one in vllm.connections} == {-1}
     gc.collect()
     assert [str(one.message) for one in recwarn if "nclosed" in str(one.message)] == []
 
@@ -1019,7 +1006,7 @@ def test_without_tokenize_the_chat_endpoint_serves_and_the_log_says_so(vllm, cap
 
 def test_the_blocks_of_a_reply_run_as_one_script_until_it_has_none(bench):
     failed = ExecResult(stdout="x\n", stderr="no x", return_code=1)
-    environment = ScriptedEnvironment(failed, ExecResult(return_code=0))
+    environment = ScriptedEnvironment(failed, SUCCESS)
     replies = [bash("ls", "cat x"), bash("pwd", language="sh"), "done"]
     options = {"max_turns": 9, "command_timeout_sec": 77}
     did = bench.tinker(*replies, environment=environment, **options)
@@ -1075,13 +1062,11 @@ def test_a_reply_is_read_in_time_that_grows_as_its_length(worst):
     readers = [(basic_loop_agent.fenced_blocks, ""), (split_thinking, "")]
     readers += [(basic_loop_agent.headers_to_tags, "<|channel|>"), (split_thinking, "<think>")]
     for read, start in readers:
-        reading = [
-            functools.partial(read, start + worst * (length // len(worst)) + "`")
-            for length in (20_000, 80_000)
-        ]
+        texts = [start + worst * (length // len(worst)) + "`" for length in (20_000, 80_000)]
+        short, long = (functools.partial(read, text) for text in texts)
         seconds = functools.partial(timeit.timeit, timer=time.thread_time, number=1)
-        most = 10 * min(seconds(reading[0]) for _ in range(3)) + 0.005
-        assert any(seconds(reading[1]) < most for _ in range(3))
+        most = 10 * min(seconds(short) for _ in range(3)) + 0.005
+        assert any(seconds(long) < most for _ in range(3))
 
 
 class PythonToo(BasicLoopAgent):
@@ -1159,8 +1144,7 @@ def test_the_model_is_told_of_a_tasks_skills_and_mcp_servers(bench, tmp_path):
     db = MCPServerConfig(name="db", transport="stdio", command="npx", args=["-y", "db"])
     brought = {"skills_dir": str(tmp_path / "my skills"), "mcp_servers": [web, db]}
     did = bench.prepare("hello", environment=ShellEnvironment(), **brought)
-    set_up(did.agent, did.environment)
-    asyncio.run(did.go())
+    asyncio.run(did.set_up_and_go())
     told = did.view.steps[0].message
     assert f"user\n{told}<|im_end|>" in did.fake.prompt_text(0)
     assert re.match(r"(?s)do it\n.*web.*sse.*http://mcp:8000/sse.*db.*npx.*-y.*db\W", told)
@@ -1173,8 +1157,7 @@ def test_the_model_is_told_of_a_tasks_skills_and_mcp_servers(bench, tmp_path):
     asyncio.run(did.go())
     assert did.view.steps[0].message == told
     did = bench.prepare(skills_dir="/missing", environment=ShellEnvironment())
-    set_up(did.agent, did.environment)
-    asyncio.run(did.go())
+    asyncio.run(did.set_up_and_go())
     assert re.search("cd.* /missing", did.view.steps[0].message)
     # Else Harbor refuses such tasks, from 0.24 on.
     can = BasicLoopAgent.capabilities.model_dump()
@@ -1366,7 +1349,6 @@ def test_a_process_in_the_background_neither_holds_up_the_turn_nor_dies(bench, t
         assert len([line for line in processes(own) if line.startswith("sleep")]) == 1
         n_ticks = len(ticks.read_bytes())
         asyncio.run(until(lambda: len(ticks.read_bytes()) >= n_ticks + 60))
-        assert len(ticks.read_bytes()) >= n_ticks + 60
     finally:
         subprocess.run(["pkill", "-9", "-f", own])
 
@@ -1453,7 +1435,7 @@ def test_a_cancellation_wins_over_the_error_that_answers_it(bench, error, ending
         except asyncio.CancelledError:
             raise error("the connection was closed") from None
 
-    environment = ScriptedEnvironment(answers, ExecResult(return_code=0))
+    environment = ScriptedEnvironment(answers, SUCCESS)
     seconds = 50 if ending == "rollout_timeout" else None
     options = {"environment": environment, "max_turns": 9, "max_seconds": seconds}
     did = bench.prepare(bash("ls"), "done", command_timeout_sec=500, **options)
@@ -1471,7 +1453,7 @@ def test_what_ends_a_script_is_finished_whatever_is_cancelled_meanwhile(bench):
     async def ends() -> ExecResult:
         await asyncio.sleep(1)
         finished.append(True)
-        return ExecResult(return_code=0)
+        return SUCCESS
 
     did = bench.prepare(bash("x"), max_turns=2, environment=ScriptedEnvironment(forever, ends))
 
@@ -1604,8 +1586,7 @@ def test_an_error_is_raised_unchanged_and_none_is_hidden(bench, tmp_path, monkey
     assert did.turns == did.fake.returned
     assert (did.stop_reason, did.completion) == ("error", bash("x"))
     # A file that cannot be put in its place is not left beside it. Both errors are shown.
-    full = unittest.mock.Mock(side_effect=OSError("no space left"))
-    monkeypatch.setattr(Path, "replace", full)
+    monkeypatch.setattr(Path, "replace", Mock(side_effect=OSError("no space left")))
     with pytest.raises(OSError, match="no space left") as raised:
         asyncio.run(did.go())
     assert raised.value.__context__ is gone
@@ -1828,7 +1809,7 @@ def test_any_client_of_harbors_kind_works_in_the_loop(bench):
     ids = {"prompt_token_ids": [1, 1], "completion_token_ids": [1], "logprobs": [-1.0]}
     reply = LLMResponse(content=f"<think>a</think>{bash('ls')}", usage=usage, **ids)
     client = ScriptedLLM()
-    client.call = unittest.mock.AsyncMock(side_effect=[reply, cut])
+    client.call = AsyncMock(side_effect=[reply, cut])
     did = run(bench.agent(own, max_turns=3), printing("out"))
     assert (did.stop_reason, did.completion) == ("max_tokens", "The answer is")
     assert did.turns == [([1, 1], [1], [-1.0])]
@@ -1926,16 +1907,16 @@ def test_trials_go_on_in_a_new_session_when_theirs_is_over(bench, tmp_path, stat
         await other.run("other", ScriptedEnvironment(), AgentContext())
         fake.end_sessions(status)
         ended.append(True)
-        return ExecResult(return_code=0)
+        return SUCCESS
 
     async def takes_longer() -> ExecResult:
         await until(lambda: ended)
-        return ExecResult(return_code=0)
+        return SUCCESS
 
     for number in range(4):
         one = bench.agent(max_turns=3, logs_dir=tmp_path / str(number), max_tokens=50 + number % 2)
         first = ends_the_session if number == 3 else takes_longer
-        environment = ScriptedEnvironment(first, ExecResult(return_code=0))
+        environment = ScriptedEnvironment(first, SUCCESS)
         dids.append(Run(one, environment, AgentContext()))
     asyncio.run(together(*(did.go(f"task {number}") for number, did in enumerate(dids))))
     # Nor do they mix, two of which share a client.
@@ -2044,7 +2025,7 @@ def test_what_depends_on_the_model_is_refused_in_setup(bench, monkeypatch):
     with pytest.raises(TypeError, match="tempreature"):
         set_up(bench.agent(llm_kwargs={"tempreature": 1}))
     loaded = {"side_effect": LookupError("the tokenizer is loaded")}
-    monkeypatch.setattr("harbor.llms.tinker.get_tokenizer", unittest.mock.Mock(**loaded))
+    monkeypatch.setattr("harbor.llms.tinker.get_tokenizer", Mock(**loaded))
     with pytest.raises(ValueError, match="no model: name one with -m"):
         set_up(bench.agent(model_name=None))
     with pytest.raises(LookupError, match="the tokenizer is loaded"):
@@ -2262,7 +2243,7 @@ def test_a_timeout_is_scored_a_failed_trial_is_not_and_a_bad_record_is_an_error(
     assert trial_to_trajectory(failed) is None
     failed.agent_result.metadata["stop_reason"] = "completed"
     # Harbor's own word, where it has one (0.25).
-    with unittest.mock.patch.object(TrialResult, "reward_valid", False, create=True):
+    with patch.object(TrialResult, "reward_valid", False, create=True):
         assert trial_to_trajectory(failed) is None
     scored = [({"reward": 1, "style": 0.5}, 1), ({"score": 0.25}, 0.25), ({"a": 1, "b": 2}, None)]
     for rewards, reward in [*scored, ({}, None)]:
@@ -2514,7 +2495,7 @@ def test_after_a_crash_training_goes_on_from_the_last_saved_state(train, tmp_pat
 def test_training_ends_with_the_reason_where_no_trial_of_a_step_is_usable(
     train, monkeypatch, tmp_path, capsys, reply, rewards, reason
 ):
-    scored = unittest.mock.AsyncMock(return_value=VerifierResult(rewards=rewards))
+    scored = AsyncMock(return_value=VerifierResult(rewards=rewards))
     monkeypatch.setattr(HostVerifier, "verify", scored)
     with pytest.raises(SystemExit, match=f"step 0: no trial can be used, .*: {re.escape(reason)}"):
         train(reply)
