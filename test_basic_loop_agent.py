@@ -509,8 +509,8 @@ def run(agent: BasicLoopAgent, environment: Any = None, instruction: str = "do i
     return one
 
 
-def set_up(agent: BasicLoopAgent, environment: Any = None) -> None:
-    asyncio.run(agent.setup(environment or ScriptedEnvironment()))
+def set_up(agent: BasicLoopAgent) -> None:
+    asyncio.run(agent.setup(ScriptedEnvironment()))
 
 
 def printing(text: str) -> ScriptedEnvironment:
@@ -582,7 +582,6 @@ def test_one_completion_is_recorded_in_context_and_files_and_never_run(bench, re
     ((prompt, tokens, _),) = did.turns
     usage = did.context.n_input_tokens, did.context.n_output_tokens, did.context.n_cache_tokens
     assert usage == (len(prompt), len(tokens), 0)
-    assert did.context.cost_usd is None
     ids = {"n_turns_without_ids": 0, "n_prefix_breaks": 0}
     assert did.metadata == {"stop_reason": "completed", "n_episodes": 1, **ids}
     assert (did.completion, did.scripts) == (reply, [])
@@ -619,7 +618,6 @@ def test_a_reply_cut_off_anywhere_neither_shows_thinking_nor_loses_the_answer(be
         runner.run(did.go())
         assert did.completion == ""
         assert "Could" in did.view.steps[-1].reasoning_content
-        assert did.scripts == []
         runner.run(did.go())
         assert did.completion.strip() == answer.strip()
         assert did.scripts == ["ls\n", "ls\n"]
@@ -630,8 +628,6 @@ def test_a_reply_cut_off_anywhere_neither_shows_thinking_nor_loses_the_answer(be
 @pytest.mark.parametrize(
     ("reply", "thinking", "answer", "runs"),
     [
-        ("b", None, "b", None),
-        ("<think>a</think>\n\nb", "a", "b", None),
         (" <think>a</think> <think>b</think>c", "ab", "c", None),
         (f"<think>a</think><think>b{bash('rm x')}", f"ab{bash('rm x')}", "", None),
         # The prompt had opened it.
@@ -718,7 +714,6 @@ def test_an_api_model_gets_the_options_and_leaves_text_usage_and_price(bench, mo
     assert (did.context.n_input_tokens, did.context.n_output_tokens) == (10, 3)
     assert did.context.rollout_details is None
     assert did.metadata == {"stop_reason": "completed", "n_episodes": 1}
-    assert did.completion == "hello"
     assert bench.lite("hello", temperature=0.3).fake[-1]["temperature"] == 0.3
     # Reasoning goes back with the history if asked to.
     reply = {"role": "assistant", "content": bash("ls"), "reasoning_content": "hm"}
@@ -904,7 +899,6 @@ def test_prompts_are_exact_and_unforgeable_on_vllm(vllm, caplog):
     tail = f"\n<|im_start|>user\nExit code: 0\nOutput:\n{out.rstrip()}<|im_end|>\n<|im_start|>"
     for (prompt, ids, _), (following, _, _) in itertools.pairwise(vllm.returned):
         assert following == prompt + ids + vllm.model.encode(tail + "assistant\n")
-    assert did.told[0].endswith(out.rstrip())
     for path, body, headers in vllm.requests:
         assert (headers["X-Other"], headers["Authorization"]) == ("1", "Bearer k")
         # A server that hangs holds up no setup.
@@ -1008,7 +1002,6 @@ def test_the_blocks_of_a_reply_run_as_one_script_until_it_has_none(bench):
     options = {"max_turns": 9, "command_timeout_sec": 77}
     did = bench.tinker(*replies, environment=environment, **options)
     assert (did.stop_reason, did.completion) == ("completed", "done")
-    assert did.turns == did.fake.returned
     assert did.scripts == ["ls\ncat x\n", "pwd\n"]
     steps = did.view.steps
     assert [step.source for step in steps] == ["system", "user", "agent", "agent", "agent"]
@@ -1028,7 +1021,6 @@ def test_the_blocks_of_a_reply_run_as_one_script_until_it_has_none(bench):
 @pytest.mark.parametrize(
     ("reply", "runs"),
     [
-        ("```sh\na\n```", "a\n"),
         ("1. so:\n   ```bash\n   cat <<E\n     x\n   E\n   ```", "cat <<E\n  x\nE\n"),
         ("- ```bash\n  a\n  ```\n- ```bash\n  b\n  ```", "a\nb\n"),
         ("- x\n  - y\n    - ```bash\n      a\n      ```\n", "a\n"),
@@ -1090,7 +1082,6 @@ def test_a_subclass_runs_another_language_cuts_output_and_keeps_a_verdict(bench,
     assert did.scripts == ["python3 - <<'EOF'\nprint(1)\nEOF\n"]
     assert did.view.steps[0].message == PythonToo.protocol.replace("{seconds}", "120")
     assert did.told == ["last"]
-    assert "first" not in did.fake.prompt_text(1)
     assert [did.metadata[name] for name in ("judge", "by", "cut")] == [0.5, "me", "\ufffd"]
     assert did.stop_reason == ("error" if raises else "completed")
 
@@ -1111,8 +1102,6 @@ def test_a_copy_with_the_readmes_reminder_records_it(bench, tmp_path, monkeypatc
     assert did.told == [reminder, "Exit code: 0\nOutput:\n(none)", reminder]
     assert (did.stop_reason, did.completion) == ("completed", "last")
     assert did.metadata["n_reminders"] == 2
-    assert did.turns == did.fake.returned
-    assert reminder in did.fake.prompt_text(1)
 
 
 def test_the_constructor_has_the_options_names_and_defaults(bench):
@@ -1190,6 +1179,7 @@ def own_seconds() -> str:
         ("-n\necho y", 0, "bash: (line 1: )?-n: command not found\ny"),
         ("cat", 0, r"\(none\)"),
         (r"printf '\n\nx'", 0, "\n\nx"),
+        ("printf ':%s:'; head -c 3000 /dev/urandom", 0, ":.*"),
         ("echo a; exec bash -c 'exit 4'; echo b", 4, "a"),
         # These exit codes are those of `timeout`; here they are the script's own.
         ("timeout 0.1 sleep 5", 124, r"\(none\)"),
@@ -1224,11 +1214,10 @@ def test_the_blocks_of_a_reply_share_a_shell(bench):
 
 
 def test_output_of_any_bytes_comes_through_cut_to_its_head_and_tail(bench):
-    environment = ShellEnvironment()
     script = "printf 'a%.0s' {1..5000}; printf 'b%.0s' {1..5000}"
-    assert bench.shell(script, environment) == "Exit code: 0\nOutput:\n" + "a" * 5000 + "b" * 5000
+    assert bench.shell(script) == "Exit code: 0\nOutput:\n" + "a" * 5000 + "b" * 5000
     for most in (1, 2, 100, 1000, 9999):
-        text = bench.shell(script, environment, max_output_bytes=most)
+        text = bench.shell(script, max_output_bytes=most)
         middle = f"\n[... {10_000 - most} bytes left out ...]\n"
         shown = "a" * (most // 2) + middle + "b" * (most - most // 2)
         assert text == f"Exit code: 0\nOutput:\n{shown}"
@@ -1245,8 +1234,6 @@ def test_output_of_any_bytes_comes_through_cut_to_its_head_and_tail(bench):
     assert bench.shell(bursts).splitlines()[2:] == [f"burst {i}" for i in range(1, 41)]
     text = bench.shell("head -c 3999900 /dev/zero; exit 7", max_output_bytes=10)
     assert (text[:13], text.count("\n[")) == ("Exit code: 7\n", 1)
-    text = bench.shell("printf ':%s:'; head -c 3000 /dev/urandom")
-    assert text.startswith("Exit code: 0\nOutput:\n:")
 
 
 @pytest.mark.parametrize(("flood", "has_lines"), FLOODS.items())
@@ -1404,14 +1391,12 @@ def test_a_script_goes_with_its_trial(bench, tmp_path, ending):
         runner.run(main())
     assert left_of(f"sleep {own}") == []
     assert (did.stop_reason, did.completion) == (ending, reply)
-    assert did.turns == did.fake.returned
 
 
 @pytest.mark.parametrize("error", [TimeoutError, ConnectionError])
-@pytest.mark.parametrize("ending", ["cancelled", "rollout_timeout"])
-def test_a_cancellation_wins_over_the_error_that_answers_it(bench, error, ending):
+@pytest.mark.parametrize(("seconds", "ending"), [(None, "cancelled"), (50, "rollout_timeout")])
+def test_a_cancellation_wins_over_the_error_that_answers_it(bench, error, seconds, ending):
     fails = functools.partial(fails_when_cancelled, error("the connection was closed"))
-    seconds = 50 if ending == "rollout_timeout" else None
     options = {"environment": ScriptedEnvironment(fails, None), "max_seconds": seconds}
     did = bench.prepare(bash("ls"), "done", command_timeout_sec=500, max_turns=9, **options)
     with time_passes_at_once() as runner:
@@ -1511,7 +1496,6 @@ def test_a_long_conversation_gets_shorter_replies_and_then_overflows(bench, vllm
     asked = [params.max_tokens for _, params in did.fake.requests]
     assert asked == [min(100, left) for left in room]
     assert 0 < min(room) < 100
-    assert did.turns == did.fake.returned
     # The limit holds for all clients.
     for limit, reason in ((13, "context_overflow"), (14, "completed")):
         assert (
@@ -1554,7 +1538,6 @@ def test_an_error_is_raised_unchanged_and_none_is_hidden(bench, tmp_path, monkey
     with pytest.raises(RuntimeError) as raised:
         asyncio.run(did.go())
     assert raised.value is gone
-    assert did.turns == did.fake.returned
     assert (did.stop_reason, did.completion) == ("error", bash("x"))
     # A file that cannot be put in its place is not left beside it. Both errors are shown.
     monkeypatch.setattr(Path, "replace", Mock(side_effect=OSError("no space left")))
@@ -1717,7 +1700,6 @@ def test_an_edited_history_is_rendered_anew_and_gone_on_from(bench, tokenizer_di
     assert did.metadata["n_prefix_breaks"] == 1
     assert "left out" in did.fake.prompt_text(2)
     assert "left out" in did.fake.prompt_text(4)
-    assert did.turns == did.fake.returned
 
 
 def test_rerender_history_gives_the_templates_own_view(bench, tokenizer_dir):
@@ -1798,9 +1780,8 @@ def test_neither_the_module_nor_the_check_of_a_given_key_loads_a_model_library()
 
 def test_a_configuration_has_one_client_and_all_one_session(bench, tmp_path, monkeypatch, built):
     fake = bench.service()
-    different = [{}, {"model_path": "tinker://run/1"}, {"renderer_name": "role_colon"}]
-    different += [{"temperature": 0.0}, {"llm_kwargs": {"seed": 1}}]
-    different += [{"max_turns": 5}, {"max_tokens": 1}]
+    different = [{}, {"model_path": "tinker://1"}, {"max_turns": 5}, {"max_tokens": 1}]
+    different += [{"renderer_name": "role_colon"}, {"temperature": 0}, {"llm_kwargs": {"seed": 1}}]
     set_up(bench.agent())
     # The client is built in setup.
     assert (len(built), len(fake.samplers), len(fake.requests)) == (1, 1, 0)
@@ -2073,13 +2054,13 @@ def job_config(jobs_dir: Path, *agents: dict[str, Any], **config: Any) -> JobCon
     return JobConfig(jobs_dir=jobs_dir, quiet=True, agents=agents, **config)
 
 
-def lite_agent(**kwargs: Any) -> dict[str, Any]:
+def lite_agent(model_name="openai/mock", **kwargs: Any) -> dict[str, Any]:
     path = "basic_loop_agent:BasicLoopAgent"
-    return {"import_path": path, "model_name": "openai/mock", "kwargs": kwargs}
+    return {"import_path": path, "model_name": model_name, "kwargs": kwargs}
 
 
 def tinker_agent(fake, renderer_name="qwen3_instruct", **kwargs: Any) -> dict[str, Any]:
-    return lite_agent(renderer_name=renderer_name, **kwargs) | {"model_name": fake.name}
+    return lite_agent(fake.name, renderer_name=renderer_name, **kwargs)
 
 
 def run_job(jobs_dir: Path, *agents: dict[str, Any], **config: Any) -> list[Any]:
@@ -2098,8 +2079,7 @@ def run_job(jobs_dir: Path, *agents: dict[str, Any], **config: Any) -> list[Any]
 
 def test_a_bad_agent_fails_alone_in_a_job_with_a_good_one(tmp_path):
     kwargs = {"model_client": "litellm", "llm_kwargs": {"mock_response": "Hello, world!"}}
-    no_provider = lite_agent(model_client="litellm") | {"model_name": "mock"}
-    no_name = lite_agent() | {"model_name": None}
+    no_name, no_provider = lite_agent(None), lite_agent("mock", model_client="litellm")
     trials = run_job(tmp_path, lite_agent(**kwargs), no_name, no_provider)
     (good,) = [trial for trial in trials if trial.exception_info is None]
     assert good.agent_info.version == basic_loop_agent.__version__
@@ -2151,8 +2131,7 @@ def test_a_jobs_trials_become_datums_with_every_sampled_token_and_its_sequence(
         columns = [datum.loss_fn_inputs[name].to_torch().tolist() for name in names]
         trained += [row[:2] for row in zip(*columns, strict=True) if row[2]]
     sampled = [pair for _, *turn in ids for pair in zip(*turn, strict=True)]
-    assert [token for token, _ in trained] == [token for token, _ in sampled]
-    assert [x for _, x in trained] == pytest.approx([x for _, x in sampled], rel=1e-6)
+    assert trained == [(token, pytest.approx(logprob, rel=1e-6)) for token, logprob in sampled]
     cut_off = replies[-1].stop_reason == "length"
     assert {one.stop_reason for one in rollouts} == {"max_tokens" if cut_off else "completed"}
     ends = [(one.ac.stop_reason, one.episode_done) for one in rollouts[0].transitions]
