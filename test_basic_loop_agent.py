@@ -1394,11 +1394,15 @@ def test_a_script_goes_with_its_trial(bench, tmp_path, ending):
 
 
 @pytest.mark.parametrize("error", [TimeoutError, ConnectionError])
+@pytest.mark.parametrize("by_client", [False, True])
 @pytest.mark.parametrize(("seconds", "ending"), [(None, "cancelled"), (50, "rollout_timeout")])
-def test_a_cancellation_wins_over_the_error_that_answers_it(bench, error, seconds, ending):
+def test_a_cancellation_wins_over_an_error_that_answers_it(
+    bench, error, by_client, seconds, ending
+):
     fails = functools.partial(fails_when_cancelled, error("the connection was closed"))
-    options = {"environment": ScriptedEnvironment(fails, None), "max_seconds": seconds}
-    did = bench.prepare(bash("ls"), "done", command_timeout_sec=500, max_turns=9, **options)
+    reply, output = (fails, None) if by_client else ("done", fails)
+    options = {"environment": ScriptedEnvironment(output, None), "max_seconds": seconds}
+    did = bench.prepare(bash("ls"), reply, command_timeout_sec=500, max_turns=9, **options)
     with time_passes_at_once() as runner:
         runner.run(did.agent.setup(did.environment))
         trial = asyncio.wait_for(did.go(), None if seconds else 50)
