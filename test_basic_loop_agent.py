@@ -1896,15 +1896,18 @@ def test_the_second_attempt_counts_like_the_first(bench, said, second, stop_reas
 
 
 def test_a_service_that_was_given_is_used_and_never_replaced(bench):
-    fake = bench.service()
+    fake = bench.service(bash("ls"))
     given = fake()
+
+    async def takes_it_back() -> None:
+        # A client keeps it, even if it has ended.
+        basic_loop_agent.use_service(None)
+        fake.end_sessions(410)
+
     basic_loop_agent.use_service(given)
-    run(bench.agent())
-    fake.end_sessions(410)
     with pytest.raises(Exception, match="terminated"):
-        run(bench.agent())
-    basic_loop_agent.use_service(None)
-    assert (fake.services, given.closed) == ([given], False)
+        run(bench.agent(max_turns=2), ScriptedEnvironment(takes_it_back))
+    assert (fake.services, given.closed, len(fake.returned)) == ([given], False, 1)
     run(bench.agent())
     assert len(fake.services) == 2
 
