@@ -76,7 +76,7 @@ except ImportError:
     AgentCapabilities = AgentOptions
     HARBOR_PARSES_OPTIONS = False
 
-__version__ = "0.8.0"
+__version__ = "0.8.1"
 
 
 class BasicLoopOptions(
@@ -165,11 +165,11 @@ async def shared_client(agent: BasicLoopAgent) -> Any:
     """The client of this agent's configuration. Raises any error of building it."""
     key = (asyncio.get_running_loop(), agent._cache_key())
     lock = _locks.setdefault(key, asyncio.Lock())
-    is_being_built = lock.locked()
+    has_waited = lock.locked()
     async with lock:
         client = _clients.get(key)
-        if isinstance(client, Exception) and not is_being_built:
-            # The error of an earlier trial.
+        if isinstance(client, Exception) and not has_waited:
+            # The error came before this trial did: try again.
             client = None
         if client is None:
             client = await agent._client_or_error()
@@ -228,8 +228,8 @@ message. Each script starts in a fresh shell (files stay, variables and director
         Raises:
             ValueError: An option is unknown or has a bad value.
         """
-        # `--ae KEY=value` comes as extra_env, and holds API keys. It is taken out, because Harbor
-        # 0.16 and later would pass it on to each command in the container.
+        # `--ae KEY=value` comes as extra_env, with API keys (masked in a resumed job). It is taken
+        # out, because Harbor 0.16 and later would pass it on to each command in the container.
         agent_env = without_masked(kw.pop("extra_env", None))
         # Keys and URLs of servers are looked up here: first the agent's, then the process's.
         self._env = ChainMap(agent_env, os.environ)
@@ -513,7 +513,7 @@ message. Each script starts in a fresh shell (files stay, variables and director
         options = self.options.model_dump(exclude={"session_id"})
         endings = ("_API_KEY", "_BASE_URL", "_API_BASE")
         variables = [item for item in self._env.items() if item[0].endswith(endings)]
-        # The key has only their hash, so that no API key stays in the cache.
+        # This is a hash, so that the returned tuple shows no API key where it is printed.
         hashed = hash((repr(options), frozenset(variables)))
         # A trainer may have given its Tinker service to `use_service`.
         return (type(self), self.model_name, hashed, _given_service)
@@ -524,10 +524,10 @@ BasicLoopAgent.SUPPORTS_RESUME = True
 
 
 def was_cancelled() -> bool:
-    """True if this task is being cancelled, or if an `asyncio.timeout` around the call has expired.
+    """True if something outside wants this task to stop: a cancellation, or an expired timeout.
 
-    In both cases raise CancelledError. The block of the timeout turns it into a TimeoutError. Ask
-    only after your own `asyncio.timeout` block, where its own expiry no longer counts.
+    Raise CancelledError then. The `asyncio.timeout` that has expired turns it into a TimeoutError.
+    Call this after leaving your own `asyncio.timeout` block, or it counts that one as well.
     """
     return asyncio.current_task().cancelling() > 0
 
@@ -683,8 +683,8 @@ class UserText:
 class Conversation:
     """The messages of a trial, and the turns of its current run.
 
-    `_chat` has the messages that the model sees, which the loop may edit. `_history` has what was
-    said in this run, for the record. `_pending` has what the next call sends.
+    `_chat` has the messages that the model sees, which the loop may edit. `_transcript` has what
+    was said in this run, for the record. `_pending` has what the next call sends.
 
     Attributes:
         client: The client of the current run.
@@ -705,7 +705,7 @@ class Conversation:
         self.client: Any = None
         self._chat: Chat | None = None
         self.metadata: dict[str, Any] = {}
-        self._history: list[UserText | Turn] = []
+        self._transcript: list[UserText | Turn] = []
         # These last for the whole trial. The output of a run's last script is still pending when
         # the next run begins.
         self._pending: list[UserText] = []
@@ -721,11 +721,11 @@ class Conversation:
     @property
     def turns(self) -> list[Turn]:
         """This run's turns."""
-        return [part for part in self._history if isinstance(part, Turn)]
+        return [part for part in self._transcript if isinstance(part, Turn)]
 
     async def begin(self, instruction: str) -> None:
         """Start a run with this instruction. Raises any error of building the client."""
-        self._history = []
+        self._transcript = []
         self.metadata = {}
         self._pending.append(UserText(valid_text(instruction), is_instruction=True))
         if self._chat:
@@ -755,7 +755,8 @@ class Conversation:
             raise RuntimeError("there is nothing to send: `tell` the model something first")
         options = self._agent.options
 
-        # Has the loop edited the messages?
+        # Has the loop edited the messages? (A system message looks like an edit in the first turn,
+        # where it changes nothing.)
         is_edited = self.messages != self._last_messages
         if is_edited:
             # With the Responses API the server keeps the messages. Have the Chat send all of them.
@@ -796,7 +797,7 @@ class Conversation:
             self._chat.reset_response_chain()
         # A client of your own may return an LLMResponse.
         turn = Turn(**vars(reply))
-        # The history gets the text without lone surrogates, but with the thinking, which
+        # `messages` get the text without lone surrogates. They keep the thinking, which
         # `_record_turn` takes out of the turn.
         self.messages[-1]["content"] = turn.content
         return self._record_turn(turn)
@@ -804,8 +805,8 @@ class Conversation:
     def _record_turn(self, turn: Turn) -> Turn:
         # Split the thinking off, and record the turn.
         if turn.reasoning_content:
-            # The server has split thinking off. More of it may stand in tags at the start. Here a
-            # closing tag alone is text, which `split_thinking` would take for the end of thinking.
+            # The server has taken the thinking out, so a closing tag alone belongs to the answer.
+            # Unlike `split_thinking`, this takes only thinking that begins with an opening tag.
             thinking, turn.content = leading_thinking(turn.content)
         else:
             thinking, turn.content = split_thinking(turn.content)
@@ -814,7 +815,7 @@ class Conversation:
         if turn.prompt_token_ids:
             previous_ids = self._last_turn.all_ids
             turn.breaks_prefix = turn.prompt_token_ids[: len(previous_ids)] != previous_ids
-        self._history += [*self._pending, turn]
+        self._transcript += [*self._pending, turn]
         self._pending.clear()
         self._last_turn = turn
         self._last_messages = [dict(message) for message in self.messages]
@@ -837,7 +838,7 @@ class Conversation:
         """
         turns = self.turns
         steps = [{"source": "system", "message": self._system}] if self._system else []
-        for part in [*self._history, *self._pending]:
+        for part in [*self._transcript, *self._pending]:
             if isinstance(part, Turn):
                 steps.append(self._agent_step(part, is_first=part is turns[0]))
             elif not part.is_instruction and steps and steps[-1]["source"] == "agent":
@@ -912,7 +913,7 @@ def split_thinking(text: str) -> tuple[str, str]:
 
 
 def headers_to_tags(text: str) -> str:
-    """Replace the message headers of gpt-oss and Inkling, sampled by ids, by thinking tags.
+    """Convert the message headers of gpt-oss (on Tinker) and of Inkling into thinking tags.
 
     Both of these become <think>hm</think>hi:
 
@@ -1069,10 +1070,10 @@ class ExactClient(ABC):
             its tail     (the second line)
 
         To see where the tail begins, the probe is rendered again with "c" in place of "b": the tail
-        is the common end of the two. The ids before the tail are kept in `_probe_start`, and as
-        long as probes begin with them, the second rendering is skipped. (A template that shows the
-        date changes them. Trials share `_probe_start` without a lock, because a wrong value only
-        costs a rendering.)
+        is the common end of the two. `_probe_start` keeps the ids before the tail, from the system
+        message to "b". They are the same for every new message, so the second rendering is needed
+        only if a probe does not begin with them, such as after midnight if the template shows the
+        date. Trials share `_probe_start` without a lock, because a wrong value costs a rendering.
 
         The sampled reply ends in the stop token already, so that is dropped from the tail.
 
@@ -1166,7 +1167,7 @@ class TinkerClient(ExactClient):
             # Inkling's tokenizer has no get_added_vocab, and turns no text into a special token.
             has_vocabulary = hasattr(self._tokenizer, "get_added_vocab")
             vocabulary = self._tokenizer.get_added_vocab() if has_vocabulary else []
-            # Token ids, or a text with the renderer role_colon.
+            # A list of token ids, or of one text with the renderer role_colon.
             stop = self._renderer.get_stop_sequences()
         # Some vocabularies add single characters and runs of blanks, which ordinary text has.
         self._special_tokens = [token for token in vocabulary if len(token.strip()) > 1]
@@ -1178,7 +1179,7 @@ class TinkerClient(ExactClient):
         arguments = {"model_path": model_path} if model_path else {"base_model": model_name}
         if record_stability_info:
             arguments["record_stability_info"] = True
-        # The client keeps the service that `use_service` has set by now.
+        # The trainer's service, if `use_service` was given one. The client keeps it.
         self._open = functools.partial(
             open_sampling_client, _given_service, arguments, api_base, api_key
         )
@@ -1239,9 +1240,12 @@ class TinkerClient(ExactClient):
         return await await_sample(self._sampling_client, request)
 
     def _text_of(self, ids: Ids) -> str:
-        # The reply's text up to its stop.
+        # The reply's text up to its stop token, or up to the stop text of role_colon.
         stop = self._params.stop
-        stop_ids = {*stop, self._tokenizer.eos_token_id}
+        stop_text = stop[0] if isinstance(stop[0], str) else None
+        stop_ids = {self._tokenizer.eos_token_id}
+        if stop_text is None:
+            stop_ids.update(stop)
         ids = list(itertools.takewhile(lambda token: token not in stop_ids, ids))
         try:
             with _tokenizer_lock:
@@ -1250,8 +1254,7 @@ class TinkerClient(ExactClient):
             # A model may sample an id that its tokenizer does not have, for which each tokenizer
             # has an error of its own. The answer is empty then.
             return ""
-        stop_text = stop[0]
-        if isinstance(stop_text, str):
+        if stop_text is not None:
             # The prompt of role_colon ends in "Assistant:", so a reply begins with a blank.
             text = text.partition(stop_text)[0].removeprefix(" ")
         return text
@@ -1276,8 +1279,8 @@ async def await_sample(client: Any, request: dict) -> Any:
 
 
 # The process's sessions with Tinker, by server and key. A session is a `tinker.ServiceClient`, and
-# holds about 11 file descriptors. Each TinkerClient has a sampling client of the session. The first
-# one to notice that the session has ended replaces it here, and the others find the new one.
+# holds about 11 file descriptors. All TinkerClients share it, and each has a sampling client of its
+# own in it. The first TinkerClient to notice that the session has ended puts a new one here.
 _services: dict[tuple, Any] = {}
 _service_lock = threading.Lock()
 _given_service: Any = None
@@ -1421,8 +1424,8 @@ class VllmClient(ExactClient):
         if "reasoning_effort" in self._body:
             self._template_kwargs.setdefault("reasoning_effort", self._body["reasoning_effort"])
         self._url = api_base.rstrip("/").removesuffix("/v1")
-        # `connect_or_fall_back` opens the connection. Python closes it when the client is no longer
-        # used (see `open_http`).
+        # An async generator that yields the HTTP client. `connect_or_fall_back` starts it, and the
+        # event loop ends it when this object is gone (see `open_http`).
         self._http_generator = open_http(
             base_url=self._url,
             api_key=api_key,
@@ -1626,9 +1629,9 @@ def trial_to_trajectory(trial: TrialResult) -> Trajectory | None:
     """Training data from a finished trial, live or from `TrialResult.model_validate_json`.
 
     Returns:
-        None if there is neither a trainable turn nor a reward, or if the trial or one of its steps
-        failed. (`exception_info` says why. Harbor itself scores a failed step.) A timeout of the
-        agent is no failure if the trial has a reward.
+        None if a step ended in ERROR, if there is neither a trainable turn nor a reward, if there
+        is an exception and no reward, or if Harbor says that the reward is not valid. Before Harbor
+        0.25, a reward is valid if all exceptions are in SCORED_EXCEPTIONS.
 
     Raises:
         ValueError: Ids, logprobs and `extra` do not align, or a logprob or reward is not finite.
@@ -1835,6 +1838,7 @@ async def run_blocks(
     """
     # A random id. It names the processes of this script, and marks the parts of the answer.
     mark = uuid4().hex
+    # The bash function of the same name.
     call = ["run_blocks", mark, str(seconds), str(FLOOD_BYTES), *blocks]
     command = f"BASIC_LOOP_RUNNER={mark} {shell_command(*call)}"
     # Modal takes 65,536 bytes of arguments.
@@ -1863,8 +1867,8 @@ async def kill_script(mark: str, environment: BaseEnvironment) -> None:
     """Kill a script and its runner by another exec. If the agent is cancelled, this goes on."""
 
     async def kill() -> None:
-        # This matches BASIC_LOOP_RUNNER=MARK and BASIC_LOOP_SCRIPT=MARK. It cannot match this exec
-        # itself, whose environment has the mark only in base64.
+        # kill_processes kills each process with such a variable in its environment, which is
+        # BASIC_LOOP_RUNNER or BASIC_LOOP_SCRIPT. This exec itself has the mark only in base64.
         command = shell_command("kill_processes", f"BASIC_LOOP_*={mark}")
         exec_call = environment.exec(command, timeout_sec=KILL_SEC + EXEC_MARGIN_SEC)
         # The environment may be gone.
@@ -1986,8 +1990,8 @@ run_blocks() {
   local -x LC_ALL=C
   # sed would keep a line of any length in memory. Above 100 MB it ends.
   { ulimit -v 100000; exec sed "/^end-of-$mark/q"; } <&5 | head -c "$flood_bytes" | base64
-  # fd 3 of watch_script says that the script still runs. So its output was too long, or it has
-  # killed sed, head or base64.
+  # watch_script closes its fd 3 before it writes the end line. If that is still open, the readers
+  # have ended early: the output was too long, or the script has killed sed, head or base64.
   if [ -e "/proc/$watcher/fd/3" ]; then
     kill_processes "BASIC_LOOP_SCRIPT=$mark" "$watcher"
   fi
@@ -1996,8 +2000,8 @@ run_blocks() {
   case $? in
     # No: this is the end of the file.
     1) ;;
-    # Yes, such as a server in the background. cat reads what it writes as long as it lives, so that
-    # it neither blocks nor gets SIGPIPE.
+    # Yes, such as a server in the background. cat drains the pipe until the server ends. Otherwise
+    # the server would block, or get SIGPIPE.
     *) cat <&5 >/dev/null & ;;
   esac
   # watch_script returns the exit code that the model is told.
@@ -2010,7 +2014,8 @@ run_blocks() {
 watch_script() {
   local mark=$1 seconds=$2 script=$3 subshell code note
   exec 4>&1
-  # The script writes to fd 4. The stdout of <(...) takes only its exit code.
+  # Inside <(...), stdout is the pipe to fd 3. The output of run_script goes to fd 4 instead, and
+  # fd 3 gets only the exit code, from echo.
   exec 3< <(run_script "$mark" "$script" >&4 4>&-; echo $?)
   # The process of the last <(...).
   subshell=$!
@@ -2026,9 +2031,9 @@ watch_script() {
     kill_processes "BASIC_LOOP_SCRIPT=$mark" "$subshell"
     note="[ended: $note]"
   fi
-  # Otherwise the subshell stays as a zombie where the container's PID 1 does not reap it.
+  # Reap the subshell. In many containers PID 1 reaps nothing, and it would stay as a zombie.
   wait "$subshell"
-  # The runner takes an open fd 3 for a script that runs, so it is closed before the end line comes.
+  # run_blocks relies on this order.
   exec 3<&-
   printf "\nend-of-%s %s\n" "$mark" "$note"
   return "$code"
@@ -2052,8 +2057,8 @@ run_script() {
 # errors are left to the script.
 is_unfinished() {
   local message
-  # After `set -n` bash parses commands but runs none, not even on the same line. A fork of this
-  # shell costs less than a new bash with -n.
+  # After `set -n` bash parses commands but runs none, not even on the same line. $(...) keeps -n
+  # out of this shell. It is a fork, which costs less than a new bash.
   message=$(LC_ALL=C; eval "set -n; $1" 2>&1)
   # After the first backtick the message may quote the block, where these phrases mean nothing.
   case ${message%%\`*} in
@@ -2086,8 +2091,8 @@ kill_processes() {
       if [[ $pid = "$root" || ${environ[*]} = *$entry* || " ${found[*]} " = *" $parent "* ]]; then
         # Stop all before killing any. Otherwise a shell would start its next command.
         kill -STOP "$pid"
-        # Children are mostly found after their parents, and are killed before them: the kernel
-        # lets the stopped children of a dead process go on.
+        # Put it first, so that children are killed before their parents. When a parent dies, the
+        # kernel may let its stopped children go on.
         found=("$pid" "${found[@]}")
       fi
     done
