@@ -135,10 +135,10 @@ class BasicLoopOptions(
         is_tinker = self.model_client == "tinker"
         if self.collect_rollout_details is None:
             self.collect_rollout_details = is_tinker
-        # llm_kwargs must not repeat our options. The names of Harbor's options are allowed there,
-        # because a client may have an argument of the same name.
-        own_options = {*type(self).model_fields, "model_name"} - AgentOptions.model_fields.keys()
-        duplicates = self.llm_kwargs.keys() & own_options
+        # llm_kwargs must not repeat an option of ours. It may repeat one that Harbor's AgentOptions
+        # brings, because a client may have an argument of that name.
+        own_options = type(self).model_fields.keys() - AgentOptions.model_fields.keys()
+        duplicates = self.llm_kwargs.keys() & (own_options | {"model_name"})
         if duplicates:
             raise ValueError(f"llm_kwargs holds {', '.join(duplicates)}: use the option instead")
         if not is_tinker and (self.model_path or self.renderer_name):
@@ -168,12 +168,13 @@ async def shared_client(agent: BasicLoopAgent) -> Any:
     has_waited = lock.locked()
     async with lock:
         client = _clients.get(key)
+        # The error of a trial that this one waited for is raised below. An older one is dropped.
         if isinstance(client, Exception) and not has_waited:
-            # The error came before this trial did: try again.
             client = None
         if client is None:
             client = await agent._client_or_error()
             _clients[key] = client
+            # An event loop in another thread may remove the same ones.
             for oldest in list(_clients)[:-MAX_CLIENTS]:
                 _clients.pop(oldest, None)
                 _locks.pop(oldest, None)
@@ -197,8 +198,7 @@ class BasicLoopAgent(BaseAgent):
         atif=True, resume=True, skills=True, mcp_servers=True
     )
 
-    # The system message if max_turns > 1 and the option system_prompt is not set. {seconds} becomes
-    # the time limit of a script.
+    # The default system message if max_turns > 1. {seconds} becomes the time limit of a script.
     protocol: ClassVar[str] = """\
 Solve the task by running commands in its environment. Put them in fenced blocks that open with \
 ```bash: the blocks of a reply run as one script, and its exit code and output are the next \
@@ -228,8 +228,8 @@ message. Each script starts in a fresh shell (files stay, variables and director
         Raises:
             ValueError: An option is unknown or has a bad value.
         """
-        # `--ae KEY=value` comes as extra_env, with API keys (masked in a resumed job). It is taken
-        # out, because Harbor 0.16 and later would pass it on to each command in the container.
+        # `--ae KEY=value` comes as extra_env and may hold API keys. It is taken out, because Harbor
+        # 0.16 and later would pass it on to each command in the container.
         agent_env = without_masked(kw.pop("extra_env", None))
         # Keys and URLs of servers are looked up here: first the agent's, then the process's.
         self._env = ChainMap(agent_env, os.environ)
@@ -263,8 +263,8 @@ message. Each script starts in a fresh shell (files stay, variables and director
         """The loop: sample a reply, run its script, and tell the model the script's output.
 
         `tell` queues a text; the instruction is queued already. `sample` sends the queued texts,
-        records the reply as a turn, and returns it. To shorten the history, edit
-        `conversation.messages` in place. To record something else, put it into
+        records the reply as a turn, and returns it; it needs a queued text. To shorten the history,
+        edit `conversation.messages` in place. To record something else, put it into
         `conversation.metadata`.
         """
         for _ in range(self.options.max_turns):
@@ -306,9 +306,8 @@ message. Each script starts in a fresh shell (files stay, variables and director
         """
         conversation = self._conversation
         stop_reason = StopReason.ERROR
-        # A client or an environment may answer a cancellation with an error of its own. So an error
-        # can mean three things: Harbor has cancelled the run, `max_seconds` have passed, or it is
-        # what it says.
+        # If the run is cancelled, or its time is up, a client or an environment may raise an error
+        # of its own instead. So these two are checked first. What remains is an ordinary error.
         try:
             async with asyncio.timeout(self.options.max_seconds) as timer:
                 await conversation.begin(instruction)
@@ -318,10 +317,11 @@ message. Each script starts in a fresh shell (files stay, variables and director
             raise
         except Exception as error:
             if was_cancelled():
+                # Harbor has cancelled the run.
                 stop_reason = StopReason.CANCELLED
                 raise asyncio.CancelledError from error
             if timer.expired():
-                # Return, so that Harbor scores the trial.
+                # `max_seconds` have passed. Return, so that Harbor scores the trial.
                 stop_reason = StopReason.ROLLOUT_TIMEOUT
             elif isinstance(error, TimeoutError):
                 # Harbor takes any TimeoutError for the agent's timeout, and would score the trial.
@@ -365,7 +365,8 @@ message. Each script starts in a fresh shell (files stay, variables and director
             listed = await environment.exec(command, timeout_sec=60)
             skills = valid_text(listed.stdout)
             if isinstance(client, ExactClient):
-                # The skills join the instruction. `sample` breaks no special tokens there.
+                # `sample` leaves special tokens in an instruction alone. The skills become part of
+                # it, so their special tokens are broken here.
                 skills = await client.break_special_tokens(skills)
             self._introduction.append(f"Skills. Read a skill's file before you use it.\n{skills}")
         for server in self.mcp_servers:
@@ -381,7 +382,7 @@ message. Each script starts in a fresh shell (files stay, variables and director
     async def _execute(self, blocks: list[str], environment: BaseEnvironment) -> str:
         """Run blocks as one script in the environment. Returns the text that the model gets."""
         seconds = self.options.command_timeout_sec
-        return await run_blocks(blocks, environment, seconds, self.options.max_output_bytes)
+        return await execute_blocks(blocks, environment, seconds, self.options.max_output_bytes)
 
     def _record(
         self, conversation: Conversation, stop_reason: StopReason, context: AgentContext
@@ -487,9 +488,10 @@ message. Each script starts in a fresh shell (files stay, variables and director
             collect_rollout_details=options.collect_rollout_details,
             **arguments,
         )
-        # No prompt of gpt-oss could be exact, because its template ends a reply with another token
-        # than the model does. So it gets the chat endpoint, which also parses its replies.
+        # gpt-oss ends a reply with one token, and its template writes another one there. So no
+        # prompt would be exact, and gpt-oss gets the chat endpoint, which also parses its replies.
         if options.collect_rollout_details and base and "gpt-oss" not in model:
+            # `chat` is called if the server has no /tokenize.
             return VllmClient(model_name=model, fallback=chat, **arguments)
         return chat()
 
@@ -515,7 +517,7 @@ message. Each script starts in a fresh shell (files stay, variables and director
         variables = [item for item in self._env.items() if item[0].endswith(endings)]
         # This is a hash, so that the returned tuple shows no API key where it is printed.
         hashed = hash((repr(options), frozenset(variables)))
-        # A trainer may have given its Tinker service to `use_service`.
+        # `_given_service` is the Tinker service that a trainer gave to `use_service`, or None.
         return (type(self), self.model_name, hashed, _given_service)
 
 
@@ -526,8 +528,9 @@ BasicLoopAgent.SUPPORTS_RESUME = True
 def was_cancelled() -> bool:
     """True if something outside wants this task to stop: a cancellation, or an expired timeout.
 
-    Raise CancelledError then. The `asyncio.timeout` that has expired turns it into a TimeoutError.
-    Call this after leaving your own `asyncio.timeout` block, or it counts that one as well.
+    The caller then raises CancelledError. An expired `asyncio.timeout` around the caller turns that
+    into a TimeoutError. A caller with an `asyncio.timeout` block of its own asks after the block,
+    which would count as well.
     """
     return asyncio.current_task().cancelling() > 0
 
@@ -598,8 +601,7 @@ class Turn(LLMResponse):
     """One model call. The ids are exactly as sampled; the text has no lone surrogates.
 
     Attributes:
-        content: The reply's text. As a client returns it, it holds the thinking in tags. When the
-            turn is recorded, the thinking is taken out.
+        content: The reply's text. Until the turn is recorded, the thinking is in it, in tags.
         reasoning_content: The thinking before the answer.
         prompt_token_ids: The whole prompt, shape [n_prompt]; None if the client gives none.
         completion_token_ids: The reply with its stop token, shape [n_completion], or None.
@@ -755,8 +757,8 @@ class Conversation:
             raise RuntimeError("there is nothing to send: `tell` the model something first")
         options = self._agent.options
 
-        # Has the loop edited the messages? (A system message looks like an edit in the first turn,
-        # where it changes nothing.)
+        # Has the loop edited the messages? In the first turn a system message looks like an edit,
+        # too. That is harmless, because there are no earlier turns.
         is_edited = self.messages != self._last_messages
         if is_edited:
             # With the Responses API the server keeps the messages. Have the Chat send all of them.
@@ -805,8 +807,8 @@ class Conversation:
     def _record_turn(self, turn: Turn) -> Turn:
         # Split the thinking off, and record the turn.
         if turn.reasoning_content:
-            # The server has taken the thinking out, so a closing tag alone belongs to the answer.
-            # Unlike `split_thinking`, this takes only thinking that begins with an opening tag.
+            # The server has split the thinking off, so a closing tag alone is part of the answer.
+            # But a server may leave some thinking in the text, which begins with an opening tag.
             thinking, turn.content = leading_thinking(turn.content)
         else:
             thinking, turn.content = split_thinking(turn.content)
@@ -821,20 +823,21 @@ class Conversation:
         self._last_messages = [dict(message) for message in self.messages]
         # A server that gives no ids in the first turn gives none at all. A later gap costs one
         # turn, which is counted in the metadata.
-        must_have_ids = self._agent.options.collect_rollout_details and len(self.turns) == 1
-        # An empty reply has no logprobs.
-        lacks_logprobs = bool(turn.completion_token_ids) and not turn.logprobs
-        if must_have_ids and (turn.completion_token_ids is None or lacks_logprobs):
-            raise RuntimeError(
-                "collect_rollout_details=true, but the server returned no token ids with logprobs"
-            )
+        if self._agent.options.collect_rollout_details and len(self.turns) == 1:
+            ids = turn.completion_token_ids
+            # An empty reply has no logprobs.
+            if ids is None or (ids and not turn.logprobs):
+                raise RuntimeError(
+                    "collect_rollout_details=true, but the server returned no token ids with "
+                    "logprobs"
+                )
         return turn
 
     def steps(self) -> list[dict]:
         """This run as the steps of an ATIF trajectory, without their numbers.
 
-        A script's output is the observation of the step that ran it. If it is pending when a run
-        begins, it is a user's step of that run. Unsent text is included.
+        A script's output is the observation of the step that ran it. Output that is left over from
+        the previous run becomes a step of the user. Unsent text is included.
         """
         turns = self.turns
         steps = [{"source": "system", "message": self._system}] if self._system else []
@@ -905,7 +908,7 @@ def split_thinking(text: str) -> tuple[str, str]:
     skips tags between quotation marks or backticks.) Otherwise this is `leading_thinking`.
     """
     tags = f"(?:{_OPENING_TAG}|{_CLOSING_TAG})"
-    # This finds a tag that has no quotation mark before it, or none after it.
+    # This skips a tag that has a quotation mark on both sides.
     tag = re.search(rf"(?<!['\"`]){tags}|{tags}(?!['\"`])", text)
     if tag and tag[0] not in THINKING_TAGS:
         return text[: tag.start()], text[tag.end() :].lstrip()
@@ -913,7 +916,7 @@ def split_thinking(text: str) -> tuple[str, str]:
 
 
 def headers_to_tags(text: str) -> str:
-    """Convert the message headers of gpt-oss (on Tinker) and of Inkling into thinking tags.
+    """Convert the message headers of gpt-oss and Inkling, two models of Tinker, to thinking tags.
 
     Both of these become <think>hm</think>hi:
 
@@ -928,8 +931,8 @@ def headers_to_tags(text: str) -> str:
     header = r"\s*(?:to=\S{1,200}\s*)?<\|(?:channel|start|message_model)\|>"
     if not re.match(header, text):
         return text
-    # The reply is split at the tokens that end a message, if a header or the end of the text
-    # follows. Otherwise such a token is quoted text.
+    # One of these tokens ends a message if another header, or the end of the text, follows it.
+    # Otherwise it is quoted text.
     message_end = rf"<\|(?:end|call|return|end_message)\|>(?={header}|\s*\Z)"
     thinking = ""
     answer = ""
@@ -955,8 +958,8 @@ Ids = list[int]
 
 # The finish reasons of complete replies, in lower case, as litellm, vLLM and APIs write them. Any
 # other one (length, time_limit, insufficient_system_resource, ...) counts as cut off, so that half
-# a script is never run. If each run with a server ends after one turn, and the log warns of its
-# finish reason, add that here.
+# a script is never run. If runs with a server end after one turn, and the log warns of "finish
+# reason 'x'", add x here.
 COMPLETED_REASONS = {
     "stop",
     "stop_sequence",
@@ -1062,20 +1065,21 @@ class ExactClient(ABC):
 
         Earlier turns are not rendered again, because their ids must stay as they were sampled. What
         the template puts after a reply is called the tail: the stop token, the new message, and the
-        header of the next reply. It is found by rendering a short conversation that ends in the new
-        message, the probe:
+        header of the next reply. It is found in three steps:
 
-            the probe    <|im_start|> user a <|im_end|> <|im_start|> assistant b
-                         <|im_end|> <|im_start|> user NEW <|im_end|> <|im_start|> assistant
-            its tail     (the second line)
+        1. Render a short conversation that ends in the new message, called the probe:
 
-        To see where the tail begins, the probe is rendered again with "c" in place of "b": the tail
-        is the common end of the two. `_probe_start` keeps the ids before the tail, from the system
-        message to "b". They are the same for every new message, so the second rendering is needed
-        only if a probe does not begin with them, such as after midnight if the template shows the
-        date. Trials share `_probe_start` without a lock, because a wrong value costs a rendering.
+            <|im_start|> user a <|im_end|> <|im_start|> assistant b
+            <|im_end|> <|im_start|> user NEW <|im_end|> <|im_start|> assistant
 
-        The sampled reply ends in the stop token already, so that is dropped from the tail.
+        2. Render it again with "c" in place of "b". The tail is what the two have in common at
+           their end: here the second line.
+        3. Drop the stop token from the tail, because the sampled reply ends in it already.
+
+        The ids before the tail do not depend on the new message. `_probe_start` keeps them, and
+        step 2 is skipped if a probe begins with them. (After midnight it may not, if the template
+        shows the date.) Trials share `_probe_start` without a lock, because a wrong value costs
+        only another rendering.
 
         The whole history is rendered instead if there are no previous ids (the first turn, or an
         edited history), or if the reply does not end in the template's stop token.
@@ -1097,7 +1101,7 @@ class ExactClient(ABC):
             probe_start = ids[: len(ids) - n_common_end(ids, other)]
             self._probe_start = probe_start
         tail = ids[len(probe_start) :]
-        # A stop is one token, and with Inkling two.
+        # The reply ends in the stop, with which the tail begins. It is one token, or two (Inkling).
         for n_stop in (1, 2):
             if previous_ids[-n_stop:] == tail[:n_stop]:
                 return previous_ids + tail[n_stop:], prompt_end
@@ -1167,7 +1171,7 @@ class TinkerClient(ExactClient):
             # Inkling's tokenizer has no get_added_vocab, and turns no text into a special token.
             has_vocabulary = hasattr(self._tokenizer, "get_added_vocab")
             vocabulary = self._tokenizer.get_added_vocab() if has_vocabulary else []
-            # A list of token ids, or of one text with the renderer role_colon.
+            # A list of token ids. With the renderer role_colon it is a list of one text.
             stop = self._renderer.get_stop_sequences()
         # Some vocabularies add single characters and runs of blanks, which ordinary text has.
         self._special_tokens = [token for token in vocabulary if len(token.strip()) > 1]
@@ -1179,7 +1183,7 @@ class TinkerClient(ExactClient):
         arguments = {"model_path": model_path} if model_path else {"base_model": model_name}
         if record_stability_info:
             arguments["record_stability_info"] = True
-        # The trainer's service, if `use_service` was given one. The client keeps it.
+        # The service is bound here: a later `use_service` does not change this client.
         self._open = functools.partial(
             open_sampling_client, _given_service, arguments, api_base, api_key
         )
@@ -1327,9 +1331,9 @@ def open_sampling_client(
 ) -> Any:
     """Open a checkpoint in the process's session, or in a new one if that has ended. Blocks.
 
-    Tinker gives the same error for an ended session and for a missing checkpoint. So the new
-    session replaces the old one only if it opens the checkpoint. Otherwise it is closed, and the
-    SDK's error is raised.
+    Tinker gives the same error for an ended session and for a missing checkpoint. Only a new
+    session tells which it is. If the checkpoint opens in the new session, that session replaces
+    the old one. If not, the new session is closed, and the SDK's error is raised.
     """
     import tinker
 
@@ -1424,8 +1428,8 @@ class VllmClient(ExactClient):
         if "reasoning_effort" in self._body:
             self._template_kwargs.setdefault("reasoning_effort", self._body["reasoning_effort"])
         self._url = api_base.rstrip("/").removesuffix("/v1")
-        # An async generator that yields the HTTP client. `connect_or_fall_back` starts it, and the
-        # event loop ends it when this object is gone (see `open_http`).
+        # A generator that yields the HTTP client. Python closes a generator by itself, and so its
+        # connections (see `open_http`). `connect_or_fall_back` starts it.
         self._http_generator = open_http(
             base_url=self._url,
             api_key=api_key,
@@ -1478,6 +1482,7 @@ class VllmClient(ExactClient):
             add_generation_prompt=True,
             chat_template_kwargs=self._template_kwargs,
         )
+        # `call` searches this text for a tag that is followed by nothing but white space.
         # Tokenizers write a blank or a newline in one of these ways.
         end = re.sub("Ċ|Ġ|▁|<0x0A>", " ", "".join(answer["token_strs"][-8:]))
         return answer["tokens"], end
@@ -1505,15 +1510,20 @@ class VllmClient(ExactClient):
         }
         headers = request.get("extra_headers") or {}
         answer = await self._post("/v1/completions", body, headers=headers)
-        # Whatever is not taken out of the reply, such as routed_experts, becomes `extra`.
         reply = answer["choices"][0]
+        content = reply.pop("text")
+        finish_reason = reply.pop("finish_reason")
+        # The server returns the prompt, which an option such as truncate_prompt_tokens may shorten.
+        returned_prompt_ids = reply.pop("prompt_token_ids", None)
+        completion_ids = reply.pop("token_ids", None)
+        logprobs = reply.pop("logprobs", None) or {}
         turn = Turn(
-            content=reply.pop("text"),
-            cut_off=reply.pop("finish_reason") not in COMPLETED_REASONS,
-            # An option such as truncate_prompt_tokens may have shortened the prompt.
-            prompt_token_ids=reply.pop("prompt_token_ids", None) or prompt_ids,
-            completion_token_ids=reply.pop("token_ids", None),
-            logprobs=(reply.pop("logprobs", None) or {}).get("token_logprobs"),
+            content=content,
+            cut_off=finish_reason not in COMPLETED_REASONS,
+            prompt_token_ids=returned_prompt_ids or prompt_ids,
+            completion_token_ids=completion_ids,
+            logprobs=logprobs.get("token_logprobs"),
+            # The rest, such as routed_experts.
             extra=reply,
         )
         # `Turn` has counted the tokens. The server may know how many were cached.
@@ -1561,8 +1571,8 @@ def chat_client(*, context_limit: int | None = None, **arguments: Any) -> Any:
 
         async def call(self, prompt: str, **request: Any) -> Turn:
             """Call the model. Raises the error of the last of LiteLLM's three attempts."""
-            # Trials share this object, so each call has a copy. In the methods below `self` is that
-            # copy, and they write the finish reason to it.
+            # Trials share this object. LiteLLM's method is called on a copy, to which the methods
+            # below write the finish reason of this call.
             this_call = copy.copy(self)
             try:
                 response = await LiteLLM.call(this_call, prompt, **request)
@@ -1779,8 +1789,8 @@ def fenced_blocks(text: str) -> list[tuple[str, str]]:
     not count either.
     """
     blocks = []
-    # The parser also returns unclosed blocks. A closed one has two lines more than its content,
-    # which are its fences. It counts the closing fence only if a newline follows, so one is added.
+    # The parser also returns unclosed blocks. A closed block has two more lines than its content:
+    # its fences. The parser counts the closing fence only if a newline follows, so one is added.
     for token in _MARKDOWN.parse(text.replace("\0", "") + "\n"):
         if token.markup.startswith("`"):
             first_line, end_line = token.map
@@ -1821,7 +1831,7 @@ CUT_OUTPUT = (
 LOST_OUTPUT = "[the output was lost: the script killed the process that returns it]"
 
 
-async def run_blocks(
+async def execute_blocks(
     blocks: list[str], environment: BaseEnvironment, seconds: int, shown_bytes: int
 ) -> str:
     """Run blocks as one script in an environment. The comment above `_SHELL` explains how.
@@ -1838,7 +1848,6 @@ async def run_blocks(
     """
     # A random id. It names the processes of this script, and marks the parts of the answer.
     mark = uuid4().hex
-    # The bash function of the same name.
     call = ["run_blocks", mark, str(seconds), str(FLOOD_BYTES), *blocks]
     command = f"BASIC_LOOP_RUNNER={mark} {shell_command(*call)}"
     # Modal takes 65,536 bytes of arguments.
@@ -1850,7 +1859,7 @@ async def run_blocks(
     except BaseException as error:
         # The script may still be running. Kill it before the next turn or the verifier.
         await kill_script(mark, environment)
-        # A cancellation comes first, which exec may have answered with an error of its own.
+        # If the run was cancelled, exec may have raised an error of its own instead.
         if was_cancelled():
             raise asyncio.CancelledError from error
         if timer.expired() or isinstance(error, TimeoutError):
@@ -1867,9 +1876,10 @@ async def kill_script(mark: str, environment: BaseEnvironment) -> None:
     """Kill a script and its runner by another exec. If the agent is cancelled, this goes on."""
 
     async def kill() -> None:
-        # kill_processes kills each process with such a variable in its environment, which is
-        # BASIC_LOOP_RUNNER or BASIC_LOOP_SCRIPT. This exec itself has the mark only in base64.
+        # The runner has BASIC_LOOP_RUNNER=MARK in its environment, and the script's processes have
+        # BASIC_LOOP_SCRIPT=MARK. This exec has neither: its mark is in base64.
         command = shell_command("kill_processes", f"BASIC_LOOP_*={mark}")
+        # As above, the limit of exec itself comes last.
         exec_call = environment.exec(command, timeout_sec=KILL_SEC + EXEC_MARGIN_SEC)
         # The environment may be gone.
         with suppress(Exception):
@@ -1930,8 +1940,8 @@ def shell_command(*call: str) -> str:
     """
     program = f"{_SHELL}\n{shlex.join(call)}\nexit\n"
     encoded = base64.b64encode(valid_text(program).encode()).decode()
-    # The program ends in `exit`. `exit 1` is reached only if it could not be decoded, because the
-    # container can start no more processes.
+    # The program ends in `exit`, so `exit 1` is reached only if it was not decoded: the container
+    # can start no more processes.
     start = 'eval "$(printf %s $BASIC_LOOP_PROGRAM | base64 -d)"; exit 1'
     return f"BASIC_LOOP_PROGRAM={encoded} exec bash -c '{start}'"
 
@@ -1953,7 +1963,8 @@ def shell_command(*call: str) -> str:
 #
 # The file descriptors are
 #
-#     3   of watch_script: reads the exit code; is open as long as the script runs
+#     3   of watch_script: reads the exit code; open until just before the end line, which tells
+#         run_blocks that the script is not over
 #     4   of watch_script: writes the output, into the pipe that the runner reads
 #     5   of the runner: reads the output and the end line
 #
@@ -1961,7 +1972,7 @@ def shell_command(*call: str) -> str:
 # in BASIC_LOOP_RUNNER. No file is written. The image needs bash 4.4 or later, base64, cat, head,
 # sed, and Linux' /proc. Tested with bash 4.4 to 5.3.
 _SHELL = r"""
-# Messages of bash about processes that are gone would reach the model as exec's stderr.
+# bash reports killed processes on stderr, and the model would see that.
 exec 2>/dev/null
 # The script must not inherit these. /proc/PID/environ of the runner and its subshells still has
 # them, so kill_script finds these processes.
@@ -1990,18 +2001,18 @@ run_blocks() {
   local -x LC_ALL=C
   # sed would keep a line of any length in memory. Above 100 MB it ends.
   { ulimit -v 100000; exec sed "/^end-of-$mark/q"; } <&5 | head -c "$flood_bytes" | base64
-  # watch_script closes its fd 3 before it writes the end line. If that is still open, the readers
-  # have ended early: the output was too long, or the script has killed sed, head or base64.
+  # If fd 3 of watch_script is open, the end line was not written yet, but the readers have ended:
+  # the output was too long, or the script has killed sed, head or base64.
   if [ -e "/proc/$watcher/fd/3" ]; then
     kill_processes "BASIC_LOOP_SCRIPT=$mark" "$watcher"
   fi
-  # Does a process of the script still hold the pipe?
   read -r -t 0.1 -N 1 <&5
   case $? in
-    # No: this is the end of the file.
+    # The end of the file: no process of the script holds the pipe.
     1) ;;
-    # Yes, such as a server in the background. cat drains the pipe until the server ends. Otherwise
-    # the server would block, or get SIGPIPE.
+    # A byte, or nothing in 0.1 seconds: a process holds the pipe, such as a server in the
+    # background. cat drains it until the server ends. Otherwise the server would block, or get
+    # SIGPIPE.
     *) cat <&5 >/dev/null & ;;
   esac
   # watch_script returns the exit code that the model is told.
@@ -2014,9 +2025,12 @@ run_blocks() {
 watch_script() {
   local mark=$1 seconds=$2 script=$3 subshell code note
   exec 4>&1
-  # Inside <(...), stdout is the pipe to fd 3. The output of run_script goes to fd 4 instead, and
-  # fd 3 gets only the exit code, from echo.
-  exec 3< <(run_script "$mark" "$script" >&4 4>&-; echo $?)
+  # Inside <(...), stdout is the pipe to fd 3. Only echo writes the exit code there. The output of
+  # run_script goes to fd 4.
+  exec 3< <(
+    run_script "$mark" "$script" >&4 4>&-
+    echo $?
+  )
   # The process of the last <(...).
   subshell=$!
   read -r -t "$seconds" code <&3
@@ -2047,7 +2061,7 @@ run_script() {
   # The script gets a process group of its own, so that its `kill 0` kills nothing else.
   set -m
   # The text comes in a variable, because a `pkill -f` of the script would find it in an argument.
-  # The variable is expanded first and then unset, so that the script's own processes lack it.
+  # bash expands it before eval unsets it, so the script runs without the variable.
   BASIC_LOOP_SCRIPT=$mark BASIC_LOOP_TEXT=$script \
     bash -c 'eval "unset BASIC_LOOP_TEXT; $BASIC_LOOP_TEXT"' </dev/null 2>&1
 }
@@ -2057,8 +2071,8 @@ run_script() {
 # errors are left to the script.
 is_unfinished() {
   local message
-  # After `set -n` bash parses commands but runs none, not even on the same line. $(...) keeps -n
-  # out of this shell. It is a fork, which costs less than a new bash.
+  # After `set -n` bash parses commands but runs none, not even on the same line. A subshell, which
+  # costs less than a new bash, keeps that option out of this shell.
   message=$(LC_ALL=C; eval "set -n; $1" 2>&1)
   # After the first backtick the message may quote the block, where these phrases mean nothing.
   case ${message%%\`*} in
@@ -2091,8 +2105,8 @@ kill_processes() {
       if [[ $pid = "$root" || ${environ[*]} = *$entry* || " ${found[*]} " = *" $parent "* ]]; then
         # Stop all before killing any. Otherwise a shell would start its next command.
         kill -STOP "$pid"
-        # Put it first, so that children are killed before their parents. When a parent dies, the
-        # kernel may let its stopped children go on.
+        # Put it first, because most children are found after their parents, and should be killed
+        # before them: when a parent dies, the kernel may let its stopped children go on.
         found=("$pid" "${found[@]}")
       fi
     done
