@@ -40,6 +40,7 @@ import os
 import re
 import shlex
 import threading
+import weakref
 from abc import ABC, abstractmethod
 from collections import ChainMap
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
@@ -87,11 +88,7 @@ class BasicLoopOptions(
     hide_input_in_errors=True,
     use_attribute_docstrings=True,
 ):
-    """The options that `--ak key=value` accepts, with their defaults.
-
-    The first eight are also parameters of `BasicLoopAgent`, with the same defaults, for callers in
-    Python. `llm_kwargs` may hold an API key, so it appears in no error and in no repr.
-    """
+    """The options of `--ak key=value`. The first eight are also parameters of `BasicLoopAgent`."""
 
     model_path: str | None = Field(None, pattern="^tinker://")
     """Tinker checkpoint to sample, tinker://...; default: the base model."""
@@ -112,6 +109,7 @@ class BasicLoopOptions(
     """Base URL of the model's server; default: the client's. /v1 is added to http://host:port."""
     max_seconds: PositiveFloat | None = None
     """Seconds after which the loop ends and the trial is scored."""
+    # It may hold an API key, so it appears in no error and in no repr.
     llm_kwargs: dict = Field({}, repr=False)
     """More arguments for the client: top_p, seed, ..."""
     collect_rollout_details: bool | None = None
@@ -403,8 +401,8 @@ message. Each script starts in a fresh shell (files stay, variables and director
             context.rollout_details = rollout_details(turns)
             metadata["n_turns_without_ids"] = sum(not turn.is_trainable for turn in turns)
             metadata["n_prefix_breaks"] = sum(turn.breaks_prefix for turn in turns)
-        # A loop may put anything into its metadata. Harbor writes it as JSON: one value that JSON
-        # cannot hold would cost the whole job its results.
+        # Harbor writes the metadata as JSON. One value that JSON cannot hold would cost the whole
+        # job its results.
         text = json.dumps(metadata, default=str, skipkeys=True, ensure_ascii=False)
         context.metadata = json.loads(valid_text(text))
         # A verifier may score this file. Without a reply it becomes empty, for it may still hold
@@ -608,7 +606,8 @@ class Turn(LLMResponse):
         logprobs: Natural logarithms, shape [n_completion], or None. Tinker gives those of the
             policy that sampled. vLLM gives those of the raw model, before temperature and top_p,
             unless it runs with --logprobs-mode processed_logprobs.
-        extra: Other fields of the client (Tinker: sequence_id; vLLM: routed_experts).
+        extra: Other fields of the client, as JSON values (Tinker: sequence_id; vLLM:
+            routed_experts).
         cut_off: True if the reply is incomplete; nothing in it is run.
         breaks_prefix: True if the prompt is not exact.
         timestamp: When the reply came, in ISO 8601.
@@ -817,16 +816,17 @@ class Conversation:
         if turn.prompt_token_ids:
             previous_ids = self._last_turn.all_ids
             turn.breaks_prefix = turn.prompt_token_ids[: len(previous_ids)] != previous_ids
+        is_first = not self._last_messages
         self._transcript += [*self._pending, turn]
         self._pending.clear()
         self._last_turn = turn
         self._last_messages = [dict(message) for message in self.messages]
-        # A server that gives no ids in the first turn gives none at all. A later gap costs one
-        # turn, which is counted in the metadata.
-        if self._agent.options.collect_rollout_details and len(self.turns) == 1:
+        # A server that gives no ids in the trial's first turn gives none at all. A later gap costs
+        # one turn, which is counted in the metadata.
+        if self._agent.options.collect_rollout_details and is_first:
             ids = turn.completion_token_ids
             # An empty reply has no logprobs.
-            if ids is None or (ids and not turn.logprobs):
+            if not turn.prompt_token_ids or ids is None or (ids and not turn.logprobs):
                 raise RuntimeError(
                     "collect_rollout_details=true, but the server returned no token ids with "
                     "logprobs"
@@ -1185,9 +1185,9 @@ class TinkerClient(ExactClient):
             arguments["record_stability_info"] = True
         # The service is bound here: a later `use_service` does not change this client.
         self._open = functools.partial(
-            open_sampling_client, _given_service, arguments, api_base, api_key
+            open_checkpoint, _given_service, arguments, api_base, api_key
         )
-        self._sampling_client = self._open()
+        self._checkpoint = self._open()
         self._reopen_lock = asyncio.Lock()
 
     async def render(self, messages: list[dict]) -> tuple[Ids, str]:
@@ -1231,17 +1231,17 @@ class TinkerClient(ExactClient):
 
     async def _sample(self, **request: Any) -> Any:
         # Sample. If the session with Tinker has ended, open a new one and try again, once.
-        client = self._sampling_client
+        checkpoint = self._checkpoint
         try:
-            return await await_sample(client, request)
+            return await checkpoint.sample(request)
         except Exception as error:
             if not is_gone(error):
                 raise
         # The first trial that gets the lock opens the new session, and the others share it.
         async with self._reopen_lock:
-            if self._sampling_client is client:
-                self._sampling_client = await asyncio.to_thread(self._open)
-        return await await_sample(self._sampling_client, request)
+            if self._checkpoint is checkpoint:
+                self._checkpoint = await asyncio.to_thread(self._open)
+        return await self._checkpoint.sample(request)
 
     def _text_of(self, ids: Ids) -> str:
         # The reply's text up to its stop token, or up to the stop text of role_colon.
@@ -1273,20 +1273,49 @@ def with_thinking_part(message: dict) -> dict:
     return {"role": "assistant", "content": parts if thinking else text}
 
 
-async def await_sample(client: Any, request: dict) -> Any:
-    """Await the answer of a Tinker sampling client."""
-    sampling = client.sample(**request)
-    if not inspect.isawaitable(sampling):
-        # SDKs before 0.38 give a concurrent.futures.Future.
-        sampling = asyncio.wrap_future(sampling)
-    return await sampling
+class Session:
+    """A session with Tinker. It is closed when no `Checkpoint` refers to it any more.
+
+    A session holds about 11 file descriptors. It is not closed earlier: with SDK 0.38, the samples
+    that are under way in it would wait for ever.
+
+    Attributes:
+        service: The `tinker.ServiceClient`.
+    """
+
+    def __init__(self, service: Any) -> None:
+        self.service = service
+        # SDKs before 0.30 cannot close.
+        if hasattr(service, "close"):
+            # "success" is the status of a session that was ended on purpose.
+            weakref.finalize(self, service.close, "success").atexit = False
 
 
-# The process's sessions with Tinker, by server and key. A session is a `tinker.ServiceClient`, and
-# holds about 11 file descriptors. All TinkerClients share it, and each has a sampling client of its
-# own in it. The first TinkerClient to notice that the session has ended puts a new one here.
-_services: dict[tuple, Any] = {}
-_service_lock = threading.Lock()
+@dataclass
+class Checkpoint:
+    """A checkpoint, or a base model, that is open for sampling.
+
+    Attributes:
+        sampling_client: Tinker's client.
+        session: The session that it samples in, or None in a service that `use_service` was given.
+    """
+
+    sampling_client: Any
+    session: Session | None
+
+    async def sample(self, request: dict) -> Any:
+        """Sample, and return Tinker's answer."""
+        sampling = self.sampling_client.sample(**request)
+        if not inspect.isawaitable(sampling):
+            # SDKs before 0.38 give a concurrent.futures.Future.
+            sampling = asyncio.wrap_future(sampling)
+        return await sampling
+
+
+# The process's sessions, by server and key. All TinkerClients share them. The first one to notice
+# that a session has ended puts a new one here.
+_sessions: dict[tuple, Session] = {}
+_session_lock = threading.Lock()
 _given_service: Any = None
 
 
@@ -1319,21 +1348,20 @@ def check_tinker_key(options: BasicLoopOptions, env: Mapping[str, str]) -> None:
 def is_gone(error: Exception) -> bool:
     """True if Tinker says that a session or a checkpoint no longer exists.
 
-    SDK 0.38 has no class for the errors of a closed client or of polling, so their text is matched.
+    SDK 0.38 has no class for the errors of polling, so their text is matched.
     """
-    phrases = r"(?s)is closed$|polling failed.*code: (404|410)"
     has_status = getattr(error, "status_code", None) in (404, 410)
-    return has_status or bool(re.search(phrases, str(error)))
+    return has_status or bool(re.search("(?s)polling failed.*code: (404|410)", str(error)))
 
 
-def open_sampling_client(
+def open_checkpoint(
     given_service: Any, arguments: dict, api_base: str | None, api_key: str | None
-) -> Any:
+) -> Checkpoint:
     """Open a checkpoint in the process's session, or in a new one if that has ended. Blocks.
 
     Tinker gives the same error for an ended session and for a missing checkpoint. Only a new
     session tells which it is. If the checkpoint opens in the new session, that session replaces
-    the old one. If not, the new session is closed, and the SDK's error is raised.
+    the old one. If not, the SDK's error is raised.
     """
     import tinker
 
@@ -1343,34 +1371,21 @@ def open_sampling_client(
         return created.result() if hasattr(created, "result") else created
 
     if given_service:
-        return opened_in(given_service)
+        return Checkpoint(opened_in(given_service), session=None)
     server = (api_base, api_key)
-    with _service_lock:
-        old = _services.get(server)
+    with _session_lock:
+        old = _sessions.get(server)
         if old:
             try:
-                return opened_in(old)
+                return Checkpoint(opened_in(old.service), old)
             except Exception as error:
                 if not is_gone(error):
                     raise
         # If URL or key are None, the SDK finds its own.
-        new = tinker.ServiceClient(base_url=api_base, api_key=api_key)
-        try:
-            client = opened_in(new)
-        except Exception:
-            close_service(new)
-            raise
-        _services[server] = new
-        if old:
-            close_service(old)
-        return client
-
-
-def close_service(service: Any) -> None:
-    """Close a session without waiting, or do nothing: SDKs before 0.30 cannot close."""
-    if hasattr(service, "close"):
-        # "success" is the status of a session that was ended on purpose.
-        service.close("success")
+        new = Session(tinker.ServiceClient(base_url=api_base, api_key=api_key))
+        checkpoint = Checkpoint(opened_in(new.service), new)
+        _sessions[server] = new
+        return checkpoint
 
 
 # Gemma has these tags as tokens, which are not special.
@@ -1397,8 +1412,8 @@ def looks_special(token: str) -> bool:
 class VllmClient(ExactClient):
     """vLLM by token ids: /tokenize renders, /v1/completions samples (tested with 0.32).
 
-    Arguments that `__init__` does not name go into each request. `model_info` is LiteLLM's, and is
-    not sent.
+    Arguments that `__init__` does not name go into each request for a completion. `model_info` is
+    LiteLLM's, and is not sent.
     """
 
     def __init__(
@@ -1759,7 +1774,8 @@ def write_file(path: Path, text: str) -> None:
     fresh = path.with_name(f"{path.name}.{uuid4().hex}")
     try:
         fresh.write_text(text, encoding="utf-8")
-        if path.is_dir() and not path.is_symlink():
+        # A link is not followed: its target may be a name that the host refuses.
+        if not path.is_symlink() and path.is_dir():
             path.rename(f"{fresh}.aside")
         fresh.replace(path)
     finally:
