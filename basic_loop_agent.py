@@ -16,6 +16,7 @@ Words that the file uses from the start:
 - stop reason: why a run ended (class `StopReason`).
 - rollout: the token ids and log-probabilities of a run's turns.
 - exact prompt: a prompt whose token ids begin with the previous turn's prompt and completion ids.
+  Any other prompt breaks the prefix.
 - client: the object that calls the model. `TinkerClient` and `VllmClient` send exact prompts; their
   base is `ExactClient`. `chat_client` makes Harbor's LiteLLM, which sends messages with litellm.
 - Chat: Harbor's class with the list of messages. A call appends the prompt and the reply to it.
@@ -84,7 +85,7 @@ class BasicLoopOptions(
     AgentOptions,
     extra="forbid",
     allow_inf_nan=False,
-    coerce_numbers_to_str=True,
+    coerce_numbers_to_str=True,  # `--ak session_id=7` arrives as a number.
     hide_input_in_errors=True,
     use_attribute_docstrings=True,
 ):
@@ -133,8 +134,8 @@ class BasicLoopOptions(
         is_tinker = self.model_client == "tinker"
         if self.collect_rollout_details is None:
             self.collect_rollout_details = is_tinker
-        # llm_kwargs must not repeat an option of ours. It may repeat one that Harbor's AgentOptions
-        # brings, because a client may have an argument of that name.
+        # llm_kwargs must not repeat an option of ours. Those of Harbor's AgentOptions are allowed,
+        # because a client may have an argument of the same name.
         own_options = type(self).model_fields.keys() - AgentOptions.model_fields.keys()
         duplicates = self.llm_kwargs.keys() & (own_options | {"model_name"})
         if duplicates:
@@ -166,14 +167,13 @@ async def shared_client(agent: BasicLoopAgent) -> Any:
     has_waited = lock.locked()
     async with lock:
         client = _clients.get(key)
-        # The error of a trial that this one waited for is raised below. An older one is dropped.
-        if isinstance(client, Exception) and not has_waited:
-            client = None
-        if client is None:
+        # An error is for the trials that waited for it. Any other trial builds the client anew.
+        is_old_error = isinstance(client, Exception) and not has_waited
+        if client is None or is_old_error:
             client = await agent._client_or_error()
             _clients[key] = client
-            # An event loop in another thread may remove the same ones.
             for oldest in list(_clients)[:-MAX_CLIENTS]:
+                # Another thread's event loop may have removed it.
                 _clients.pop(oldest, None)
                 _locks.pop(oldest, None)
     if isinstance(client, Exception):
@@ -227,7 +227,8 @@ message. Each script starts in a fresh shell (files stay, variables and director
             ValueError: An option is unknown or has a bad value.
         """
         # `--ae KEY=value` comes as extra_env and may hold API keys. It is taken out, because Harbor
-        # 0.16 and later would pass it on to each command in the container.
+        # 0.16 and later would pass it on to each command in the container. In a resumed job the
+        # keys are masked, and a masked one is of no use.
         agent_env = without_masked(kw.pop("extra_env", None))
         # Keys and URLs of servers are looked up here: first the agent's, then the process's.
         self._env = ChainMap(agent_env, os.environ)
@@ -245,7 +246,7 @@ message. Each script starts in a fresh shell (files stay, variables and director
             # This sets `self.options`.
             super().__init__(model_name=model_name, **options, **kw)
         else:
-            # These are BaseAgent's parameters. The last one is hidden in its **kwargs.
+            # What BaseAgent takes. The last one is not in its signature: it comes by **kwargs.
             harbor_names = {*inspect.signature(BaseAgent).parameters, "override_setup_timeout_sec"}
             options |= {name: kw.pop(name) for name in kw.keys() - harbor_names}
             super().__init__(model_name=model_name, **kw)
@@ -304,8 +305,8 @@ message. Each script starts in a fresh shell (files stay, variables and director
         """
         conversation = self._conversation
         stop_reason = StopReason.ERROR
-        # If the run is cancelled, or its time is up, a client or an environment may raise an error
-        # of its own instead. So these two are checked first. What remains is an ordinary error.
+        # If the run is cancelled, or its time is up, a client or an environment may raise any error
+        # instead. So an error counts only if neither is the case.
         try:
             async with asyncio.timeout(self.options.max_seconds) as timer:
                 await conversation.begin(instruction)
@@ -363,8 +364,8 @@ message. Each script starts in a fresh shell (files stay, variables and director
             listed = await environment.exec(command, timeout_sec=60)
             skills = valid_text(listed.stdout)
             if isinstance(client, ExactClient):
-                # `sample` leaves special tokens in an instruction alone. The skills become part of
-                # it, so their special tokens are broken here.
+                # `sample` does not break special tokens in an instruction. The skills become part
+                # of it, so theirs are broken here.
                 skills = await client.break_special_tokens(skills)
             self._introduction.append(f"Skills. Read a skill's file before you use it.\n{skills}")
         for server in self.mcp_servers:
@@ -486,7 +487,7 @@ message. Each script starts in a fresh shell (files stay, variables and director
             collect_rollout_details=options.collect_rollout_details,
             **arguments,
         )
-        # gpt-oss ends a reply with one token, and its template writes another one there. So no
+        # gpt-oss ends a reply with one stop token, but its template renders a different one. So no
         # prompt would be exact, and gpt-oss gets the chat endpoint, which also parses its replies.
         if options.collect_rollout_details and base and "gpt-oss" not in model:
             # `chat` is called if the server has no /tokenize.
@@ -524,11 +525,10 @@ BasicLoopAgent.SUPPORTS_RESUME = True
 
 
 def was_cancelled() -> bool:
-    """True if something outside wants this task to stop: a cancellation, or an expired timeout.
+    """True if this task was cancelled, or if an `asyncio.timeout` around it has expired.
 
-    The caller then raises CancelledError. An expired `asyncio.timeout` around the caller turns that
-    into a TimeoutError. A caller with an `asyncio.timeout` block of its own asks after the block,
-    which would count as well.
+    The caller then raises CancelledError, which an expired timeout turns into a TimeoutError. Leave
+    your own `asyncio.timeout` block before you call this. Inside, its expiry would count, too.
     """
     return asyncio.current_task().cancelling() > 0
 
@@ -569,8 +569,9 @@ def split_model_name(model_name: str, api_base: str | None, llm_kwargs: dict) ->
 class StopReason(StrEnum):
     """Why a run ended. tinker-cookbook's StopReason has some of these, with the same values.
 
-    Harbor scores a single-step trial unless it ended in ERROR or by Ctrl-C. In a multi-step task it
-    scores every step. `trial_to_trajectory` leaves a trial out if one of its steps ended in ERROR.
+    Harbor scores a single-step trial unless it ended in ERROR, or was CANCELLED by Ctrl-C. In a
+    multi-step task it scores every step. `trial_to_trajectory` leaves a trial out if one of its
+    steps ended in ERROR.
     """
 
     # The reply holds no command, or max_turns is 1.
@@ -583,7 +584,7 @@ class StopReason(StrEnum):
     CONTEXT_OVERFLOW = "context_overflow"
     # `max_seconds` have passed; the call or script that was under way was stopped.
     ROLLOUT_TIMEOUT = "rollout_timeout"
-    # Harbor cancelled the run: at the agent's timeout, which it scores, or by Ctrl-C.
+    # Harbor cancelled the run: at the agent's timeout, or by Ctrl-C.
     CANCELLED = "cancelled"
     # An exception, which Harbor keeps as the exception_info of the trial or the step.
     ERROR = "error"
@@ -599,8 +600,9 @@ class Turn(LLMResponse):
     """One model call. The ids are exactly as sampled; the text has no lone surrogates.
 
     Attributes:
-        content: The reply's text. Until the turn is recorded, the thinking is in it, in tags.
-        reasoning_content: The thinking before the answer.
+        content: The reply's text.
+        reasoning_content: The thinking before the answer. A client may leave it in `content`, in
+            tags; it is moved here when the turn is recorded.
         prompt_token_ids: The whole prompt, shape [n_prompt]; None if the client gives none.
         completion_token_ids: The reply with its stop token, shape [n_completion], or None.
         logprobs: Natural logarithms, shape [n_completion], or None. Tinker gives those of the
@@ -701,8 +703,8 @@ class Conversation:
         self._system = valid_text(options.system_prompt)
         if options.system_prompt is None and options.max_turns > 1:
             self._system = agent.protocol.replace("{seconds}", str(options.command_timeout_sec))
-        # These are of the current run. `begin` makes them anew: a later run may have another event
-        # loop, and so another client and another Chat, which gets the messages of the old one.
+        # These are of the current run, and `begin` makes them anew. The caller may start each run
+        # in an event loop of its own, which has its own client. The new Chat gets the old messages.
         self.client: Any = None
         self._chat: Chat | None = None
         self.metadata: dict[str, Any] = {}
@@ -789,17 +791,17 @@ class Conversation:
         try:
             reply = await self._chat.chat(prompt, **request)
         except OutputLengthExceededError as error:
-            # Harbor's own clients raise this for a reply that was cut off. The error has its text,
-            # but no ids. (A subclass may use such a client.)
+            # No client of this file raises this, but Harbor's own do for a reply that was cut off,
+            # and a `_build_llm` of yours may return one. The error has the text, but no ids.
             reply = Turn(content=error.truncated_response, cut_off=True)
             self.messages.append({"role": "user", "content": prompt})
             self.messages.append({"role": "assistant", "content": reply.content})
             # The server of a Responses API does not have this turn.
             self._chat.reset_response_chain()
-        # A client of your own may return an LLMResponse.
+        # A client of your own may return Harbor's LLMResponse.
         turn = Turn(**vars(reply))
-        # `messages` get the text without lone surrogates. They keep the thinking, which
-        # `_record_turn` takes out of the turn.
+        # The Chat has added the reply to `messages`, where it keeps its thinking. `Turn` has
+        # replaced the lone surrogates.
         self.messages[-1]["content"] = turn.content
         return self._record_turn(turn)
 
@@ -807,7 +809,7 @@ class Conversation:
         # Split the thinking off, and record the turn.
         if turn.reasoning_content:
             # The server has split the thinking off, so a closing tag alone is part of the answer.
-            # But a server may leave some thinking in the text, which begins with an opening tag.
+            # If the text still begins with an opening tag, the server has left thinking in it.
             thinking, turn.content = leading_thinking(turn.content)
         else:
             thinking, turn.content = split_thinking(turn.content)
@@ -908,7 +910,7 @@ def split_thinking(text: str) -> tuple[str, str]:
     skips tags between quotation marks or backticks.) Otherwise this is `leading_thinking`.
     """
     tags = f"(?:{_OPENING_TAG}|{_CLOSING_TAG})"
-    # This skips a tag that has a quotation mark on both sides.
+    # The first tag that is not quoted: no quotation mark is before it, or none is after it.
     tag = re.search(rf"(?<!['\"`]){tags}|{tags}(?!['\"`])", text)
     if tag and tag[0] not in THINKING_TAGS:
         return text[: tag.start()], text[tag.end() :].lstrip()
@@ -927,7 +929,8 @@ def headers_to_tags(text: str) -> str:
     thinking. Any other text stays as it is.
     """
     # The prompt ends in <|start|>assistant, so the reply begins with the rest of that header:
-    # "<|channel|>...", or " to=NAME<|channel|>..." for a message to a tool.
+    # "<|channel|>...", or " to=NAME<|channel|>..." for a message to a tool. A later header begins
+    # with <|start|>.
     header = r"\s*(?:to=\S{1,200}\s*)?<\|(?:channel|start|message_model)\|>"
     if not re.match(header, text):
         return text
@@ -948,7 +951,7 @@ def headers_to_tags(text: str) -> str:
             answer += content
         else:
             thinking += content
-    # A closing tag that is quoted in the thinking is broken, so that it does not end the thinking.
+    # A closing tag that is quoted in the thinking gets a blank, so that it does not end it.
     return f"<think>{thinking.replace('</think>', '</ think>')}</think>{answer}"
 
 
@@ -994,7 +997,7 @@ class ExactClient(ABC):
 
     context_limit: float
     max_tokens: int
-    # A cache of `next_prompt`, which explains it.
+    # The ids before the tail; see `next_prompt`.
     _probe_start: Ids | None = None
 
     @abstractmethod
@@ -1076,10 +1079,10 @@ class ExactClient(ABC):
            their end: here the second line.
         3. Drop the stop token from the tail, because the sampled reply ends in it already.
 
-        The ids before the tail do not depend on the new message. `_probe_start` keeps them, and
-        step 2 is skipped if a probe begins with them. (After midnight it may not, if the template
-        shows the date.) Trials share `_probe_start` without a lock, because a wrong value costs
-        only another rendering.
+        The ids before the tail are the same for each new message. `_probe_start` keeps them, and
+        step 2 is needed only if a probe does not begin with them: the first one, or the first one
+        after midnight if the template shows the date. Trials share `_probe_start` without a lock,
+        because each one compares its probe with it.
 
         The whole history is rendered instead if there are no previous ids (the first turn, or an
         edited history), or if the reply does not end in the template's stop token.
@@ -1101,7 +1104,7 @@ class ExactClient(ABC):
             probe_start = ids[: len(ids) - n_common_end(ids, other)]
             self._probe_start = probe_start
         tail = ids[len(probe_start) :]
-        # The reply ends in the stop, with which the tail begins. It is one token, or two (Inkling).
+        # The stop (one token, or Inkling's two) ends the reply and begins the tail. Send it once.
         for n_stop in (1, 2):
             if previous_ids[-n_stop:] == tail[:n_stop]:
                 return previous_ids + tail[n_stop:], prompt_end
@@ -1312,8 +1315,8 @@ class Checkpoint:
         return await sampling
 
 
-# The process's sessions, by server and key. All TinkerClients share them. The first one to notice
-# that a session has ended puts a new one here.
+# The process's sessions, by server and key. TinkerClients with the same server and key share one.
+# The first of them to notice that it has ended puts a new one here.
 _sessions: dict[tuple, Session] = {}
 _session_lock = threading.Lock()
 _given_service: Any = None
@@ -1357,7 +1360,9 @@ def is_gone(error: Exception) -> bool:
 def open_checkpoint(
     given_service: Any, arguments: dict, api_base: str | None, api_key: str | None
 ) -> Checkpoint:
-    """Open a checkpoint in the process's session, or in a new one if that has ended. Blocks.
+    """Open a checkpoint in the process's session, or in a new one if that has ended.
+
+    Call this in a thread, because it waits for the server.
 
     Tinker gives the same error for an ended session and for a missing checkpoint. Only a new
     session tells which it is. If the checkpoint opens in the new session, that session replaces
@@ -1388,10 +1393,11 @@ def open_checkpoint(
         return checkpoint
 
 
-# Gemma has these tags as tokens, which are not special.
+# Ordinary tokens that look special: the HTML tags of Gemma's vocabulary.
 HTML_TAGS = (
     "caption|table|thead|tbody|tfoot|tr|td|th|h[1-6]|blockquote|code|strong|em|b|i|u|sub|sup"
 )
+# Special tokens that do not look special.
 MINIMAX_TOKENS = ("]~b]", "]~!b[", "[e~[")
 
 
@@ -1435,7 +1441,7 @@ class VllmClient(ExactClient):
     ) -> None:
         self.context_limit = context_limit
         self.max_tokens = max_tokens
-        # This is called for another client if the server has no /tokenize.
+        # This makes the client to use instead if the server has no /tokenize.
         self._make_fallback = fallback
         self._body = {**body, **(extra_body or {}), "model": model_name}
         # The chat endpoint would pass these on to the template. /tokenize must be given them.
@@ -1443,8 +1449,8 @@ class VllmClient(ExactClient):
         if "reasoning_effort" in self._body:
             self._template_kwargs.setdefault("reasoning_effort", self._body["reasoning_effort"])
         self._url = api_base.rstrip("/").removesuffix("/v1")
-        # A generator that yields the HTTP client. Python closes a generator by itself, and so its
-        # connections (see `open_http`). `connect_or_fall_back` starts it.
+        # An async generator that yields the HTTP client, so that Python closes the connections when
+        # the event loop ends or this object is gone. `connect_or_fall_back` starts it.
         self._http_generator = open_http(
             base_url=self._url,
             api_key=api_key,
@@ -1509,7 +1515,8 @@ class VllmClient(ExactClient):
             return []
         answer = await self._tokenize(prompt=text, add_special_tokens=False)
         tokens = {token for token in answer["token_strs"] if looks_special(token)}
-        # vLLM may spell a token in another way than the text does, such as Ġ for a blank.
+        # vLLM may spell a token differently from the text, such as Ġ for a blank. It is left out,
+        # because `break_special_tokens` would not find it, and try for ever.
         return [token for token in tokens if token in text]
 
     async def generate(self, prompt_ids: Ids, max_tokens: int, **request: Any) -> Turn:
@@ -1654,9 +1661,9 @@ def trial_to_trajectory(trial: TrialResult) -> Trajectory | None:
     """Training data from a finished trial, live or from `TrialResult.model_validate_json`.
 
     Returns:
-        None if a step ended in ERROR, if there is neither a trainable turn nor a reward, if there
-        is an exception and no reward, or if Harbor says that the reward is not valid. Before Harbor
-        0.25, a reward is valid if all exceptions are in SCORED_EXCEPTIONS.
+        None if a step ended in ERROR. Without a reward, also None if there is an exception or no
+        trainable turn. With a reward, also None if Harbor says that it is not valid. (Before Harbor
+        0.25 it is valid if all exceptions are in SCORED_EXCEPTIONS.)
 
     Raises:
         ValueError: Ids, logprobs and `extra` do not align, or a logprob or reward is not finite.
@@ -1818,7 +1825,7 @@ def fenced_blocks(text: str) -> list[tuple[str, str]]:
     return blocks
 
 
-# This prints the path and the front matter of each skill.
+# This prints the path of each skill and its front matter: line 2 to the next ---.
 LIST_SKILLS = r"""
 for file in */SKILL.md; do
   [ -f "$file" ] || continue
@@ -1842,7 +1849,7 @@ KILL_SEC = 15
 FLOOD_BYTES = 4_000_000
 # The model gets one of these texts if output is not complete.
 CUT_OUTPUT = (
-    f"[cut here: more than {FLOOD_BYTES} bytes, or the script killed the process that reads them]"
+    f"[cut here: more than {FLOOD_BYTES} bytes, or the script killed what collects its output]"
 )
 LOST_OUTPUT = "[the output was lost: the script killed the process that returns it]"
 
@@ -1893,7 +1900,7 @@ async def kill_script(mark: str, environment: BaseEnvironment) -> None:
 
     async def kill() -> None:
         # The runner has BASIC_LOOP_RUNNER=MARK in its environment, and the script's processes have
-        # BASIC_LOOP_SCRIPT=MARK. This exec has neither: its mark is in base64.
+        # BASIC_LOOP_SCRIPT=MARK. This exec has neither: `shell_command` encodes its mark.
         command = shell_command("kill_processes", f"BASIC_LOOP_*={mark}")
         # As above, the limit of exec itself comes last.
         exec_call = environment.exec(command, timeout_sec=KILL_SEC + EXEC_MARGIN_SEC)
@@ -1979,8 +1986,7 @@ def shell_command(*call: str) -> str:
 #
 # The file descriptors are
 #
-#     3   of watch_script: reads the exit code; open until just before the end line, which tells
-#         run_blocks that the script is not over
+#     3   of watch_script: reads the exit code; while it is open, the end line is not written yet
 #     4   of watch_script: writes the output, into the pipe that the runner reads
 #     5   of the runner: reads the output and the end line
 #
@@ -2017,8 +2023,8 @@ run_blocks() {
   local -x LC_ALL=C
   # sed would keep a line of any length in memory. Above 100 MB it ends.
   { ulimit -v 100000; exec sed "/^end-of-$mark/q"; } <&5 | head -c "$flood_bytes" | base64
-  # If fd 3 of watch_script is open, the end line was not written yet, but the readers have ended:
-  # the output was too long, or the script has killed sed, head or base64.
+  # The readers have ended. If fd 3 of watch_script is open, they have not read the end line: the
+  # output was too long, or the script has killed sed, head or base64.
   if [ -e "/proc/$watcher/fd/3" ]; then
     kill_processes "BASIC_LOOP_SCRIPT=$mark" "$watcher"
   fi
@@ -2041,7 +2047,7 @@ run_blocks() {
 watch_script() {
   local mark=$1 seconds=$2 script=$3 subshell code note
   exec 4>&1
-  # Inside <(...), stdout is the pipe to fd 3. Only echo writes the exit code there. The output of
+  # Inside <(...), stdout is the pipe to fd 3, to which only `echo $?` writes. The output of
   # run_script goes to fd 4.
   exec 3< <(
     run_script "$mark" "$script" >&4 4>&-
@@ -2077,7 +2083,7 @@ run_script() {
   # The script gets a process group of its own, so that its `kill 0` kills nothing else.
   set -m
   # The text comes in a variable, because a `pkill -f` of the script would find it in an argument.
-  # bash expands it before eval unsets it, so the script runs without the variable.
+  # bash expands $BASIC_LOOP_TEXT before eval runs unset, so the script lacks the variable.
   BASIC_LOOP_SCRIPT=$mark BASIC_LOOP_TEXT=$script \
     bash -c 'eval "unset BASIC_LOOP_TEXT; $BASIC_LOOP_TEXT"' </dev/null 2>&1
 }
@@ -2087,8 +2093,8 @@ run_script() {
 # errors are left to the script.
 is_unfinished() {
   local message
-  # After `set -n` bash parses commands but runs none, not even on the same line. A subshell, which
-  # costs less than a new bash, keeps that option out of this shell.
+  # After `set -n` bash parses the rest of the text, the same line included, and runs nothing. The
+  # subshell, which costs less than a new bash, keeps that option out of this shell.
   message=$(LC_ALL=C; eval "set -n; $1" 2>&1)
   # After the first backtick the message may quote the block, where these phrases mean nothing.
   case ${message%%\`*} in
@@ -2111,7 +2117,7 @@ kill_processes() {
       [[ " ${found[*]} " != *" $pid "* ]] || continue
       mapfile -t -d "" environ <"$path/environ"
       read -r -d "" stat <"$path/stat"
-      # The command's name, in parentheses, may hold anything. The state and the parent follow it.
+      # The text is "PID (NAME) STATE PARENT ...". The name may hold anything.
       stat=${stat##*) }
       stat=${stat#* }
       parent=${stat%% *}
@@ -2121,8 +2127,8 @@ kill_processes() {
       if [[ $pid = "$root" || ${environ[*]} = *$entry* || " ${found[*]} " = *" $parent "* ]]; then
         # Stop all before killing any. Otherwise a shell would start its next command.
         kill -STOP "$pid"
-        # Put it first, because most children are found after their parents, and should be killed
-        # before them: when a parent dies, the kernel may let its stopped children go on.
+        # Prepend it: a child that is found after its parent is then killed before it. If a parent
+        # dies first, the kernel may continue its stopped children.
         found=("$pid" "${found[@]}")
       fi
     done

@@ -481,7 +481,8 @@ class Bench:
             response = litellm.ModelResponse(model="mock", choices=[choice], usage=usage)
             if ids and "no ids" not in message["content"]:
                 # As litellm passes on what vLLM answers.
-                response.prompt_token_ids = [1, 2] + [3, 4, 5, 6] * n_turns
+                if "no prompt" not in message["content"]:
+                    response.prompt_token_ids = [1, 2] + [3, 4, 5, 6] * n_turns
                 content = [{"token": "x", "logprob": -0.5, "bytes": [], "top_logprobs": []}] * 3
                 response.choices[0].logprobs = litellm.types.utils.ChoiceLogprobs(content=content)
             return response
@@ -736,9 +737,10 @@ def test_a_servers_token_ids_are_recorded_like_tinkers_and_have_to_come(bench):
     assert did.fake[0]["logprobs"] is True
     assert did.fake[0]["extra_body"]["return_token_ids"] is True
     assert did.resumed("go on").metadata["n_turns_without_ids"] == 1
-    with pytest.raises(RuntimeError, match="collect_rollout_details"):
-        bench.lite("hello, no ids", ids=True)
-    assert did.completion == "hello, no ids"
+    for text in ("hello, no ids", "hello, no prompt"):
+        with pytest.raises(RuntimeError, match="collect_rollout_details"):
+            bench.lite(text, ids=True)
+        assert did.completion == text
 
 
 def test_the_responses_api_gets_max_tokens_and_may_be_cut_off(bench, monkeypatch):
