@@ -145,7 +145,7 @@ class BasicLoopOptions(
         if is_tinker and not importlib.util.find_spec("tinker_cookbook"):
             raise ValueError(
                 "the Tinker packages are missing: `pip install 'harbor[tinker]'` (in a clone: "
-                "`uv sync --extra tinker`), or set model_client=litellm"
+                "`uv sync --no-dev --extra tinker`), or set model_client=litellm"
             )
         return self
 
@@ -373,7 +373,7 @@ message. Each script starts in a fresh shell (files stay, variables and director
             self._introduction.append(f"MCP server: {text}")
 
     def script_in(self, reply: str) -> list[str] | None:
-        """The bash blocks of a reply, which run as one script; None if there are none."""
+        """The bash texts to run as one script: a reply's bash blocks; None if there are none."""
         shells = ("bash", "sh", "shell")
         blocks = [text for language, text in fenced_blocks(reply) if language in shells]
         return blocks or None
