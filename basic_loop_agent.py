@@ -78,7 +78,7 @@ except ImportError:
     AgentCapabilities = AgentOptions
     HARBOR_PARSES_OPTIONS = False
 
-__version__ = "0.8.1"
+__version__ = "0.8.2"
 
 
 class BasicLoopOptions(
@@ -134,8 +134,8 @@ class BasicLoopOptions(
         is_tinker = self.model_client == "tinker"
         if self.collect_rollout_details is None:
             self.collect_rollout_details = is_tinker
-        # llm_kwargs must not repeat an option of ours. Those of Harbor's AgentOptions are allowed,
-        # because a client may have an argument of the same name.
+        # llm_kwargs must not repeat an option that this class adds. The fields that come from
+        # AgentOptions are free, because a client may have an argument of such a name.
         own_options = type(self).model_fields.keys() - AgentOptions.model_fields.keys()
         duplicates = self.llm_kwargs.keys() & (own_options | {"model_name"})
         if duplicates:
@@ -167,13 +167,13 @@ async def shared_client(agent: BasicLoopAgent) -> Any:
     has_waited = lock.locked()
     async with lock:
         client = _clients.get(key)
-        # An error is for the trials that waited for it. Any other trial builds the client anew.
-        is_old_error = isinstance(client, Exception) and not has_waited
-        if client is None or is_old_error:
+        # A trial that has waited takes an error, too. Any other trial builds the client anew then.
+        must_build = client is None or (isinstance(client, Exception) and not has_waited)
+        if must_build:
             client = await agent._client_or_error()
             _clients[key] = client
             for oldest in list(_clients)[:-MAX_CLIENTS]:
-                # Another thread's event loop may have removed it.
+                # An event loop in another thread may have removed it.
                 _clients.pop(oldest, None)
                 _locks.pop(oldest, None)
     if isinstance(client, Exception):
@@ -305,8 +305,8 @@ message. Each script starts in a fresh shell (files stay, variables and director
         """
         conversation = self._conversation
         stop_reason = StopReason.ERROR
-        # If the run is cancelled, or its time is up, a client or an environment may raise any error
-        # instead. So an error counts only if neither is the case.
+        # After a cancellation or a timeout, a client or an environment may raise another error in
+        # place of CancelledError. So look for these two first. Any other error is a real one.
         try:
             async with asyncio.timeout(self.options.max_seconds) as timer:
                 await conversation.begin(instruction)
@@ -364,8 +364,8 @@ message. Each script starts in a fresh shell (files stay, variables and director
             listed = await environment.exec(command, timeout_sec=60)
             skills = valid_text(listed.stdout)
             if isinstance(client, ExactClient):
-                # `sample` does not break special tokens in an instruction. The skills become part
-                # of it, so theirs are broken here.
+                # An instruction may hold special tokens on purpose, so `sample` does not break them
+                # there. The skills become part of it, so theirs are broken here.
                 skills = await client.break_special_tokens(skills)
             self._introduction.append(f"Skills. Read a skill's file before you use it.\n{skills}")
         for server in self.mcp_servers:
@@ -400,6 +400,7 @@ message. Each script starts in a fresh shell (files stay, variables and director
         metadata = {**conversation.metadata, "stop_reason": stop_reason, "n_episodes": len(turns)}
         if self.options.collect_rollout_details:
             context.rollout_details = rollout_details(turns)
+            # This also counts turns without logprobs.
             metadata["n_turns_without_ids"] = sum(not turn.is_trainable for turn in turns)
             metadata["n_prefix_breaks"] = sum(turn.breaks_prefix for turn in turns)
         # Harbor writes the metadata as JSON. One value that JSON cannot hold would cost the whole
@@ -525,10 +526,10 @@ BasicLoopAgent.SUPPORTS_RESUME = True
 
 
 def was_cancelled() -> bool:
-    """True if this task was cancelled, or if an `asyncio.timeout` around it has expired.
+    """True if this task is to stop: it was cancelled, or an `asyncio.timeout` around it expired.
 
-    The caller then raises CancelledError, which an expired timeout turns into a TimeoutError. Leave
-    your own `asyncio.timeout` block before you call this. Inside, its expiry would count, too.
+    Raise CancelledError then. The expired timeout, if that was it, makes a TimeoutError of it. Call
+    this after any `asyncio.timeout` block of your own: inside, that block counts as well.
     """
     return asyncio.current_task().cancelling() > 0
 
@@ -614,7 +615,7 @@ class Turn(LLMResponse):
         breaks_prefix: True if the prompt is not exact.
         timestamp: When the reply came, in ISO 8601.
 
-    A turn that was read back from a trial's result has ids, logprobs and `extra`, but no text.
+    A turn that `turns_of` reads from a saved trial has ids, logprobs and `extra`, but no text.
     """
 
     content: str = ""
@@ -703,8 +704,8 @@ class Conversation:
         self._system = valid_text(options.system_prompt)
         if options.system_prompt is None and options.max_turns > 1:
             self._system = agent.protocol.replace("{seconds}", str(options.command_timeout_sec))
-        # These are of the current run, and `begin` makes them anew. The caller may start each run
-        # in an event loop of its own, which has its own client. The new Chat gets the old messages.
+        # `begin` makes these anew for each run. A client works in one event loop only, and a caller
+        # may start each run in a new one. The messages of the old Chat go into the new one.
         self.client: Any = None
         self._chat: Chat | None = None
         self.metadata: dict[str, Any] = {}
@@ -800,16 +801,16 @@ class Conversation:
             self._chat.reset_response_chain()
         # A client of your own may return Harbor's LLMResponse.
         turn = Turn(**vars(reply))
-        # The Chat has added the reply to `messages`, where it keeps its thinking. `Turn` has
-        # replaced the lone surrogates.
+        # The Chat has put the reply's text into `messages`. Replace it by the turn's, which has no
+        # lone surrogates. The thinking is still in that, and stays in `messages`.
         self.messages[-1]["content"] = turn.content
         return self._record_turn(turn)
 
     def _record_turn(self, turn: Turn) -> Turn:
         # Split the thinking off, and record the turn.
         if turn.reasoning_content:
-            # The server has split the thinking off, so a closing tag alone is part of the answer.
-            # If the text still begins with an opening tag, the server has left thinking in it.
+            # The server has split the thinking off. So the text before a lone closing tag is not
+            # thinking, as it is for `split_thinking`. Text in tags at the start still is.
             thinking, turn.content = leading_thinking(turn.content)
         else:
             thinking, turn.content = split_thinking(turn.content)
@@ -818,14 +819,14 @@ class Conversation:
         if turn.prompt_token_ids:
             previous_ids = self._last_turn.all_ids
             turn.breaks_prefix = turn.prompt_token_ids[: len(previous_ids)] != previous_ids
-        is_first = not self._last_messages
+        is_first_of_trial = not self._last_messages
         self._transcript += [*self._pending, turn]
         self._pending.clear()
         self._last_turn = turn
         self._last_messages = [dict(message) for message in self.messages]
         # A server that gives no ids in the trial's first turn gives none at all. A later gap costs
         # one turn, which is counted in the metadata.
-        if self._agent.options.collect_rollout_details and is_first:
+        if self._agent.options.collect_rollout_details and is_first_of_trial:
             ids = turn.completion_token_ids
             # An empty reply has no logprobs.
             if not turn.prompt_token_ids or ids is None or (ids and not turn.logprobs):
@@ -845,7 +846,7 @@ class Conversation:
         steps = [{"source": "system", "message": self._system}] if self._system else []
         for part in [*self._transcript, *self._pending]:
             if isinstance(part, Turn):
-                steps.append(self._agent_step(part, is_first=part is turns[0]))
+                steps.append(self._agent_step(part, is_first_of_run=part is turns[0]))
             elif not part.is_instruction and steps and steps[-1]["source"] == "agent":
                 result = {"content": part.text, "extra": {"timestamp": part.timestamp}}
                 steps[-1].setdefault("observation", {"results": []})["results"].append(result)
@@ -854,7 +855,7 @@ class Conversation:
                 steps.append(step)
         return steps
 
-    def _agent_step(self, turn: Turn, is_first: bool) -> dict:
+    def _agent_step(self, turn: Turn, is_first_of_run: bool) -> dict:
         metrics = {"cost_usd": turn.cost_usd}
         if turn.usage:
             metrics["prompt_tokens"] = turn.usage.prompt_tokens
@@ -862,7 +863,7 @@ class Conversation:
             metrics["cached_tokens"] = turn.usage.cache_tokens
         if self._agent.options.collect_rollout_details:
             # Only the first prompt is written, because prompts grow. The context has all of them.
-            metrics["prompt_token_ids"] = turn.prompt_token_ids if is_first else None
+            metrics["prompt_token_ids"] = turn.prompt_token_ids if is_first_of_run else None
             metrics["completion_token_ids"] = turn.completion_token_ids
             # JSON has no NaN.
             metrics["logprobs"] = turn.logprobs if turn.is_trainable else None
@@ -910,7 +911,7 @@ def split_thinking(text: str) -> tuple[str, str]:
     skips tags between quotation marks or backticks.) Otherwise this is `leading_thinking`.
     """
     tags = f"(?:{_OPENING_TAG}|{_CLOSING_TAG})"
-    # The first tag that is not quoted: no quotation mark is before it, or none is after it.
+    # A tag is quoted if a quotation mark is on both sides of it. This finds the first other one.
     tag = re.search(rf"(?<!['\"`]){tags}|{tags}(?!['\"`])", text)
     if tag and tag[0] not in THINKING_TAGS:
         return text[: tag.start()], text[tag.end() :].lstrip()
@@ -930,7 +931,7 @@ def headers_to_tags(text: str) -> str:
     """
     # The prompt ends in <|start|>assistant, so the reply begins with the rest of that header:
     # "<|channel|>...", or " to=NAME<|channel|>..." for a message to a tool. A later header begins
-    # with <|start|>.
+    # with <|start|>. The limit of 200 bounds the time of a search.
     header = r"\s*(?:to=\S{1,200}\s*)?<\|(?:channel|start|message_model)\|>"
     if not re.match(header, text):
         return text
@@ -997,7 +998,7 @@ class ExactClient(ABC):
 
     context_limit: float
     max_tokens: int
-    # The ids before the tail; see `next_prompt`.
+    # A cache of `next_prompt`: the token ids with which a probe begins.
     _probe_start: Ids | None = None
 
     @abstractmethod
@@ -1079,10 +1080,9 @@ class ExactClient(ABC):
            their end: here the second line.
         3. Drop the stop token from the tail, because the sampled reply ends in it already.
 
-        The ids before the tail are the same for each new message. `_probe_start` keeps them, and
-        step 2 is needed only if a probe does not begin with them: the first one, or the first one
-        after midnight if the template shows the date. Trials share `_probe_start` without a lock,
-        because each one compares its probe with it.
+        `_probe_start` keeps the ids before the tail. If a probe does not begin with them (the first
+        one, or one after midnight if the template shows the date), step 2 finds them anew. Trials
+        share `_probe_start` without a lock, because each one checks it.
 
         The whole history is rendered instead if there are no previous ids (the first turn, or an
         edited history), or if the reply does not end in the template's stop token.
@@ -1104,7 +1104,8 @@ class ExactClient(ABC):
             probe_start = ids[: len(ids) - n_common_end(ids, other)]
             self._probe_start = probe_start
         tail = ids[len(probe_start) :]
-        # The stop (one token, or Inkling's two) ends the reply and begins the tail. Send it once.
+        # The end of the reply and the start of the tail overlap: in the stop, which is one token,
+        # or Inkling's two. Send it once.
         for n_stop in (1, 2):
             if previous_ids[-n_stop:] == tail[:n_stop]:
                 return previous_ids + tail[n_stop:], prompt_end
@@ -1131,6 +1132,128 @@ def says_context_is_full(error: Exception) -> bool:
     is_bad_request = getattr(error, "status_code", None) in (400, 413, 422)
     phrases = "(?i)context length|context_length|maximum context|token limit|too long"
     return (is_user_error or is_bad_request) and bool(re.search(phrases, str(error)))
+
+
+# Sessions with Tinker.
+
+
+class Session:
+    """A session with Tinker. It is closed when no `Checkpoint` refers to it any more.
+
+    A session holds about 11 file descriptors. Do not close it while it is used: with SDK 0.38, the
+    samples that are under way in it would wait for ever.
+
+    Attributes:
+        service: The `tinker.ServiceClient`.
+    """
+
+    def __init__(self, service: Any) -> None:
+        self.service = service
+        # SDKs before 0.30 cannot close.
+        if hasattr(service, "close"):
+            # "success" is the status of a session that was ended on purpose.
+            finalizer = weakref.finalize(self, service.close, "success")
+            # At exit the SDK's thread may have ended, so nothing is closed then.
+            finalizer.atexit = False
+
+
+@dataclass
+class Checkpoint:
+    """A checkpoint, or a base model, that is open for sampling.
+
+    Attributes:
+        sampling_client: Tinker's client.
+        session: The session that it samples in, or None in a service that `use_service` was given.
+    """
+
+    sampling_client: Any
+    session: Session | None
+
+    async def sample(self, request: dict) -> Any:
+        """Sample, and return Tinker's answer."""
+        sampling = self.sampling_client.sample(**request)
+        if not inspect.isawaitable(sampling):
+            # SDKs before 0.38 give a concurrent.futures.Future.
+            sampling = asyncio.wrap_future(sampling)
+        return await sampling
+
+
+# The process's sessions, by server and key. TinkerClients with the same server and key share one.
+# The first of them to notice that it has ended puts a new one here.
+_sessions: dict[tuple, Session] = {}
+_session_lock = threading.Lock()
+_given_service: Any = None
+
+
+def use_service(service: Any) -> None:
+    """Use this `tinker.ServiceClient` for later trials. None restores the agent's own session.
+
+    Sampling and training then share a session. Some losses need that, because they read what Tinker
+    recorded during sampling. The service is never closed or replaced.
+    """
+    global _given_service
+    _given_service = service
+
+
+def check_tinker_key(options: BasicLoopOptions, env: Mapping[str, str]) -> None:
+    """Raise ValueError if the client is Tinker and its SDK would find no key."""
+    key = options.llm_kwargs.get("api_key") or env.get("TINKER_API_KEY")
+    if options.model_client != "tinker" or key or _given_service:
+        return
+    # SDK 0.38 and later may also find a stored key, or run a command that prints one.
+    with suppress(ImportError):
+        from tinker.auth import tinker_has_credentials
+
+        if tinker_has_credentials():
+            return
+    raise ValueError(
+        "no API key for Tinker: set TINKER_API_KEY, or model_client=litellm for other models"
+    )
+
+
+def is_gone(error: Exception) -> bool:
+    """True if Tinker says that a session or a checkpoint no longer exists.
+
+    SDK 0.38 has no class for the errors of polling, so their text is matched.
+    """
+    has_status = getattr(error, "status_code", None) in (404, 410)
+    return has_status or bool(re.search("(?s)polling failed.*code: (404|410)", str(error)))
+
+
+def open_checkpoint(
+    given_service: Any, arguments: dict, api_base: str | None, api_key: str | None
+) -> Checkpoint:
+    """Open a checkpoint in the process's session, or in a new one if that has ended.
+
+    Call this in a thread, because it waits for the server.
+
+    Tinker gives the same error for an ended session and for a missing checkpoint. Only a new
+    session tells which it is. If the checkpoint opens in the new session, that session replaces
+    the old one. If not, the SDK's error is raised.
+    """
+    import tinker
+
+    def opened_in(service: Any) -> Any:
+        created = service.create_sampling_client(**arguments)
+        # SDK 0.38 and later give a future.
+        return created.result() if hasattr(created, "result") else created
+
+    if given_service:
+        return Checkpoint(opened_in(given_service), session=None)
+    server = (api_base, api_key)
+    with _session_lock:
+        old = _sessions.get(server)
+        if old:
+            try:
+                return Checkpoint(opened_in(old.service), old)
+            except Exception as error:
+                if not is_gone(error):
+                    raise
+        # If URL or key are None, the SDK finds its own.
+        new = Session(tinker.ServiceClient(base_url=api_base, api_key=api_key))
+        checkpoint = Checkpoint(opened_in(new.service), new)
+        _sessions[server] = new
+        return checkpoint
 
 
 # Clients are built in threads, and a process may run several event loops. All share a tokenizer,
@@ -1240,7 +1363,7 @@ class TinkerClient(ExactClient):
         except Exception as error:
             if not is_gone(error):
                 raise
-        # The first trial that gets the lock opens the new session, and the others share it.
+        # The first trial that gets the lock opens the checkpoint again, and the others share it.
         async with self._reopen_lock:
             if self._checkpoint is checkpoint:
                 self._checkpoint = await asyncio.to_thread(self._open)
@@ -1274,123 +1397,6 @@ def with_thinking_part(message: dict) -> dict:
     thinking, text = split_thinking(message["content"])
     parts = [{"type": "thinking", "thinking": thinking}, {"type": "text", "text": text}]
     return {"role": "assistant", "content": parts if thinking else text}
-
-
-class Session:
-    """A session with Tinker. It is closed when no `Checkpoint` refers to it any more.
-
-    A session holds about 11 file descriptors. It is not closed earlier: with SDK 0.38, the samples
-    that are under way in it would wait for ever.
-
-    Attributes:
-        service: The `tinker.ServiceClient`.
-    """
-
-    def __init__(self, service: Any) -> None:
-        self.service = service
-        # SDKs before 0.30 cannot close.
-        if hasattr(service, "close"):
-            # "success" is the status of a session that was ended on purpose.
-            weakref.finalize(self, service.close, "success").atexit = False
-
-
-@dataclass
-class Checkpoint:
-    """A checkpoint, or a base model, that is open for sampling.
-
-    Attributes:
-        sampling_client: Tinker's client.
-        session: The session that it samples in, or None in a service that `use_service` was given.
-    """
-
-    sampling_client: Any
-    session: Session | None
-
-    async def sample(self, request: dict) -> Any:
-        """Sample, and return Tinker's answer."""
-        sampling = self.sampling_client.sample(**request)
-        if not inspect.isawaitable(sampling):
-            # SDKs before 0.38 give a concurrent.futures.Future.
-            sampling = asyncio.wrap_future(sampling)
-        return await sampling
-
-
-# The process's sessions, by server and key. TinkerClients with the same server and key share one.
-# The first of them to notice that it has ended puts a new one here.
-_sessions: dict[tuple, Session] = {}
-_session_lock = threading.Lock()
-_given_service: Any = None
-
-
-def use_service(service: Any) -> None:
-    """Use this `tinker.ServiceClient` for later trials. None restores the agent's own session.
-
-    Sampling and training then share a session. Some losses need that, because they read what Tinker
-    recorded during sampling. The service is never closed or replaced.
-    """
-    global _given_service
-    _given_service = service
-
-
-def check_tinker_key(options: BasicLoopOptions, env: Mapping[str, str]) -> None:
-    """Raise ValueError if the client is Tinker and its SDK would find no key."""
-    key = options.llm_kwargs.get("api_key") or env.get("TINKER_API_KEY")
-    if options.model_client != "tinker" or key or _given_service:
-        return
-    # SDK 0.38 and later may also find a stored key, or run a command that prints one.
-    with suppress(ImportError):
-        from tinker.auth import tinker_has_credentials
-
-        if tinker_has_credentials():
-            return
-    raise ValueError(
-        "no API key for Tinker: set TINKER_API_KEY, or model_client=litellm for other models"
-    )
-
-
-def is_gone(error: Exception) -> bool:
-    """True if Tinker says that a session or a checkpoint no longer exists.
-
-    SDK 0.38 has no class for the errors of polling, so their text is matched.
-    """
-    has_status = getattr(error, "status_code", None) in (404, 410)
-    return has_status or bool(re.search("(?s)polling failed.*code: (404|410)", str(error)))
-
-
-def open_checkpoint(
-    given_service: Any, arguments: dict, api_base: str | None, api_key: str | None
-) -> Checkpoint:
-    """Open a checkpoint in the process's session, or in a new one if that has ended.
-
-    Call this in a thread, because it waits for the server.
-
-    Tinker gives the same error for an ended session and for a missing checkpoint. Only a new
-    session tells which it is. If the checkpoint opens in the new session, that session replaces
-    the old one. If not, the SDK's error is raised.
-    """
-    import tinker
-
-    def opened_in(service: Any) -> Any:
-        created = service.create_sampling_client(**arguments)
-        # SDK 0.38 and later give a future.
-        return created.result() if hasattr(created, "result") else created
-
-    if given_service:
-        return Checkpoint(opened_in(given_service), session=None)
-    server = (api_base, api_key)
-    with _session_lock:
-        old = _sessions.get(server)
-        if old:
-            try:
-                return Checkpoint(opened_in(old.service), old)
-            except Exception as error:
-                if not is_gone(error):
-                    raise
-        # If URL or key are None, the SDK finds its own.
-        new = Session(tinker.ServiceClient(base_url=api_base, api_key=api_key))
-        checkpoint = Checkpoint(opened_in(new.service), new)
-        _sessions[server] = new
-        return checkpoint
 
 
 # Ordinary tokens that look special: the HTML tags of Gemma's vocabulary.
@@ -1449,8 +1455,8 @@ class VllmClient(ExactClient):
         if "reasoning_effort" in self._body:
             self._template_kwargs.setdefault("reasoning_effort", self._body["reasoning_effort"])
         self._url = api_base.rstrip("/").removesuffix("/v1")
-        # An async generator that yields the HTTP client, so that Python closes the connections when
-        # the event loop ends or this object is gone. `connect_or_fall_back` starts it.
+        # This yields an openai.AsyncOpenAI, which `connect_or_fall_back` puts into `_http`. The
+        # docstring of `open_http` says why it is a generator.
         self._http_generator = open_http(
             base_url=self._url,
             api_key=api_key,
@@ -1661,9 +1667,12 @@ def trial_to_trajectory(trial: TrialResult) -> Trajectory | None:
     """Training data from a finished trial, live or from `TrialResult.model_validate_json`.
 
     Returns:
-        None if a step ended in ERROR. Without a reward, also None if there is an exception or no
-        trainable turn. With a reward, also None if Harbor says that it is not valid. (Before Harbor
-        0.25 it is valid if all exceptions are in SCORED_EXCEPTIONS.)
+        The trajectory, or None in one of these cases:
+
+        - A step ended in ERROR.
+        - There is no reward, but an exception, or no trainable turn.
+        - There is a reward, and Harbor says that it is not valid. (Before Harbor 0.25: there is an
+          exception that is not in SCORED_EXCEPTIONS.)
 
     Raises:
         ValueError: Ids, logprobs and `extra` do not align, or a logprob or reward is not finite.
@@ -1693,7 +1702,7 @@ def trial_to_trajectory(trial: TrialResult) -> Trajectory | None:
     return Trajectory(turns, reward, stop_reasons[-1], trial)
 
 
-# The function's first name, which other projects import.
+# The old name of the function, which other projects import.
 _trial_to_trajectory = trial_to_trajectory
 
 # The lists of a RolloutDetail with one entry per turn. `Turn` has attributes of the same names.
@@ -1781,7 +1790,7 @@ def write_file(path: Path, text: str) -> None:
     fresh = path.with_name(f"{path.name}.{uuid4().hex}")
     try:
         fresh.write_text(text, encoding="utf-8")
-        # A link is not followed: its target may be a name that the host refuses.
+        # `is_dir` would follow a link, and raise OSError if the name of its target is too long.
         if not path.is_symlink() and path.is_dir():
             path.rename(f"{fresh}.aside")
         fresh.replace(path)
@@ -1872,6 +1881,7 @@ async def execute_blocks(
     # A random id. It names the processes of this script, and marks the parts of the answer.
     mark = uuid4().hex
     call = ["run_blocks", mark, str(seconds), str(FLOOD_BYTES), *blocks]
+    # `kill_script` finds the runner by this variable.
     command = f"BASIC_LOOP_RUNNER={mark} {shell_command(*call)}"
     # Modal takes 65,536 bytes of arguments.
     if len(command) > 65_000:
@@ -1900,7 +1910,7 @@ async def kill_script(mark: str, environment: BaseEnvironment) -> None:
 
     async def kill() -> None:
         # The runner has BASIC_LOOP_RUNNER=MARK in its environment, and the script's processes have
-        # BASIC_LOOP_SCRIPT=MARK. This exec has neither: `shell_command` encodes its mark.
+        # BASIC_LOOP_SCRIPT=MARK. This exec does not match: it has the mark only in base64.
         command = shell_command("kill_processes", f"BASIC_LOOP_*={mark}")
         # As above, the limit of exec itself comes last.
         exec_call = environment.exec(command, timeout_sec=KILL_SEC + EXEC_MARGIN_SEC)
@@ -1963,8 +1973,8 @@ def shell_command(*call: str) -> str:
     """
     program = f"{_SHELL}\n{shlex.join(call)}\nexit\n"
     encoded = base64.b64encode(valid_text(program).encode()).decode()
-    # The program ends in `exit`, so `exit 1` is reached only if it was not decoded: the container
-    # can start no more processes.
+    # The program ends in `exit`. `exit 1` runs only if decoding failed, because the container can
+    # start no more processes.
     start = 'eval "$(printf %s $BASIC_LOOP_PROGRAM | base64 -d)"; exit 1'
     return f"BASIC_LOOP_PROGRAM={encoded} exec bash -c '{start}'"
 
@@ -2023,8 +2033,8 @@ run_blocks() {
   local -x LC_ALL=C
   # sed would keep a line of any length in memory. Above 100 MB it ends.
   { ulimit -v 100000; exec sed "/^end-of-$mark/q"; } <&5 | head -c "$flood_bytes" | base64
-  # The readers have ended. If fd 3 of watch_script is open, they have not read the end line: the
-  # output was too long, or the script has killed sed, head or base64.
+  # watch_script closes its fd 3 just before it writes the end line. If it is still open, the
+  # readers ended too early: the output was too long, or the script killed sed, head or base64.
   if [ -e "/proc/$watcher/fd/3" ]; then
     kill_processes "BASIC_LOOP_SCRIPT=$mark" "$watcher"
   fi
@@ -2069,7 +2079,8 @@ watch_script() {
   fi
   # Reap the subshell. In many containers PID 1 reaps nothing, and it would stay as a zombie.
   wait "$subshell"
-  # run_blocks relies on this order.
+  # Close it before writing the end line: an open fd 3 tells run_blocks that the readers have ended
+  # too early.
   exec 3<&-
   printf "\nend-of-%s %s\n" "$mark" "$note"
   return "$code"
@@ -2093,8 +2104,8 @@ run_script() {
 # errors are left to the script.
 is_unfinished() {
   local message
-  # After `set -n` bash parses the rest of the text, the same line included, and runs nothing. The
-  # subshell, which costs less than a new bash, keeps that option out of this shell.
+  # After `set -n` bash only parses: it runs nothing more, not even on the same line. The subshell,
+  # which costs less than a new bash, keeps that option out of this shell.
   message=$(LC_ALL=C; eval "set -n; $1" 2>&1)
   # After the first backtick the message may quote the block, where these phrases mean nothing.
   case ${message%%\`*} in
@@ -2127,8 +2138,8 @@ kill_processes() {
       if [[ $pid = "$root" || ${environ[*]} = *$entry* || " ${found[*]} " = *" $parent "* ]]; then
         # Stop all before killing any. Otherwise a shell would start its next command.
         kill -STOP "$pid"
-        # Prepend it: a child that is found after its parent is then killed before it. If a parent
-        # dies first, the kernel may continue its stopped children.
+        # Prepend it, so that most children are killed before their parents. When a parent dies, the
+        # kernel may continue its stopped children until they are killed as well.
         found=("$pid" "${found[@]}")
       fi
     done
