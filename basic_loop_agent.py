@@ -16,7 +16,7 @@ Words that the file uses from the start:
 - stop reason: why a run ended (class `StopReason`).
 - rollout: the token ids and log-probabilities of a run's turns.
 - exact prompt: a prompt whose token ids begin with the previous turn's prompt and completion ids.
-  Any other prompt breaks the prefix.
+  A later prompt that does not begin with them breaks the prefix.
 - client: the object that calls the model. `TinkerClient` and `VllmClient` send exact prompts; their
   base is `ExactClient`. `chat_client` makes Harbor's LiteLLM, which sends messages with litellm.
 - Chat: Harbor's class with the list of messages. A call appends the prompt and the reply to it.
@@ -134,8 +134,8 @@ class BasicLoopOptions(
         is_tinker = self.model_client == "tinker"
         if self.collect_rollout_details is None:
             self.collect_rollout_details = is_tinker
-        # llm_kwargs must not repeat an option that this class adds. The fields that come from
-        # AgentOptions are free, because a client may have an argument of such a name.
+        # llm_kwargs must not repeat an option that this class adds. It may repeat a field of
+        # AgentOptions, because a client may have an argument of that name.
         own_options = type(self).model_fields.keys() - AgentOptions.model_fields.keys()
         duplicates = self.llm_kwargs.keys() & (own_options | {"model_name"})
         if duplicates:
@@ -167,9 +167,9 @@ async def shared_client(agent: BasicLoopAgent) -> Any:
     has_waited = lock.locked()
     async with lock:
         client = _clients.get(key)
-        # A trial that has waited takes an error, too. Any other trial builds the client anew then.
-        must_build = client is None or (isinstance(client, Exception) and not has_waited)
-        if must_build:
+        failed = isinstance(client, Exception)
+        # A trial that has waited shares the error that it finds. Any other builds the client anew.
+        if client is None or (failed and not has_waited):
             client = await agent._client_or_error()
             _clients[key] = client
             for oldest in list(_clients)[:-MAX_CLIENTS]:
@@ -177,7 +177,7 @@ async def shared_client(agent: BasicLoopAgent) -> Any:
                 _clients.pop(oldest, None)
                 _locks.pop(oldest, None)
     if isinstance(client, Exception):
-        # Each raise adds to an exception's traceback, which would keep the trials in memory.
+        # The error stays in the cache. Its old traceback would keep those that raised it in memory.
         raise client.with_traceback(None)
     return client
 
@@ -306,7 +306,7 @@ message. Each script starts in a fresh shell (files stay, variables and director
         conversation = self._conversation
         stop_reason = StopReason.ERROR
         # After a cancellation or a timeout, a client or an environment may raise another error in
-        # place of CancelledError. So look for these two first. Any other error is a real one.
+        # place of CancelledError. So ask first: was the run cancelled, or is its time up?
         try:
             async with asyncio.timeout(self.options.max_seconds) as timer:
                 await conversation.begin(instruction)
@@ -364,8 +364,8 @@ message. Each script starts in a fresh shell (files stay, variables and director
             listed = await environment.exec(command, timeout_sec=60)
             skills = valid_text(listed.stdout)
             if isinstance(client, ExactClient):
-                # An instruction may hold special tokens on purpose, so `sample` does not break them
-                # there. The skills become part of it, so theirs are broken here.
+                # `sample` breaks special tokens in every text but an instruction, which may hold
+                # them on purpose. The skills become part of it, so theirs are broken here.
                 skills = await client.break_special_tokens(skills)
             self._introduction.append(f"Skills. Read a skill's file before you use it.\n{skills}")
         for server in self.mcp_servers:
@@ -528,8 +528,8 @@ BasicLoopAgent.SUPPORTS_RESUME = True
 def was_cancelled() -> bool:
     """True if this task is to stop: it was cancelled, or an `asyncio.timeout` around it expired.
 
-    Raise CancelledError then. The expired timeout, if that was it, makes a TimeoutError of it. Call
-    this after any `asyncio.timeout` block of your own: inside, that block counts as well.
+    If True, raise CancelledError, which an expired timeout turns into a TimeoutError. Call this
+    outside your own `asyncio.timeout` block, or it also reports that one.
     """
     return asyncio.current_task().cancelling() > 0
 
@@ -701,6 +701,7 @@ class Conversation:
         self._agent = agent
         # Harbor 0.13 gives a trial no id.
         self.session_id = options.session_id or getattr(agent, "session_id", None) or uuid4().hex
+        # `valid_text` makes "" of None.
         self._system = valid_text(options.system_prompt)
         if options.system_prompt is None and options.max_turns > 1:
             self._system = agent.protocol.replace("{seconds}", str(options.command_timeout_sec))
@@ -802,15 +803,16 @@ class Conversation:
         # A client of your own may return Harbor's LLMResponse.
         turn = Turn(**vars(reply))
         # The Chat has put the reply's text into `messages`. Replace it by the turn's, which has no
-        # lone surrogates. The thinking is still in that, and stays in `messages`.
+        # lone surrogates. It still holds the thinking, so `messages` keeps that. `_record_turn`
+        # takes it out of the turn only.
         self.messages[-1]["content"] = turn.content
         return self._record_turn(turn)
 
     def _record_turn(self, turn: Turn) -> Turn:
         # Split the thinking off, and record the turn.
         if turn.reasoning_content:
-            # The server has split the thinking off. So the text before a lone closing tag is not
-            # thinking, as it is for `split_thinking`. Text in tags at the start still is.
+            # The server has split the thinking off. `split_thinking` would take the text before a
+            # lone closing tag for thinking. Here that is answer, and only tags at the start count.
             thinking, turn.content = leading_thinking(turn.content)
         else:
             thinking, turn.content = split_thinking(turn.content)
@@ -911,7 +913,7 @@ def split_thinking(text: str) -> tuple[str, str]:
     skips tags between quotation marks or backticks.) Otherwise this is `leading_thinking`.
     """
     tags = f"(?:{_OPENING_TAG}|{_CLOSING_TAG})"
-    # A tag is quoted if a quotation mark is on both sides of it. This finds the first other one.
+    # This finds the first tag that lacks a quotation mark on at least one side.
     tag = re.search(rf"(?<!['\"`]){tags}|{tags}(?!['\"`])", text)
     if tag and tag[0] not in THINKING_TAGS:
         return text[: tag.start()], text[tag.end() :].lstrip()
@@ -931,7 +933,8 @@ def headers_to_tags(text: str) -> str:
     """
     # The prompt ends in <|start|>assistant, so the reply begins with the rest of that header:
     # "<|channel|>...", or " to=NAME<|channel|>..." for a message to a tool. A later header begins
-    # with <|start|>. The limit of 200 bounds the time of a search.
+    # with <|start|>, and each of Inkling's with <|message_model|>. The limit of 200 bounds the time
+    # of a search.
     header = r"\s*(?:to=\S{1,200}\s*)?<\|(?:channel|start|message_model)\|>"
     if not re.match(header, text):
         return text
@@ -998,7 +1001,7 @@ class ExactClient(ABC):
 
     context_limit: float
     max_tokens: int
-    # A cache of `next_prompt`: the token ids with which a probe begins.
+    # See `next_prompt`.
     _probe_start: Ids | None = None
 
     @abstractmethod
@@ -1080,9 +1083,9 @@ class ExactClient(ABC):
            their end: here the second line.
         3. Drop the stop token from the tail, because the sampled reply ends in it already.
 
-        `_probe_start` keeps the ids before the tail. If a probe does not begin with them (the first
-        one, or one after midnight if the template shows the date), step 2 finds them anew. Trials
-        share `_probe_start` without a lock, because each one checks it.
+        Step 2 runs only if it is needed: its result, the ids before the tail, is kept in
+        `_probe_start`, and counts as long as probes begin with it. (After midnight they may not, if
+        the template shows the date.) Trials share it without a lock, because each one checks it.
 
         The whole history is rendered instead if there are no previous ids (the first turn, or an
         edited history), or if the reply does not end in the template's stop token.
@@ -1455,8 +1458,8 @@ class VllmClient(ExactClient):
         if "reasoning_effort" in self._body:
             self._template_kwargs.setdefault("reasoning_effort", self._body["reasoning_effort"])
         self._url = api_base.rstrip("/").removesuffix("/v1")
-        # This yields an openai.AsyncOpenAI, which `connect_or_fall_back` puts into `_http`. The
-        # docstring of `open_http` says why it is a generator.
+        # This yields an openai.AsyncOpenAI, which `connect_or_fall_back` puts into `_http`. It is a
+        # generator, because Python closes it when the event loop ends. Harbor closes no client.
         self._http_generator = open_http(
             base_url=self._url,
             api_key=api_key,
@@ -1670,7 +1673,7 @@ def trial_to_trajectory(trial: TrialResult) -> Trajectory | None:
         The trajectory, or None in one of these cases:
 
         - A step ended in ERROR.
-        - There is no reward, but an exception, or no trainable turn.
+        - There is no reward, and there is an exception or no trainable turn.
         - There is a reward, and Harbor says that it is not valid. (Before Harbor 0.25: there is an
           exception that is not in SCORED_EXCEPTIONS.)
 
@@ -1910,7 +1913,8 @@ async def kill_script(mark: str, environment: BaseEnvironment) -> None:
 
     async def kill() -> None:
         # The runner has BASIC_LOOP_RUNNER=MARK in its environment, and the script's processes have
-        # BASIC_LOOP_SCRIPT=MARK. This exec does not match: it has the mark only in base64.
+        # BASIC_LOOP_SCRIPT=MARK. The bash pattern BASIC_LOOP_*=MARK matches both. It does not match
+        # this exec, which has the mark only in base64.
         command = shell_command("kill_processes", f"BASIC_LOOP_*={mark}")
         # As above, the limit of exec itself comes last.
         exec_call = environment.exec(command, timeout_sec=KILL_SEC + EXEC_MARGIN_SEC)
@@ -1996,7 +2000,8 @@ def shell_command(*call: str) -> str:
 #
 # The file descriptors are
 #
-#     3   of watch_script: reads the exit code; while it is open, the end line is not written yet
+#     3   of watch_script: reads the exit code; being open, it also tells run_blocks that the end
+#         line is still to come
 #     4   of watch_script: writes the output, into the pipe that the runner reads
 #     5   of the runner: reads the output and the end line
 #
@@ -2038,15 +2043,13 @@ run_blocks() {
   if [ -e "/proc/$watcher/fd/3" ]; then
     kill_processes "BASIC_LOOP_SCRIPT=$mark" "$watcher"
   fi
+  # Does a process of the script still hold the pipe, such as a server in the background? If none
+  # does, read returns 1, for the end of the file.
   read -r -t 0.1 -N 1 <&5
-  case $? in
-    # The end of the file: no process of the script holds the pipe.
-    1) ;;
-    # A byte, or nothing in 0.1 seconds: a process holds the pipe, such as a server in the
-    # background. cat drains it until the server ends. Otherwise the server would block, or get
-    # SIGPIPE.
-    *) cat <&5 >/dev/null & ;;
-  esac
+  if [ $? != 1 ]; then
+    # cat drains the pipe until the server ends. Otherwise the server would block, or get SIGPIPE.
+    cat <&5 >/dev/null &
+  fi
   # watch_script returns the exit code that the model is told.
   wait "$watcher"
   printf ":%s:%s:%s:" "$mark" "$?" "$mark"
@@ -2139,7 +2142,7 @@ kill_processes() {
         # Stop all before killing any. Otherwise a shell would start its next command.
         kill -STOP "$pid"
         # Prepend it, so that most children are killed before their parents. When a parent dies, the
-        # kernel may continue its stopped children until they are killed as well.
+        # kernel sends SIGCONT to a stopped process group that it orphans.
         found=("$pid" "${found[@]}")
       fi
     done
