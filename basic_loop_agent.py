@@ -246,7 +246,7 @@ message. Each script starts in a fresh shell (files stay, variables and director
             # This sets `self.options`.
             super().__init__(model_name=model_name, **options, **kw)
         else:
-            # What BaseAgent takes. The last one is not in its signature: it comes by **kwargs.
+            # BaseAgent takes these. The last one is not in its signature: it comes by **kwargs.
             harbor_names = {*inspect.signature(BaseAgent).parameters, "override_setup_timeout_sec"}
             options |= {name: kw.pop(name) for name in kw.keys() - harbor_names}
             super().__init__(model_name=model_name, **kw)
