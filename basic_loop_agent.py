@@ -1217,10 +1217,11 @@ def check_tinker_key(options: BasicLoopOptions, env: Mapping[str, str]) -> None:
 def is_gone(error: Exception) -> bool:
     """True if Tinker says that a session or a checkpoint no longer exists.
 
-    SDK 0.38 has no class for the errors of polling, so their text is matched.
+    SDK 0.38 has no class for the errors of a closed client or of polling, so their text is matched.
     """
+    phrases = r"(?s)is closed$|polling failed.*code: (404|410)"
     has_status = getattr(error, "status_code", None) in (404, 410)
-    return has_status or bool(re.search("(?s)polling failed.*code: (404|410)", str(error)))
+    return has_status or bool(re.search(phrases, str(error)))
 
 
 def open_checkpoint(
