@@ -24,17 +24,13 @@ import os
 import random
 import re
 import selectors
-import shlex
 import shutil
-import signal
-import ssl
 import subprocess
 import sys
 import textwrap
 import threading
 import time
 import timeit
-import traceback
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -57,7 +53,7 @@ import tinker
 from harbor.agents.base import BaseAgent
 from harbor.environments.base import ExecResult
 from harbor.job import Job
-from harbor.llms.base import LLMResponse, OutputLengthExceededError
+from harbor.llms.base import LLMResponse
 from harbor.llms.lite_llm import LiteLLM
 from harbor.models import trajectories as atif
 from harbor.models.agent.context import AgentContext
@@ -66,24 +62,20 @@ from harbor.models.metric import UsageInfo
 from harbor.models.task.config import MCPServerConfig
 from harbor.models.trial.result import TrialResult
 from harbor.models.verifier.result import VerifierResult
-from tinker_cookbook import completers
 from tinker_cookbook.renderers import get_renderer
-from tinker_cookbook.rl import data_processing
-from tinker_cookbook.rl.types import TrajectoryGroup
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 import basic_loop_agent
 from basic_loop_agent import BasicLoopAgent, BasicLoopOptions, StopReason, trial_to_trajectory
-from examples.fakes import HostVerifier, ScriptedLLM
+from examples.fakes import ScriptedLLM
 
 # What the imports made stays: to look through it would take most of each garbage collection.
 gc.freeze()
 
 ROOT = Path(__file__).parent
 IDS = ("prompt_token_ids", "completion_token_ids", "logprobs")
-split_thinking = basic_loop_agent.split_thinking
 AT_LEAST_ONE = ("max_tokens", "max_turns", "max_seconds", "command_timeout_sec", "max_output_bytes")
 
 # Fakes of the container.
@@ -119,9 +111,9 @@ class ScriptedEnvironment:
         self.scripts, self.timeouts = [], []
 
     async def exec(self, command: str, timeout_sec: int | None = None, **kwargs: Any) -> ExecResult:
-        program = base64.b64decode(re.search(r"BASIC_LOOP_PROGRAM=(\S+)", command)[1]).decode()
-        function, *arguments = shlex.split(program.removeprefix(basic_loop_agent._SHELL))[:-1]
-        self.scripts.append("".join(arguments[3:]) if function == "run_blocks" else None)
+        blocks = re.search(r"BASIC_LOOP_BLOCKS=(\S+)", command)
+        script = blocks and base64.b64decode(blocks[1]).decode().replace("\0", "")
+        self.scripts.append(script)
         self.timeouts.append(timeout_sec)
         return await next_answer(self.script) or ExecResult(return_code=0)
 
@@ -202,6 +194,9 @@ class FakeService:
         self.closed = False
 
     def create_sampling_client(self, **source: Any) -> Any:
+        known = {"model_path", "base_model", "record_stability_info"}
+        if unknown := source.keys() - known:
+            raise TypeError(f"unexpected keyword argument {unknown}")
         error = self.ended and self.ended()
         if "missing" in source.get("model_path", ""):
             error = refused(404, "no such checkpoint")
@@ -438,7 +433,7 @@ class Bench:
 
     def agent(self, agent_class: type = BasicLoopAgent, **options: Any) -> BasicLoopAgent:
         defaults = {"model_name": self.tokenizer_dir, "renderer_name": "qwen3_instruct"}
-        if options.get("model_client") == "litellm":
+        if options.get("model_client", "tinker") != "tinker":
             defaults = {"model_name": "openai/mock"}
         return agent_class(**{"logs_dir": self.logs_dir} | defaults | options)
 
@@ -533,28 +528,20 @@ def bash(*commands: str, language: str = "bash") -> str:
     return "\n".join(f"I will run this:\n\n```{language}\n{command}\n```\n" for command in commands)
 
 
-HM = "<|channel|>analysis<|message|>hm"
-FINAL = "<|start|>assistant<|channel|>final<|message|>"
-INKLING_HM = "<|message_model|><|content_thinking|>hm<|end_message|>\n<|message_model|>"
 DOCSTRING = 'cat >f.py <<E\ndef f():\n    """\n    ```\n    x\n    ```\n    """\nE\n'
 OVERFLOW = litellm.ContextWindowExceededError("too long", "mock", "openai")
-QUOTE = "grep '<think>' f"
-DRAFT = f"plan\n```bash\nrm -rf x\n</think>\nI run:\n{bash(QUOTE)}"
 BALANCED = "cat >f <<E\n<think>\nhm\n</think>\nE"
 TAGGED = f"x\n</think>\n{bash('ls')}"
-TAGS = "<think>;</think>;<think></think>; </think>x\n;x <think>;```\n</think>;[THINK]"
-PAIRS = "[THINK][/THINK] ;<seed:think>\n;<|START_THINKING|><|END_THINKING|>;`</think>`;``x`"
-HEADERS = "<|channel|>;<|message|>;<|end|><|start|>;<|end|> ; to=x"
-FENCES = "\n; \n; ;`;- ;1. ;> ;~;<;``` ` ;```bash\n;   ```bash\n   x\n;~~~\n```\n;\r"
-FLOODS = {"yes": True, "yes|tr '\\n' y>&2": False, "trap '' PIPE; while :; do seq 9999; done": True}
-# vLLM's replies, with their finish reason, and an answer of another server.
+TAGS = "<think>;</think>;<think></think>; </think>x\n;```\n</think>;[THINK][/THINK] ;<|channel|>"
+FENCES = "\n; \n; ;`;- ;1. ;~;``` ` ;```bash\n;   ```bash\n   x\n;~~~\n```\n;\r;````\n```\n"
+FLOODS = ["yes", "yes|tr '\\n' y>&2", "trap '' PIPE; while :; do seq 9999; done"]
+TEMPLATE = "cat >t.jinja <<E\n{{ hm }}\n</think>\n{{ hi }}\nE"
+# vLLM's replies, with their finish reason, and answers of another server.
 THOUGHT = "<think>hm</think>\n\n"
 COMMAND = (THOUGHT + bash("ls"), "stop")
-ODD = {"tokens": [1], "token_strs": ["a"], "max_model_len": None}
 # Finish reasons.
 WHOLE = ["STOP", "COMPLETE", "end_turn", "eos", "stop_sequence"]
-CUT_OFF = ["insufficient_system_resource", "model_length", "model_context_window_exceeded"]
-CUT_OFF += ["time_limit", "cancelled", "network_error", "error", "MALFORMED_RESPONSE", "abort"]
+CUT_OFF = ["insufficient_system_resource", "model_length", "MALFORMED_RESPONSE", "abort"]
 # What a policy that diverged has for logprobs; vLLM writes -9999.0 for one that it does not have.
 NO_LOGPROBS = [math.nan, math.inf, -math.inf, None, -9999.0]
 
@@ -590,8 +577,8 @@ def test_one_completion_is_recorded_in_context_and_files_and_never_run(bench, re
     said = [("system", "Be {brief}."), ("user", "greet"), ("agent", reply)]
     assert [(step.source, step.message) for step in did.view.steps] == said
     metrics = did.view.steps[-1].metrics
-    written = metrics.prompt_token_ids, metrics.completion_token_ids, metrics.logprobs
-    assert did.turns == did.fake.returned == [written]
+    written = metrics.completion_token_ids, metrics.logprobs
+    assert did.turns == did.fake.returned == [(prompt, *written)]
     assert (did.view.agent.name, did.view.agent.model_name) == ("basic-loop", did.fake.name)
 
 
@@ -622,8 +609,8 @@ def test_a_reply_cut_off_anywhere_neither_shows_thinking_nor_loses_the_answer(be
         runner.run(did.go())
         assert did.completion.strip() == answer.strip()
         assert did.scripts == ["ls\n", "ls\n"]
-        thoughts = {step.reasoning_content.strip() for step in did.view.steps[2:]}
-        assert thoughts == {thought.strip()}
+        thoughts = [step.reasoning_content for step in did.view.steps[2:]]
+        assert all(thought.strip() in text for text in thoughts)
 
 
 @pytest.mark.parametrize(
@@ -631,29 +618,17 @@ def test_a_reply_cut_off_anywhere_neither_shows_thinking_nor_loses_the_answer(be
     [
         (" <think>a</think> <think>b</think>c", "ab", "c", None),
         (f"<think>a</think><think>b{bash('rm x')}", f"ab{bash('rm x')}", "", None),
+        ("[THINK]a[/THINK]\n<think>b</think>\nc", "ab", "c", None),
+        (f"<seed:think>[/THINK]{bash('rm x')}", f"[/THINK]{bash('rm x')}", "", None),
         # The prompt had opened it.
         ("a\r\n</think>\r\nb", "a\r\n", "b", None),
         (f"so{bash('rm x')}no</think>{bash('ls')}", f"so{bash('rm x')}no", bash("ls"), "ls\n"),
-        # Thinking that stops in a block, with tags before and behind that line.
-        (DRAFT, "plan\n```bash\nrm -rf x\n", f"I run:\n{bash(QUOTE)}", f"{QUOTE}\n"),
-        # A tag in quotation marks neither opens nor closes. One beside them does.
-        ("```\necho '</think>'\n</think>\nb", "```\necho '</think>'\n", "b", None),
-        ("<think>`a`</think>`b`", "`a`", "`b`", None),
-        ('a "b"</think>c', 'a "b"', "c", None),
-        ("a</think>'b'", "a", "'b'", None),
-        (bash('s.split("</think>")'), None, bash('s.split("</think>")'), 's.split("</think>")\n'),
-        (f"`</think>`{bash('ls')}", None, f"`</think>`{bash('ls')}", "ls\n"),
-        (f"`<think>` {bash('rm x')}</think>b", f"`<think>` {bash('rm x')}", "b", None),
-        # A tag in the answer: one that was opened before it, and one after the thinking.
-        (bash(BALANCED), None, bash(BALANCED), f"{BALANCED}\n"),
-        (f"````\n<think>\n{bash('rm x')}</think>\n````\n", None, None, None),
+        (f"</think>{bash('ls')}", None, bash("ls"), "ls\n"),
+        # A tag in a command is text.
+        (bash("sed -i 's#</think>##' f"), None, None, "sed -i 's#</think>##' f\n"),
+        (bash(TEMPLATE), None, None, f"{TEMPLATE}\n"),
+        (bash(BALANCED), None, None, f"{BALANCED}\n"),
         (f"<think>a</think>{bash('# x\n</think>')}", "a", bash("# x\n</think>"), "# x\n</think>\n"),
-        # Others' tags, which close what their like opened.
-        ("[THINK]a[/THINK]\n<think>b</think>\nc", "ab", "c", None),
-        (f"<seed:think>a</think>{bash('rm x')}", f"a</think>{bash('rm x')}", "", None),
-        (f"<think>[/THINK]{bash('rm x')}</think>b", f"[/THINK]{bash('rm x')}", "b", None),
-        (f"<|START_THINKING|>a{bash('rm x')}", f"a{bash('rm x')}", "", None),
-        ("a</seed:think>b<|END_THINKING|>", "a", "b<|END_THINKING|>", None),
         # What the server calls reasoning is all of it, but for what tags at the start enclose.
         ({"content": TAGGED, "reasoning_content": "hm"}, "hm", TAGGED, "ls\n"),
         ({"content": f"<think>{TAGGED}", "reasoning_content": "hm"}, "hmx\n", bash("ls"), "ls\n"),
@@ -666,40 +641,15 @@ def test_the_answer_begins_where_the_thinking_ends(bench, reply, thinking, answe
     assert did.scripts == ([runs] * 2 if runs else [])
 
 
-@pytest.mark.parametrize(
-    ("sampled", "thinking", "answer"),
-    [
-        ("a <|channel|>", "", "a <|channel|>"),
-        # Headers may stand on lines of their own; a quoted mark is text.
-        (f"\n{HM}<|end|>\n{FINAL}a", "hm", "a"),
-        ("<|channel|>final<|message|>a<|message|>b<|end|>c", "", "a<|message|>b<|end|>c"),
-        (f"{HM} <|end|> or {FINAL} or </think><|end|>{FINAL}a", None, "a"),
-        (f"{INKLING_HM}<|content_text|>a<|end_message|>", "hm", "a"),
-        (f"{HM}<|end|><|channel|>commentary<|message|>a<|end|>{FINAL}b", "hm", "ab"),
-        # Cut off in a header, and calls of tools, which are no answers.
-        (f"{HM}<|end|><|start|>assistant<|channel|>final", "hm", ""),
-        (f"{HM}<|call|><|channel|>commentary\nto=x<|message|>rm", "hmrm", ""),
-        (" to=x<|channel|>commentary<|message|>rm", "rm", ""),
-        (f"{INKLING_HM}<|content_tool_call|>rm<|end_message|>", "hmrm", ""),
-    ],
-)
-def test_a_reply_of_messages_with_headers_gets_tags(sampled, thinking, answer):
-    tagged = basic_loop_agent.headers_to_tags(sampled)
-    thought, answered = split_thinking(tagged)
-    assert answered == answer
-    assert thinking is None or thought == thinking
-
-
 def test_lone_surrogates_reach_neither_tokenizer_nor_file(bench):
-    out = ExecResult.model_construct(stdout="a\udcff", stderr=b"b\xff", return_code=0)
-    options = {"max_turns": 3, "system_prompt": "\udc80", "instruction": "x\ud83d\ude00\udc80"}
-    options["environment"] = ScriptedEnvironment(out)
+    options = {"max_turns": 3, "system_prompt": "\udc80", "instruction": "x\udc80"}
+    options["environment"] = ScriptedEnvironment(ExecResult(stdout="a\udcff", return_code=0))
     did = bench.tinker(bash("ls"), "done", **options)
-    assert did.view.steps[1].message == "x😀\ufffd"
-    assert did.told == ["Exit code: 0\nOutput:\na\ufffd\nb\ufffd"]
+    assert did.view.steps[1].message == "x?"
+    assert did.told == ["Exit code: 0\nOutput:\na?"]
     did = bench.lite(bash("echo \udc80"), "\ud800 done", **options)
-    assert did.completion == "\ufffd done"
-    assert did.scripts == ["ls\n", "echo \ufffd\n"]
+    assert did.completion == "? done"
+    assert did.scripts == ["ls\n", "echo ?\n"]
     json.dumps(did.fake[-1]["messages"], ensure_ascii=False).encode()
 
 
@@ -709,9 +659,7 @@ def test_an_api_model_gets_the_options_and_leaves_text_usage_and_price(bench, mo
     did = bench.lite("hello", max_tokens=7, **options)
     (request,) = did.fake
     assert {"max_tokens": 7, "api_base": options["api_base"], **kwargs}.items() <= request.items()
-    assert not {"temperature", "logprobs", "extra_body"} & request.keys()
-    # A closed API gets the session id as a header only.
-    assert request["extra_headers"] == {"X-Session-ID": did.view.session_id}
+    assert not {"temperature", "logprobs", "extra_body", "extra_headers"} & request.keys()
     assert (did.context.n_input_tokens, did.context.n_output_tokens) == (10, 3)
     assert did.context.rollout_details is None
     assert did.metadata == {"stop_reason": "completed", "n_episodes": 1}
@@ -722,8 +670,7 @@ def test_an_api_model_gets_the_options_and_leaves_text_usage_and_price(bench, mo
         did = bench.lite(reply, "done", interleaved_thinking=sends, max_turns=2)
         sent = did.fake[-1]["messages"][2]
         assert sent.get("reasoning_content") == ("hm" if sends else None)
-    # A run has a price where each of its turns has one.
-    for prices, cost in (([0.5, 0.0], None), ([0.5, 0.25], 0.75)):
+    for prices, cost in (([0.0, 0.0], None), ([0.5, 0.25], 0.75)):
         monkeypatch.setattr("litellm.completion_cost", Mock(side_effect=prices))
         assert bench.lite(bash("ls"), "done", max_turns=2).context.cost_usd == cost
 
@@ -736,35 +683,10 @@ def test_a_servers_token_ids_are_recorded_like_tinkers_and_have_to_come(bench):
     assert did.context.rollout_details[0]["extra"]["routed_experts"] == [[[0]], [[2]]]
     assert did.fake[0]["logprobs"] is True
     assert did.fake[0]["extra_body"]["return_token_ids"] is True
-    assert did.resumed("go on").metadata["n_turns_without_ids"] == 1
     for text in ("hello, no ids", "hello, no prompt"):
         with pytest.raises(RuntimeError, match="collect_rollout_details"):
             bench.lite(text, ids=True)
         assert did.completion == text
-
-
-def test_the_responses_api_gets_max_tokens_and_may_be_cut_off(bench, monkeypatch):
-    requests = []
-
-    async def aresponses(**request: Any) -> Any:
-        requests.append(request)
-        parts = [SimpleNamespace(type="output_text", text="one")]
-        output = [SimpleNamespace(type="message", content=parts)]
-        status, why = ("completed", None) if len(requests) % 3 == 1 else ended
-        details = SimpleNamespace(reason=why)
-        fields = {"id": "r", "usage": None, "status": status, "incomplete_details": details}
-        return SimpleNamespace(output=output, **fields)
-
-    monkeypatch.setattr(litellm, "aresponses", aresponses)
-    options = {"model_client": "litellm", "llm_kwargs": {"use_responses_api": True}}
-    broken = [("incomplete", "content_filter"), ("failed", None), ("in_progress", None)]
-    for ended in [("incomplete", "max_output_tokens"), *broken]:
-        name = "openai/gpt-5" if ended[1] else "openai/mock"
-        did = run(bench.agent(model_name=name, max_tokens=777, **options), instruction="a")
-        assert (did.resumed("b").stop_reason, did.completion) == ("max_tokens", "one")
-        did.resumed("new")
-        assert [one["content"] for one in requests[-1]["input"]] == ["a", "one", "b", "one", "new"]
-    assert [request["max_output_tokens"] for request in requests] == [777] * 12
 
 
 @pytest.mark.parametrize("word", WHOLE + CUT_OFF)
@@ -778,19 +700,16 @@ def test_a_reply_is_run_only_if_the_server_says_that_it_is_whole(bench, word, ca
     assert (warning in caplog.text) == (word in CUT_OFF)
 
 
-def test_each_request_has_its_trials_session_id_and_trials_share_a_client(bench, built):
+def test_a_session_id_is_sent_with_each_request_beside_what_llm_kwargs_has(bench, built):
     requests = bench.api(bash("ls"), ids=True)
     kwargs = {"extra_headers": {"X-Other": "1"}, "extra_body": {"salt": 1}}
-    options = {"model_client": "litellm", "max_turns": 2, "collect_rollout_details": True}
-    one = bench.agent(session_id="mine", llm_kwargs=kwargs, **options)
-    other = bench.agent(llm_kwargs=kwargs, **options)
-    other.session_id = "task__abc__agent"
-    asyncio.run(together(Run(one).go(), Run(other).go()))
-    assert len(built) == 1
-    sent = [request["extra_body"] | request["extra_headers"] for request in requests]
-    assert [(body["salt"], body["X-Other"]) for body in sent] == [(1, "1")] * 4
-    ids = sorted((body["X-Session-ID"], body["session_id"]) for body in sent)
-    assert ids == [("mine",) * 2] * 2 + [("task__abc__agent",) * 2] * 2
+    options = {"model_client": "litellm", "max_turns": 2, "llm_kwargs": kwargs}
+    for session_id in ("mine", "mine", "other"):
+        did = run(bench.agent(session_id=session_id, **options))
+        assert did.view.session_id == session_id
+        sent = requests[-1]["extra_body"] | requests[-1]["extra_headers"]
+        ids = {"session_id": session_id, "X-Session-ID": session_id}
+        assert sent == {"salt": 1, "X-Other": "1", **ids}
 
 
 # vLLM, played over real HTTP: its template is a renderer's, which strips earlier thinking.
@@ -813,7 +732,7 @@ class FakeVllm(http.server.ThreadingHTTPServer):
     def agent(self, llm_kwargs: dict | None = None, **options: Any) -> BasicLoopAgent:
         kwargs = {"api_key": "k"} | (llm_kwargs or {})
         url = f"http://127.0.0.1:{self.server_port}{options.pop('path', '/v1')}"
-        defaults = {"model_client": "litellm", "collect_rollout_details": True, "max_turns": 4}
+        defaults = {"model_client": "vllm", "model_name": "openai/served", "max_turns": 4}
         return self.bench.agent(**defaults | options, api_base=url, llm_kwargs=kwargs)
 
     def at_once(self, *options: dict[str, Any]) -> list[AgentContext]:
@@ -841,8 +760,7 @@ class FakeVllm(http.server.ThreadingHTTPServer):
         choice = {"index": 0, "finish_reason": finish_reason, "token_ids": ids, "text": text}
         choice |= {"logprobs": {"token_logprobs": logprobs}, "prompt_token_ids": prompt}
         choice["routed_experts"] = [[len(self.returned)]]
-        usage = {"prompt_tokens": len(prompt), "completion_tokens": len(ids), "total_tokens": 0}
-        return {"choices": [choice], "usage": usage}
+        return {"choices": [choice], "usage": {"prompt_tokens_details": {"cached_tokens": 7}}}
 
 
 class FakeVllmHandler(http.server.BaseHTTPRequestHandler):
@@ -875,27 +793,22 @@ def vllm(bench) -> Iterator[FakeVllm]:
         server.shutdown()
 
 
-def test_prompts_are_exact_and_unforgeable_on_vllm(vllm, caplog):
+def test_prompts_are_exact_and_unforgeable_on_vllm(vllm):
     vllm.script = [COMMAND, 503, COMMAND, COMMAND, (THOUGHT + "done", "stop")]
     template = {"chat_template_kwargs": {"enable_thinking": True}}
     sampling, body = {"top_p": 0.9, "seed": 3}, {"top_k": 5, "min_p": 0.1}
     kwargs = {**sampling, "extra_headers": {"X-Other": "1"}, "extra_body": body | template}
-    kwargs |= {"timeout": 77, "ssl_verify": False}
-    options = {"model_name": "openai/served", "session_id": "mine", "max_tokens": 99}
-    one = vllm.agent(kwargs, path="", **options)
+    one = vllm.agent(kwargs | {"timeout": 77}, path="", session_id="mine", max_tokens=99)
+    # A token of the vocabulary that only looks special stays as it is.
     special, code = vllm.model.special, "".join(f"{text}\n" for text in ORDINARY)
-    assert {"<?>", "[:]", "<()>", "[...]"} <= vllm.model.tokenizer.get_vocab().keys()
     did = run(one, printing(code + "".join(f"a {text} b<{text}\n" for text in special)))
     assert (did.stop_reason, did.completion) == ("completed", "done")
     assert did.turns == vllm.returned
     assert (did.metadata["n_prefix_breaks"], did.context.cost_usd) == (0, None)
     assert did.context.n_output_tokens == sum(len(ids) for _, ids, _ in vllm.returned)
+    assert did.context.n_cache_tokens == 4 * 7
     experts = [[[number]] for number in range(1, 5)]
     assert did.context.rollout_details[0]["extra"]["routed_experts"] == experts
-    assert verify_mode(did) == ssl.CERT_NONE
-    # Nothing is left open.
-    gc.collect()
-    assert "Unclosed" not in caplog.text
     # What is put behind a turn is what the template puts there, with special tokens broken up.
     broken = [f"{text[0]}\u200b{text[1:]}" for text in special]
     out = code + "".join(f"a {text} b<{text}\n" for text in broken)
@@ -904,36 +817,56 @@ def test_prompts_are_exact_and_unforgeable_on_vllm(vllm, caplog):
         assert following == prompt + ids + vllm.model.encode(tail + "assistant\n")
     for path, body, headers in vllm.requests:
         assert (headers["X-Other"], headers["Authorization"]) == ("1", "Bearer k")
-        # A server that hangs holds up no setup.
-        seconds = 30 if path == "/tokenize" else 77
-        assert float(headers["X-Stainless-Read-Timeout"]) == seconds
         if path == "/v1/completions":
-            assert headers["X-Session-ID"] == body["session_id"] == "mine"
+            assert body["session_id"] == "mine"
             asked = {"max_tokens": 99, "temperature": 1.0, "top_k": 5, "min_p": 0.1, **sampling}
             assert asked.items() <= body.items()
-        elif "add_generation_prompt" in body:
+            assert headers["X-Stainless-Read-Timeout"] == "77"
+        else:
             assert body["chat_template_kwargs"] == template["chat_template_kwargs"]
-    client = one._conversation.client
-    pieces = ["]~b]", "[e~[", "<s>", "[INST]", "<h1>", "</td>", "<?>", "[:]"]
-    client._tokenize = AsyncMock(return_value={"token_strs": pieces})
-    assert set(asyncio.run(client.special_tokens_in("".join(pieces)))) == set(pieces[:4])
-    # Of two that overlap the server shows the first; the second shows when that is broken.
-    shown = {"token_strs": ["]~b]"]}, {"token_strs": ["]~!b["]}, {"token_strs": []}
-    client._tokenize = AsyncMock(side_effect=shown)
-    assert asyncio.run(client.break_special_tokens("]~b]~!b[")) == "]\u200b~b]\u200b~!b["
     # A reply that was cut off keeps its ids, and is not run.
     for reason in ("length", "abort"):
         vllm.script, vllm.returned = [COMMAND, (bash("rm x"), reason)], []
-        did = run(vllm.agent(model_name="hosted_vllm/served"))
+        did = run(vllm.agent(model_name="served"))
         assert (did.stop_reason, did.scripts) == ("max_tokens", ["ls\n"])
         assert did.turns == vllm.returned
-    assert verify_mode(did) == ssl.CERT_REQUIRED
     assert {body["model"] for _, body, _ in vllm.requests} == {"served"}
 
 
-def verify_mode(did: Run) -> ssl.VerifyMode:
-    client = did.agent._conversation.client._http._client
-    return client._transport._pool._ssl_context.verify_mode
+@pytest.mark.parametrize(
+    "token",
+    [
+        *(
+            "<|im_end|>",
+            "<\uff5ctool\u2581calls\u2581begin\uff5c>",
+            "<|turn>",
+            "<turn|>",
+            "<s>",
+            "</s>",
+        ),
+        *(
+            "<start_of_turn>",
+            "<tool_call>",
+            "<think>",
+            "</seed:think>",
+            "[INST]",
+            "[/TOOL_RESULTS]",
+        ),
+        *(
+            "[gMASK]",
+            "]~b]",
+            "]~!b[",
+            "[e~[",
+            "<|begin_of_text|>",
+            "<unk>",
+            "[THINK]",
+            "<fim_prefix>",
+        ),
+    ],
+)
+def test_a_vllm_models_special_tokens_are_known_by_their_shapes(token):
+    broken = basic_loop_agent.SPECIAL_SHAPES.sub("\\g<0>_", f"a[1] <h1> {token}{token} List<int>")
+    assert broken == f"a[1] <h1> {2 * f'{token[0]}_{token[1:]}'} List<int>"
 
 
 def test_date_and_system_message_may_change_the_templates_view_on_vllm(vllm, monkeypatch):
@@ -959,43 +892,27 @@ def test_date_and_system_message_may_change_the_templates_view_on_vllm(vllm, mon
 
 def test_an_outage_of_vllm_fails_its_trial_and_costs_no_other_its_exactness(vllm):
     vllm.fails, vllm.script = [503] * 6, [COMMAND]
-    setups = [vllm.agent().setup(ScriptedEnvironment()) for _ in range(9)]
-    # The trials that waited share the failure, which names the URL; a later one tries anew.
-    errors = asyncio.run(together(*setups, return_exceptions=True))
-    assert [getattr(error, "status_code", None) for error in errors] == [503] * 9
-    assert errors[0].__notes__[0] == f"The URL was http://127.0.0.1:{vllm.server_port}/tokenize."
-    assert len(vllm.requests) == 6
-    assert len(traceback.extract_tb(errors[-1].__traceback__)) < 9
-    assert vllm.at_once({})[0].metadata["n_prefix_breaks"] == 0
-    assert len(vllm.returned) == 4
+    with pytest.raises(Exception, match="503"):
+        run(vllm.agent())
+    assert vllm.at_once({}, {})[0].metadata["n_prefix_breaks"] == 0
+    assert len(vllm.returned) == 8
 
 
-@pytest.mark.filterwarnings("error::ResourceWarning")
-def test_a_turn_costs_vllm_two_requests_and_connections_are_kept_and_closed(vllm, recwarn):
+def test_a_turn_costs_vllm_two_requests_and_connections_are_kept(vllm):
     vllm.script = [COMMAND]
     for _ in range(2):
         before = len(vllm.requests), len(vllm.connections)
         vllm.at_once(*[{"max_turns": 5}] * 4)
-        # One request asks whether there is /tokenize; one finds where a probe's tail begins.
-        assert len(vllm.requests) - before[0] <= 2 * 20 + 2 + 4
+        # One request finds where a probe's tail begins.
+        assert len(vllm.requests) - before[0] <= 2 * 20 + 1 + 4
         assert len(vllm.connections) - before[1] <= 4
-        asyncio.run(until(lambda: {one.fileno() for one in vllm.connections} == {-1}))
-    gc.collect()
-    assert [str(one.message) for one in recwarn if "nclosed" in str(one.message)] == []
 
 
-@pytest.mark.parametrize("answer", [404, 405, 400, 422, [], "", {"max_model_len": 9}, ODD])
-def test_without_tokenize_the_chat_endpoint_serves_and_the_log_says_so(vllm, caplog, answer):
-    requests = vllm.bench.api(bash("ls"), ids=True)
-    vllm.answer = lambda *request: answer
-    with caplog.at_level(logging.INFO):
-        contexts = vllm.at_once({}, {})
-    assert caplog.text.count("has no /tokenize") == 1
-    assert [path for path, _, _ in vllm.requests] == ["/tokenize"]
-    assert [len(context.rollout_details[0]["logprobs"]) for context in contexts] == [4, 4]
-    # Where ids are not asked for, neither is /tokenize.
-    run(vllm.agent(collect_rollout_details=False))
-    assert (len(requests), len(vllm.requests)) == (12, 1)
+@pytest.mark.parametrize("answer", [404, [], {"max_model_len": 9}, {"tokens": [1], "count": 1}])
+def test_a_server_without_vllms_tokenize_is_an_error_that_names_the_other_client(vllm, answer):
+    vllm.fails, vllm.answer = [], lambda *request: answer
+    with pytest.raises(RuntimeError, match=r"no /tokenize as vLLM's.*model_client=litellm"):
+        run(vllm.agent())
 
 
 def test_the_blocks_of_a_reply_run_as_one_script_until_it_has_none(bench):
@@ -1013,12 +930,13 @@ def test_the_blocks_of_a_reply_run_as_one_script_until_it_has_none(bench):
     assert "```bash" in steps[0].message
     assert "has 77 seconds" in steps[0].message
     assert did.told == ["Exit code: 1\nOutput:\nx\nno x", "Exit code: 0\nOutput:\n(none)"]
-    observed = [result for step in steps[2:4] for result in step.observation.results]
-    times = [step.timestamp for step in steps[1:]] + [one.extra["timestamp"] for one in observed]
-    assert sorted(times) == [times[n] for n in (0, 1, 4, 2, 5, 3)]
+    times = [step.timestamp for step in steps[2:]]
+    assert sorted(times) == times
     # A loop that forgets to `tell` the model something.
     with pytest.raises(RuntimeError, match="nothing to send"):
-        asyncio.run(did.agent._conversation.sample())
+        asyncio.run(did.agent.sample())
+    with pytest.raises(RuntimeError, match="call `run` first"):
+        asyncio.run(bench.agent().resume("go on", environment, AgentContext()))
 
 
 @pytest.mark.parametrize(
@@ -1048,13 +966,13 @@ def test_only_whole_fenced_bash_blocks_are_run(bench, reply, runs):
     assert bench.tinker(reply, "done", max_turns=2).scripts == ([runs] if runs else [])
 
 
-@pytest.mark.parametrize("worst", f"{TAGS};{PAIRS};{HEADERS};{FENCES};- x\n;- x\n```\n".split(";"))
+@pytest.mark.parametrize("worst", f"{TAGS};{FENCES};- x\n;- x\n```\n".split(";"))
 def test_a_reply_is_read_in_time_that_grows_as_its_length(worst):
     """CPU time, not the wall's, of the best of three: four times the text may take ten times."""
-    readers = [(basic_loop_agent.fenced_blocks, ""), (split_thinking, "")]
-    readers += [(basic_loop_agent.headers_to_tags, "<|channel|>"), (split_thinking, "<think>")]
-    for read, start in readers:
-        texts = [start + worst * (length // len(worst)) + "`" for length in (20_000, 80_000)]
+    readers = [basic_loop_agent.fenced_blocks, basic_loop_agent.split_thinking]
+    readers += [basic_loop_agent.with_opening_tag, basic_loop_agent.SPECIAL_SHAPES.findall]
+    for read in readers:
+        texts = [worst * (length // len(worst)) + "`" for length in (20_000, 80_000)]
         short, long = (functools.partial(read, text) for text in texts)
         seconds = functools.partial(timeit.timeit, timer=time.thread_time, number=1)
         most = 10 * min(seconds(short) for _ in range(3)) + 0.005
@@ -1066,15 +984,14 @@ class PythonToo(BasicLoopAgent):
 
     protocol = "Write ```bash or ```python blocks, not {json: 1}; {seconds} seconds."
 
-    def script_in(self, reply: str) -> list[str] | None:
+    def bash_blocks(self, reply: str) -> list[str]:
         blocks = basic_loop_agent.fenced_blocks(reply)
-        texts = [f"python3 - <<'EOF'\n{text}EOF\n" for name, text in blocks if name == "python"]
-        return texts or None
+        return [f"python3 - <<'EOF'\n{text}EOF\n" for name, text in blocks if name == "python"]
 
-    async def _execute(self, blocks: list[str], environment: Any) -> str:
+    async def execute(self, blocks: list[str], environment: Any) -> str:
         # Also what JSON cannot hold: it would cost the whole job its results.
-        self._conversation.metadata |= {"judge": 0.5, "by": Path("me"), "cut": "\ud83d", (1, 2): 3}
-        return (await super()._execute(blocks, environment)).splitlines()[-1]
+        self.metadata |= {"judge": 0.5, "by": Path("me"), "cut": "\ud83d"}
+        return (await super().execute(blocks, environment)).splitlines()[-1]
 
 
 @pytest.mark.parametrize("answer", ["done", RuntimeError("service is gone")])
@@ -1085,12 +1002,12 @@ def test_a_subclass_runs_another_language_cuts_output_and_keeps_a_verdict(bench,
     assert did.scripts == ["python3 - <<'EOF'\nprint(1)\nEOF\n"]
     assert did.view.steps[0].message == PythonToo.protocol.replace("{seconds}", "120")
     assert did.told == ["last"]
-    assert [did.metadata[name] for name in ("judge", "by", "cut")] == [0.5, "me", "\ufffd"]
+    assert [did.metadata[name] for name in ("judge", "by", "cut")] == [0.5, "me", "?"]
     assert did.stop_reason == ("error" if raises else "completed")
 
 
 def test_a_copy_with_the_readmes_reminder_records_it(bench, tmp_path, monkeypatch):
-    no_script = "if blocks is None:\n                return StopReason.COMPLETED\n"
+    no_script = "if not blocks:\n                return StopReason.COMPLETED\n"
     readme, source = ((ROOT / name).read_text() for name in ("README.md", "basic_loop_agent.py"))
     recipe = re.search(r"(?s)A bounded reminder:\n\n```python\n(.*?)```", readme)[1]
     source = source.replace(no_script, textwrap.indent(recipe, " " * 12).lstrip())
@@ -1107,25 +1024,47 @@ def test_a_copy_with_the_readmes_reminder_records_it(bench, tmp_path, monkeypatc
     assert did.metadata["n_reminders"] == 2
 
 
-def test_the_constructor_has_the_options_names_and_defaults(bench):
-    parameters = inspect.signature(BasicLoopAgent).parameters.values()
-    named = {one.name: one.default for one in parameters if one.default is not one.empty}
-    assert list(named) == list(BasicLoopOptions.__annotations__)[:8]
+# As issue 40 has it, literally.
+INTERFACE = """
+__init__(self, *, model_name, model_path=None, renderer_name=None, max_tokens=512, temperature=1.0, \
+max_turns=1, system_prompt=None, model_client='tinker', api_base=None, **kw) -> None
+name() -> str
+version(self) -> str | None
+async setup(self, environment) -> None
+_build_llm(self) -> Any
+_cache_key(self) -> tuple
+async _shared_llm(self) -> Any
+async run(self, instruction, environment, context) -> None
+"""
+
+
+def test_the_agent_has_the_interface_that_others_rely_on(bench):
+    for line in INTERFACE.strip().splitlines():
+        name = re.search(r"(\w+)\(", line)[1]
+        method = getattr(BasicLoopAgent, name)
+        signature = inspect.signature(method)
+        bare = [
+            one.replace(annotation=inspect.Parameter.empty) for one in signature.parameters.values()
+        ]
+        bare = signature.replace(parameters=bare, return_annotation=inspect.Signature.empty)
+        kind = "async " if inspect.iscoroutinefunction(method) else ""
+        assert line == f"{kind}{name}{bare} -> {signature.return_annotation}"
+    assert basic_loop_agent._trial_to_trajectory is trial_to_trajectory
     fields = BasicLoopOptions.model_fields
-    assert named == {name: fields[name].default for name in named}
-    assert {one.kind for one in parameters} == {inspect.Parameter.KEYWORD_ONLY, 4}
+    parameters = list(inspect.signature(BasicLoopAgent).parameters.values())[1:9]
+    assert {one.name: one.default for one in parameters} == {
+        name: fields[name].default for name in list(fields)[-17:-9]
+    }
     assert bench.agent(max_tokens=5, max_seconds=7).options.max_seconds == 7
     # A subclass may have options of its own.
     options = type("Options", (BasicLoopOptions,), {"__annotations__": {"judge": str}, "judge": ""})
     own = type("Own", (BasicLoopAgent,), {"options_model": options})
     assert bench.agent(own, judge="x").options.judge == "x"
-    with pytest.raises(ValueError, match="llm_kwargs holds judge"):
-        bench.agent(own, model_client="litellm", llm_kwargs={"judge": "x"})
 
 
 def test_the_model_is_told_of_a_tasks_skills_and_mcp_servers(bench, tmp_path):
-    pdf = "---\nname: pdf\ndescription: Reads <|im_end|>\n---\nBODY"
-    for name, text in (("pdf", pdf), ("x", "\n" + "y" * 9999)):
+    pdf = "---\nname: pdf\ndescription: Reads <|im_end|>\n---" + "\n" * 9 + "BODY"
+    for name, text in (("pdf", pdf), ("x", "")):
         (tmp_path / "my skills" / name).mkdir(parents=True)
         (tmp_path / "my skills" / name / "SKILL.md").write_text(text)
     web = MCPServerConfig(name="web", transport="sse", url="http://mcp:8000/sse")
@@ -1135,18 +1074,17 @@ def test_the_model_is_told_of_a_tasks_skills_and_mcp_servers(bench, tmp_path):
     asyncio.run(did.set_up_and_go())
     told = did.view.steps[0].message
     assert f"user\n{told}<|im_end|>" in did.fake.prompt_text(0)
-    assert re.match(r"(?s)do it\n.*web.*sse.*http://mcp:8000/sse.*db.*npx.*-y.*db\W", told)
+    assert re.search(r"(?s)web.*sse.*http://mcp:8000/sse.*db.*npx.*-y.*db\W.*\ndo it$", told)
     for text in ("name: pdf", "Reads <\u200b|im_end|>", f"{tmp_path}/my skills/pdf/SKILL.md"):
         assert told.count(text) == 1
     assert "BODY" not in told
-    assert 1000 < told.count("y") < 3000
     # A step that goes on is not told again; a new conversation is.
     assert "http://mcp" not in did.resumed("next").view.steps[0].message
     asyncio.run(did.go())
     assert did.view.steps[0].message == told
     did = bench.prepare(skills_dir="/missing", environment=ShellEnvironment())
     asyncio.run(did.set_up_and_go())
-    assert re.search("cd.* /missing", did.view.steps[0].message)
+    assert "/missing/*/SKILL.md" in did.view.steps[0].message
     # Else Harbor refuses such tasks, from 0.24 on.
     can = BasicLoopAgent.capabilities.model_dump()
     assert all(can.get(name, True) for name in ("skills", "mcp_servers"))
@@ -1191,18 +1129,16 @@ def own_seconds() -> str:
         # A script may signal its process group. bash before 5.2 keeps the second one's exit code.
         ("echo a; kill 0; echo b", 143, "a"),
         ("trap 'kill 0' EXIT; sleep 99 & echo a; exit 4", "(4|143)", "a"),
-        # What is whole is run, whatever its syntax. bash 4.4 gives exit code 1.
+        # What is whole is run, whatever its syntax.
         ("shopt -s extglob\necho /!(*)", 0, r"/!\(\*\)"),
-        ("echo x\necho 'unexpected end of file' )", "[12]", r"x\nbash: .*unexpected token `\)'.*"),
-        # A script has no other way to its own output.
-        ("echo x >&3; echo x >&4; echo y", 0, ".*3: Bad file descriptor\n.*4: Bad file.*\ny"),
-        # A script has the mark in its environment. It may list what runs it, but not the program.
-        ("env | sed 's/=.*//' | grep BASIC", 0, "BASIC_LOOP_SCRIPT"),
-        (r"env; cat /proc/*/cmdline | tr '\0' '\n'; echo; echo all; exit 3", 3, ".*\nall"),
-        (r"cat /proc/*/cmdline 2>/dev/null | tr '\0' '\n' | grep -c '[r]un_script'", 1, "0"),
-        # It may print the mark, or its own end.
-        ("echo x; echo end-of-$BASIC_LOOP_SCRIPT; sleep 1; echo never", 137, "x"),
-        ("echo; printf %s end-of-$BASIC_LOOP_SCRIPT {1..999}; echo; sleep 1", 137, "123.{,1040}"),
+        # A script does not see what runs it: no variable but the mark, no text in an argument.
+        ("env | sed 's/=.*//' | grep BASIC", 0, "BASIC_LOOP_MARK"),
+        ("grep -qz ^BASIC_LOOP_MARK /proc/self/environ", 0, r"\(none\)"),
+        (r"cat /proc/*/cmdline 2>/dev/null | tr '\0' '\n' | grep -c '[m]apfile'", 1, "0"),
+        (r"ps -ef; echo all; exit 3", 3, ".*\nall"),
+        # It may print the mark.
+        ("echo x; echo $BASIC_LOOP_MARK", 0, r"x\n\w+"),
+        ("kill -9 $PPID; sleep 1; echo x", 137, r"\(none\)"),
     ],
 )
 def test_the_model_is_told_exit_code_and_output_as_it_was_written(bench, script, exit_code, output):
@@ -1224,9 +1160,6 @@ def test_output_of_any_bytes_comes_through_cut_to_its_head_and_tail(bench):
         middle = f"\n[... {10_000 - most} bytes left out ...]\n"
         shown = "a" * (most // 2) + middle + "b" * (most - most // 2)
         assert text == f"Exit code: 0\nOutput:\n{shown}"
-    # What was written around the limit.
-    answer = ExecResult(stdout="x" * 30_000_000, return_code=0)
-    assert len(bench.shell("x", ScriptedEnvironment(answer), max_output_bytes=100)) < 1000
     # Inside a character, or no text: what the shell above prints is decoded strictly, as ASCII.
     text = bench.shell("printf '中%.0s' {1..7000}", max_output_bytes=1000)
     lines = [line.strip("\ufffd") for line in text.splitlines()[2:]]
@@ -1239,47 +1172,26 @@ def test_output_of_any_bytes_comes_through_cut_to_its_head_and_tail(bench):
     assert (text[:13], text.count("\n[")) == ("Exit code: 7\n", 1)
 
 
-@pytest.mark.parametrize(("flood", "has_lines"), FLOODS.items())
-def test_a_flood_is_ended_and_the_model_told(bench, flood, has_lines):
+@pytest.mark.parametrize("flood", FLOODS)
+def test_a_flood_is_ended_and_the_model_told(bench, flood):
     environment, own = ShellEnvironment(), own_seconds()
     script = f"echo first; setsid sleep {own} & {flood}"
     text = bench.shell(script, environment, max_output_bytes=1000)
-    assert text.startswith("Exit code: 137\nOutput:\nfirst\n")
-    assert text.endswith(f"\n{basic_loop_agent.CUT_OUTPUT}")
-    assert ("[... 3999000 bytes left out ...]" in text) == has_lines
-    assert len(environment.outputs[-1]) < 5_500_000
+    assert text.startswith("Exit code: 137\nOutput:\n")
+    assert "Output:\nfirst\n" in text
+    assert "\n[the output is cut: more than 4000000 bytes" in text
+    assert len(environment.outputs[0]) < 5_500_000
     assert left_of(f"sleep {own}") == []
 
 
 def test_a_script_over_its_time_ends_with_all_it_started_and_keeps_its_output(bench):
     own = own_seconds()
-    # The mark in the environment shows the first one, its parent the second one.
-    escapes = f"(setsid sleep {own}.1 &); env -i timeout 99 sleep {own}.2 & trap '' TERM"
+    escapes = f"(setsid sleep {own}.1 &); timeout 99 sleep {own}.2 & trap '' TERM"
     note = "[ended: the time limit of 1 seconds was reached]"
-    too_long = f"Exit code: 124\nOutput:\nso far\n{note}"
-    killed = "[ended: the script killed the shell that runs it]"
-    for script, told in (
-        (f"sleep {own}.3", too_long),
-        (f"exec env -i sleep {own}.3", too_long),
-        ("kill -STOP $PPID", too_long),
-        ("kill -STOP $$", too_long),
-        (f"kill -9 $PPID; sleep {own}.3", f"Exit code: 137\nOutput:\nso far\n{killed}"),
-    ):
+    for script in (f"sleep {own}.3", f"exec sleep {own}.3", "kill -STOP $$"):
         text = bench.shell(f"echo so far; {escapes}; {script}; sleep {own}", command_timeout_sec=1)
-        assert text == told
+        assert text == f"Exit code: 124\nOutput:\nso far\n{note}"
         assert left_of(f"sleep {own}") == []
-
-
-def test_a_process_that_hides_its_parent_is_not_killed(bench, tmp_path):
-    # The mount option hidepid hides another user's processes, such as PID 1. No kill is real here.
-    read = 'read() { [[ $path != /proc/1 ]] && builtin read "$@"; }'
-    kill = f'kill() {{ echo "$@" >>{tmp_path}/killed; }}'
-    (tmp_path / "env").write_text(f"{read}\n{kill}\n")
-    environment = ShellEnvironment(BASH_ENV=str(tmp_path / "env"))
-    text = bench.shell("echo $$; sleep 1.5", environment, command_timeout_sec=1)
-    killed = (tmp_path / "killed").read_text().split()
-    assert text.split("\n")[2] in killed
-    assert "1" not in killed
 
 
 @pytest.mark.parametrize("half", ["cat <<E\nx", "echo 'x", "if a; then", "f() {", "x=$(", "x &&"])
@@ -1287,7 +1199,7 @@ def test_half_a_script_is_not_run_and_the_model_is_told_why(bench, tmp_path, hal
     # Another block does not make it whole.
     blocks = (f"touch {tmp_path}/ran", half, "x\nE\n'\nfi\n)\n}")
     did = bench.tinker(bash(*blocks), "done", environment=ShellEnvironment(), max_turns=2)
-    assert did.told[0].startswith("Exit code: 2\nOutput:\n[nothing was run: a block ends inside")
+    assert did.told[0] == "Exit code: 2\nOutput:\n[nothing was run: a block is unfinished]"
     assert not (tmp_path / "ran").exists()
 
 
@@ -1304,21 +1216,21 @@ def test_a_script_is_as_long_as_an_environment_takes_and_does_not_find_itself(be
     assert bench.shell(script) == "Exit code: 0\nOutput:\ny"
 
 
-def test_a_script_costs_six_programs_and_no_file(bench, tmp_path):
+def test_a_script_costs_seven_programs_and_no_file(bench, tmp_path):
     # All that an image has to have.
-    for name in ("base64", "bash", "cat", "head", "sed"):
+    for name in ("base64", "bash", "cat", "cut", "grep", "head", "sed", "timeout"):
         real = f'echo {name} >>{tmp_path}/ran\nexec {shutil.which(name)} "$@"'
         (tmp_path / name).write_text(f"#!/bin/bash\n{real}\n")
         (tmp_path / name).chmod(0o755)
     environment = ShellEnvironment(PATH=str(tmp_path))
     assert bench.shell("echo x", environment) == "Exit code: 0\nOutput:\nx"
-    ran = (tmp_path / "ran").read_text().split()
-    assert sorted(ran) == ["base64", "base64", "bash", "bash", "head", "sed"]
-    # What ends a script starts no program: there may be no process left.
-    bench.shell("while :; do :; done", environment, command_timeout_sec=1)
-    assert sorted((tmp_path / "ran").read_text().split()) == sorted(ran * 2)
-    text = bench.shell("seq 9; yes", ShellEnvironment("ulimit -f 0; "))
-    assert text.startswith("Exit code: 137\nOutput:\n1\n2\n3\n")
+    ran = ["base64", "base64", "bash", "bash", "head", "sed", "timeout"]
+    assert sorted((tmp_path / "ran").read_text().split()) == ran
+    text = bench.shell("while :; do :; done", environment, command_timeout_sec=1)
+    assert text.startswith("Exit code: 124\n")
+    ran = sorted([*ran, *ran, "cut", "grep"])
+    assert sorted((tmp_path / "ran").read_text().split()) == ran
+    assert bench.shell("seq 2", ShellEnvironment("ulimit -f 0; ")).endswith("\n1\n2")
 
 
 def test_a_process_in_the_background_neither_holds_up_the_turn_nor_dies(bench, tmp_path):
@@ -1338,18 +1250,16 @@ def test_a_process_in_the_background_neither_holds_up_the_turn_nor_dies(bench, t
         subprocess.run(["pkill", "-9", "-f", own])
 
 
-def test_what_others_print_spoils_no_output_and_what_kills_the_wrapper_is_ended(bench, tmp_path):
+def test_what_others_print_spoils_no_output_and_no_bash_is_said(bench, tmp_path):
     noisy = ShellEnvironment("echo noise; ")
     assert bench.shell("echo x", noisy) == "Exit code: 0\nOutput:\nx"
+    text = bench.shell("echo x", ShellEnvironment(PATH=str(tmp_path)))
+    assert re.match("Exit code: 127\nOutput:\n.*bash: not found", text)
     # Nothing keeps its time limit any more: it would go on into the next turn, or the tests.
     own = own_seconds()
-    watcher = "$(cut -d ' ' -f 4 /proc/$PPID/stat)"
-    runner = f"$(cut -d ' ' -f 4 /proc/{watcher}/stat)"
-    text = bench.shell(f"setsid sleep {own} >/dev/null 2>&1 & kill -9 {runner}", noisy)
-    assert text.endswith(f"\nOutput:\n{basic_loop_agent.LOST_OUTPUT}")
+    text = bench.shell(f"setsid sleep {own} & pkill -9 -n base64; sleep 1; echo x", noisy)
+    assert re.fullmatch(r"Exit code: 137\nOutput:\n\[the output is cut: .*", text)
     assert left_of(f"sleep {own}") == []
-    text = bench.shell(f"echo x; kill -9 {watcher}; echo y", noisy)
-    assert text == f"Exit code: 137\nOutput:\nx\ny\n{basic_loop_agent.CUT_OUTPUT}"
 
 
 def test_the_agents_limit_comes_before_the_environments_own(bench):
@@ -1448,7 +1358,7 @@ def test_what_ends_a_script_is_finished_whatever_is_cancelled_meanwhile(bench):
         ([bash("rm x"), "abort"], StopReason.MAX_TOKENS, (1, 0)),
         ([bash("ls"), OVERFLOW], StopReason.CONTEXT_OVERFLOW, (1, 1)),
         ([OVERFLOW], StopReason.CONTEXT_OVERFLOW, (0, 0)),
-        ([bash("ls"), asyncio.CancelledError()], StopReason.CANCELLED, (1, 1)),
+        ([bash("ls"), forever], StopReason.CANCELLED, (1, 1)),
         ([bash("ls"), RuntimeError("gone")], StopReason.ERROR, (1, 1)),
         ([bash("ls"), TimeoutError("of the server's")], StopReason.ERROR, (1, 1)),
         ([bash("ls"), forever], StopReason.ROLLOUT_TIMEOUT, (1, 1)),
@@ -1463,12 +1373,14 @@ def test_every_ending_has_a_name_and_keeps_its_turns(bench, client, script, stop
     elif is_cut_off:
         script = [Sampled(bash("rm x"), finish)]
     options = {"model_client": client, "collect_rollout_details": True}
+    # Harbor's limit, which cancels the run, comes before the agent's own, or after it.
+    limit = 20 if stop_reason is StopReason.CANCELLED else 9000
     did = bench.prepare(*script, max_turns=3, max_seconds=50, **options)
     fails = stop_reason in (StopReason.CANCELLED, StopReason.ERROR)
-    error = pytest.raises((asyncio.CancelledError, RuntimeError, TimeoutError))
+    error = pytest.raises((RuntimeError, TimeoutError))
     with time_passes_at_once() as runner, error if fails else contextlib.nullcontext():
         runner.run(did.agent.setup(did.environment))
-        runner.run(asyncio.wait_for(did.go(), 9000))
+        runner.run(asyncio.wait_for(did.go(), limit))
     assert did.stop_reason == stop_reason
     assert did.metadata["n_episodes"] == len(did.turns)
     assert (len(did.turns), len(did.scripts)) == n_both
@@ -1503,55 +1415,30 @@ def test_a_long_conversation_gets_shorter_replies_and_then_overflows(bench, vllm
     asked = [params.max_tokens for _, params in did.fake.requests]
     assert asked == [min(100, left) for left in room]
     assert 0 < min(room) < 100
-    # The limit holds for all clients.
-    for limit, reason in ((13, "context_overflow"), (14, "completed")):
-        assert (
-            bench.lite(bash("ls"), "done", max_turns=2, context_limit=limit).stop_reason == reason
-        )
     # The smaller of the server's and the option's.
     vllm.script = [("hello", "stop")]
     for limit, most in ((None, 9000), (99_999, 9000), (300, 300)):
         vllm.at_once({"context_limit": limit, "max_tokens": 99_999, "max_turns": 1})
         assert vllm.requests[-1][1]["max_tokens"] == most - len(vllm.returned[-1][0])
-    # Each client can be called as Harbor's are.
-    bench.service("hello")
-    bench.api("hello")
-    for agent in (bench.agent(), bench.agent(model_client="litellm"), vllm.agent()):
-        with asyncio.Runner() as runner:
-            client = runner.run(basic_loop_agent.shared_client(agent))
-            reply = runner.run(client.call("Summarize: x", message_history=[]))
-        assert reply.content == "hello"
 
 
-def test_a_reply_that_no_tokenizer_reads_is_no_answer(bench, tokenizer_dir):
-    model = Model("tml_v0", tokenizer_dir)
-    tokens = [*model.encode(model.reply(bash("rm x"))), 10_000_000, *model.stop]
-    did = bench.tinker(Sampled(tokens=tokens), max_turns=2, **model.options)
-    assert did.turns == did.fake.returned
-    assert (did.stop_reason, did.completion, did.scripts) == ("completed", "", [])
-
-
-def test_an_error_is_raised_unchanged_and_none_is_hidden(bench, tmp_path, monkeypatch):
+def test_an_error_is_raised_unchanged_and_leaves_what_there_is(bench, tmp_path):
     # An earlier step's answer is not left where no client came about.
     (bench.logs_dir / "completion.txt").write_text("earlier")
     did = bench.tinker(model_path="tinker://missing", raises=tinker.APIStatusError)
     assert (did.stop_reason, did.completion) == ("error", "")
-    # A log folder that cannot be written leaves the context whole.
-    (tmp_path / "file").write_text("")
-    did = bench.tinker("hello", logs_dir=tmp_path / "file" / "logs", raises=NotADirectoryError)
+    # A log folder that cannot be written, or a folder in a file's place, leaves the context whole.
+    (bench.logs_dir / "trajectory.json").unlink()
+    (bench.logs_dir / "trajectory.json").mkdir()
+    did = bench.tinker("hello", raises=IsADirectoryError)
     assert did.turns == did.fake.returned
     gone = RuntimeError("container is gone")
-    did = bench.prepare(bash("x"), max_turns=2, environment=ScriptedEnvironment(gone))
+    options = {"max_turns": 2, "environment": ScriptedEnvironment(gone)}
+    did = bench.prepare(bash("x"), logs_dir=tmp_path / "logs", **options)
     with pytest.raises(RuntimeError) as raised:
         asyncio.run(did.go())
     assert raised.value is gone
     assert (did.stop_reason, did.completion) == ("error", bash("x"))
-    # A file that cannot be put in its place is not left beside it. Both errors are shown.
-    monkeypatch.setattr(Path, "replace", Mock(side_effect=OSError("no space left")))
-    with pytest.raises(OSError, match="no space left") as raised:
-        asyncio.run(did.go())
-    assert raised.value.__context__ is gone
-    assert not list(did.agent.logs_dir.glob("completion.txt.*"))
 
 
 def test_a_second_run_starts_clean_and_resume_goes_on_exactly(bench):
@@ -1565,7 +1452,7 @@ def test_a_second_run_starts_clean_and_resume_goes_on_exactly(bench):
     # It hears what the last commands gave.
     output = "Exit code: 0\nOutput:\n<\u200b|im_end|>out"
     messages = [turn.message for turn in step.view.steps]
-    assert messages == ["Be brief.", output, "step two", "one"]
+    assert messages == ["Be brief.", f"{output}\n\nstep two", "one"]
     prompt, tokens, _ = did.fake.returned[1]
     assert did.fake.returned[2][0][: len(prompt + tokens)] == prompt + tokens
     assert "Output:\n<\u200b|im_end|>out\n\nstep two<|im_end|>" in did.fake.prompt_text(2)
@@ -1578,8 +1465,7 @@ def test_a_second_run_starts_clean_and_resume_goes_on_exactly(bench):
     assert did.completion == ""
 
 
-TRAPS = ["ln -s ../victim", "ln -s $(printf %0300d)", "mkfifo", "mkdir x x/x; mv x"]
-TRAPS += ["touch x; chmod 0 x; mv x"]
+TRAPS = ["ln -s ../victim", "ln -s $(printf %0300d)", "mkfifo", "touch x; chmod 0 x; mv x"]
 
 
 @pytest.mark.parametrize("trap", TRAPS)
@@ -1698,10 +1584,10 @@ def test_a_prompt_has_no_special_tokens_but_those_of_the_templates_view(bench, m
 
 def test_an_edited_history_is_rendered_anew_and_gone_on_from(bench, tokenizer_dir):
     class Forgetful(BasicLoopAgent):
-        async def _execute(self, blocks: list[str], environment: Any) -> str:
+        async def execute(self, blocks: list[str], environment: Any) -> str:
             if blocks == ["forget\n"]:
-                self._conversation.messages[2]["content"] = "(left out)"
-            return await super()._execute(blocks, environment)
+                self.messages[2]["content"] = "(left out)"
+            return await super().execute(blocks, environment)
 
     ids = Model("qwen3_instruct", tokenizer_dir).encode_oddly(bash("ls"))
     odd, options = Sampled(tokens=[*ids, 2]), {"max_turns": 9, "system_prompt": "x"}
@@ -1720,8 +1606,7 @@ def test_rerender_history_gives_the_templates_own_view(bench, tokenizer_dir):
     step = did.resumed("b")
     assert step.metadata == {"stop_reason": "completed", "n_episodes": 1}
     assert step.context.rollout_details is step.view.steps[-1].metrics.logprobs is None
-    parts = [{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "one"}]
-    answered = [{"role": "assistant", "content": parts}, {"role": "user", "content": "b"}]
+    answered = [{"role": "assistant", "content": "one"}, {"role": "user", "content": "b"}]
     messages = [{"role": "user", "content": "a <think> b"}, *answered]
     assert did.fake.returned[1][0] == model.rendered(messages)
 
@@ -1762,18 +1647,16 @@ def test_tinker_gets_every_option_and_a_server_of_its_own(bench):
 
 def test_any_client_of_harbors_kind_works_in_the_loop(bench):
     own = type("Own", (BasicLoopAgent,), {"_build_llm": lambda self: client})
-    cut = OutputLengthExceededError("cut", "The answer is")
     usage = UsageInfo(prompt_tokens=2, completion_tokens=1, cache_tokens=1, cost_usd=0.25)
     ids = {"prompt_token_ids": [1, 1], "completion_token_ids": [1], "logprobs": [-1.0]}
     reply = LLMResponse(content=f"<think>a</think>{bash('ls')}", usage=usage, **ids)
     client = ScriptedLLM()
-    client.call = AsyncMock(side_effect=[reply, cut])
+    client.call = AsyncMock(side_effect=[reply, LLMResponse(content="The answer is")])
     did = run(bench.agent(own, max_turns=3), printing("out"))
-    assert (did.stop_reason, did.completion) == ("max_tokens", "The answer is")
+    assert (did.stop_reason, did.completion) == ("completed", "The answer is")
     assert did.turns == [([1, 1], [1], [-1.0])]
     assert did.metadata["n_turns_without_ids"] == 1
-    assert (did.context.n_input_tokens, did.context.cost_usd) == (2, None)
-    assert did.view.steps[-1].metrics.prompt_tokens is None
+    assert (did.context.n_input_tokens, did.context.cost_usd) == (2, 0.25)
     assert did.view.steps[2].reasoning_content == "a"
     assert client.call.await_args.kwargs["prompt"] == "Exit code: 0\nOutput:\nout"
 
@@ -1787,7 +1670,7 @@ def test_neither_the_module_nor_the_check_of_a_given_key_loads_a_model_library()
     assert loaded.strip() == "set()"
 
 
-def test_a_configuration_has_one_client_and_all_one_session(bench, tmp_path, monkeypatch, built):
+def test_a_configuration_has_one_client_and_all_one_session(bench, tmp_path, built):
     fake = bench.service()
     different = [{}, {"model_path": "tinker://1"}, {"max_turns": 5}, {"max_tokens": 1}]
     different += [{"renderer_name": "role_colon"}, {"temperature": 0}, {"llm_kwargs": {"seed": 1}}]
@@ -1795,27 +1678,18 @@ def test_a_configuration_has_one_client_and_all_one_session(bench, tmp_path, mon
     # The client is built in setup.
     assert (len(built), len(fake.samplers), len(fake.requests)) == (1, 1, 0)
     trials = []
-    for number, options in enumerate([*different, {"session_id": "x"}] * 3):
+    for number, options in enumerate([{}, *different] * 3):
         trials.append(Run(bench.agent(logs_dir=tmp_path / str(number), **options)))
     asyncio.run(together(*(trial.set_up_and_go() for trial in trials)))
     assert len(built) == len(fake.samplers) == 1 + len(different)
     assert len(fake.services) == 1
     assert len(fake.returned) == len(trials)
-    # A key that was renewed, or a server that moved, makes a new client; nothing shows the key.
-    with asyncio.Runner() as runner:
-        runner.run(bench.agent().setup(ScriptedEnvironment()))
-        for name, value in (("TINKER_API_KEY", "tml-renewed"), ("TINKER_BASE_URL", "http://moved")):
-            monkeypatch.setenv(name, value)
-            runner.run(bench.agent().setup(ScriptedEnvironment()))
-    assert len(fake.services) == 3
-    assert "tml-renewed" not in repr(basic_loop_agent._clients)
     # The cache keeps the newest ones.
-    monkeypatch.setattr(basic_loop_agent, "MAX_CLIENTS", 4)
-    for n in range(1, 8):
+    for n in range(2, 140):
         set_up(bench.agent(max_tokens=n))
     gc.collect()
-    kept = [client() is not None for client in built[-7:]]
-    assert kept == [False] * 3 + [True] * 4
+    kept = [client() is not None for client in built[-138:]]
+    assert kept == [False] * 10 + [True] * 128
 
 
 def test_a_slow_checkpoint_stops_no_other_trial_and_is_tried_again(bench, monkeypatch):
@@ -1846,92 +1720,45 @@ def test_a_slow_checkpoint_stops_no_other_trial_and_is_tried_again(bench, monkey
 
 
 @pytest.mark.parametrize("status", [404, 410])
-def test_trials_go_on_in_a_new_session_when_theirs_is_over(bench, tmp_path, status):
-    fake, dids, ended = bench.service(bash("ls")), [], []
+def test_when_a_session_is_over_the_next_trial_goes_on_in_a_new_one(bench, status):
+    fake = bench.service(bash("ls"))
 
     async def ends_the_session() -> None:
-        # During the first commands of all trials; and once more.
         fake.end_sessions(status)
-        await Run(bench.agent(max_turns=3, max_tokens=51)).go("other")
-        fake.end_sessions(status)
-        ended.append(True)
 
-    takes_longer = functools.partial(until, lambda: ended)
-    for number in range(4):
-        one = bench.agent(max_turns=3, logs_dir=tmp_path / str(number), max_tokens=50 + number % 2)
-        first = ends_the_session if number == 3 else takes_longer
-        dids.append(Run(one, ScriptedEnvironment(first, None)))
-    asyncio.run(together(*(did.go(f"task {number}") for number, did in enumerate(dids))))
-    # Nor do they mix, two of which share a client.
-    for number, did in enumerate(dids):
-        assert (did.stop_reason, did.metadata["n_prefix_breaks"]) == ("max_turns", 0)
-        prompt = fake.tokenizer.decode(did.turns[-1][0])
-        assert re.findall(r"task \d", prompt) == [f"task {number}"]
-    assert sum(len(did.turns) for did in dids) == len(fake.returned) - 3 == 12
-    gc.collect()
-    assert [service.closed for service in fake.services] == [True, True, False]
-    # A new checkpoint meets an ended session, too.
-    fake.end_sessions(status)
-    run(bench.agent(model_path="tinker://run/sampler_weights/2"))
-    # One that does not exist fails its trial, and leaves the session to the others.
+    with asyncio.Runner() as runner:
+        lost = Run(bench.agent(max_turns=3), ScriptedEnvironment(ends_the_session))
+        with pytest.raises(Exception, match="terminated"):
+            runner.run(lost.go())
+        # What was sampled until then is kept.
+        assert (lost.stop_reason, lost.turns) == ("error", fake.returned)
+        # All later ones share one session, and new checkpoints, too.
+        options = [{}, {}, {"max_tokens": 9}, {"model_path": "tinker://run/sampler_weights/2"}]
+        dids = [Run(bench.agent(max_turns=3, **one)) for one in options]
+        runner.run(together(*(did.go() for did in dids)))
+    assert [len(did.turns) for did in dids] == [3] * 4
+    assert len(fake.services) == 2
+    # A checkpoint that does not exist fails its trial, and leaves the session to the others.
     for _ in range(3):
         with pytest.raises(Exception, match="no such checkpoint"):
             run(bench.agent(model_path="tinker://run/sampler_weights/missing"))
     run(bench.agent(max_tokens=9))
-    # The first trials' clients have not sampled since, so they keep the third session open.
-    gc.collect()
-    assert [one for one in fake.services if not one.closed] == fake.services[2:4]
-
-
-@pytest.mark.parametrize(
-    ("second", "stop_reason"),
-    [("hello", "completed"), ("prompt is too long", "context_overflow"), ("gone again", "error")],
-)
-# As the SDK says it where it polls for answers, and of a client that was closed.
-@pytest.mark.parametrize("said", ["polling failed for s:0\nError code: 410", "holder is closed"])
-def test_the_second_attempt_counts_like_the_first(bench, said, second, stop_reason):
-    async def ends() -> Any:
-        did.fake.end_sessions(410)
-        raise RuntimeError(said)
-
-    status = 410 if stop_reason == "error" else 400
-    did = bench.prepare(ends, second if second == "hello" else refused(status, second))
-    error = pytest.raises(Exception, match="gone again")
-    with error if stop_reason == "error" else contextlib.nullcontext():
-        asyncio.run(did.go())
-    assert did.stop_reason == stop_reason
-    assert len(did.fake.services) == 2
-
-
-def test_a_replaced_session_is_open_as_long_as_a_trial_samples_in_it(bench):
-    closed = []
-
-    async def takes_longer() -> Any:
-        did.fake.end_sessions(410)
-        await Run(bench.agent(max_tokens=9)).go()
-        closed.extend(service.closed for service in did.fake.services)
-        raise refused(410, "Session has been terminated")
-
-    did = bench.prepare(takes_longer, "hello")
-    asyncio.run(did.go())
-    assert (did.stop_reason, closed) == ("completed", [False, False])
-    gc.collect()
-    assert [service.closed for service in did.fake.services] == [True, False]
+    assert fake.services[1] in basic_loop_agent._services.values()
 
 
 def test_a_service_that_was_given_is_used_and_never_replaced(bench):
     fake = bench.service(bash("ls"))
     given = fake()
 
-    async def takes_it_back() -> None:
-        # A client keeps it, even if it has ended.
-        basic_loop_agent.use_service(None)
+    async def ends() -> None:
         fake.end_sessions(410)
 
     basic_loop_agent.use_service(given)
-    with pytest.raises(Exception, match="terminated"):
-        run(bench.agent(max_turns=2), ScriptedEnvironment(takes_it_back))
-    assert (fake.services, given.closed, len(fake.returned)) == ([given], False, 1)
+    for _ in range(2):
+        with pytest.raises(Exception, match="terminated"):
+            run(bench.agent(max_turns=2), ScriptedEnvironment(ends))
+    assert (fake.services, len(fake.returned)) == ([given], 1)
+    basic_loop_agent.use_service(None)
     run(bench.agent())
     assert len(fake.services) == 2
 
@@ -1964,7 +1791,7 @@ def test_event_loops_in_threads_share_tokenizer_and_session(bench, tmp_path, mon
     ("options", "message"),
     [
         ({"max_turn": 3}, r"max_turn\b"),
-        ({"model_client": "openai"}, "model_client.*'tinker' or 'litellm'"),
+        ({"model_client": "openai"}, "model_client.*'tinker', 'litellm' or 'vllm'"),
         *(({name: 0}, f"{name}.*greater than") for name in AT_LEAST_ONE),
         ({"command_timeout_sec": 2**32}, "command_timeout_sec.*less than or equal"),
         ({"temperature": -0.1}, "temperature.*greater than or equal to 0"),
@@ -1973,6 +1800,7 @@ def test_event_loops_in_threads_share_tokenizer_and_session(bench, tmp_path, mon
         ({"llm_kwargs": {"max_tokens": 3}}, "llm_kwargs holds max_tokens: use the option"),
         ({"model_client": "litellm", "model_path": "tinker://w"}, "are for model_client=tinker"),
         ({"model_client": "litellm", "renderer_name": "qwen3"}, "are for model_client=tinker"),
+        ({"model_client": "vllm"}, "vllm needs api_base, such as http://localhost:8000"),
     ],
 )
 def test_a_bad_option_is_one_clear_error(options, message):
@@ -1986,7 +1814,8 @@ def test_what_depends_on_the_model_is_refused_in_setup(bench, monkeypatch):
     bench.refuses(ValueError, "qwen9", renderer_name="qwen9")
     bench.refuses(TypeError, "tempreature", llm_kwargs={"tempreature": 1})
     loaded = "the tokenizer is loaded"
-    monkeypatch.setattr("harbor.llms.tinker.get_tokenizer", Mock(side_effect=LookupError(loaded)))
+    tokenizer = Mock(side_effect=LookupError(loaded))
+    monkeypatch.setattr("tinker_cookbook.tokenizer_utils.get_tokenizer", tokenizer)
     bench.refuses(ValueError, "no model: name one with -m", model_name=None)
     bench.refuses(LookupError, loaded, model_name="openai/gpt-oss-20b")
     monkeypatch.delenv("TINKER_API_KEY")
@@ -1999,7 +1828,7 @@ def test_what_depends_on_the_model_is_refused_in_setup(bench, monkeypatch):
     for name in ("anthropic/claude-sonnet-4-5", "azure/gpt-4o", "together_ai/x", "ollama/llama3"):
         set_up(bench.agent(model_client="litellm", model_name=name))
     monkeypatch.setitem(sys.modules, "tinker_cookbook", None)
-    with pytest.raises(ValueError, match=r"pip install 'harbor\[tinker\]'.*model_client=litellm"):
+    with pytest.raises(ValueError, match=r"pip install 'harbor\[tinker\]'"):
         bench.agent()
 
 
@@ -2041,11 +1870,6 @@ def test_keys_and_urls_are_the_agents_or_the_processs_and_stay_unseen(bench, mon
         assert not any("key-" in text for text in [*seen, *caplog.messages])
         # Harbor would put it into the environment of each command.
         assert did.agent.extra_env == {}
-    # What else is no part of a header is named, not shown.
-    for wrong in ("key-\r6", "key-\u00e9", "key-1\nkey-2"):
-        with pytest.raises(ValueError, match="the API key of openai has a character") as error:
-            bench.lite("hello", extra_env={"OPENAI_API_KEY": wrong})
-        assert "key-" not in str(error.value)
     # `jobs resume` gives a key as Harbor has saved it.
     starred = {"OPENAI_API_KEY": "key-****own", "TINKER_API_KEY": "****"}
     assert bench.lite("hello", extra_env=starred).fake[-1]["api_key"] == "key-process"
@@ -2057,7 +1881,7 @@ def test_keys_and_urls_are_the_agents_or_the_processs_and_stay_unseen(bench, mon
     monkeypatch.delenv("TINKER_API_KEY")
     set_up(bench.agent(extra_env=other))
     set_up(bench.agent(llm_kwargs={"api_key": "key-own"}))
-    bench.refuses(ValueError, "no API key for Tinker: .*model_client=litellm", extra_env=starred)
+    bench.refuses(ValueError, "no API key for Tinker: ", extra_env=starred)
 
 
 @pytest.mark.skipif(not hasattr(BasicLoopAgent, "options_schema"), reason="since Harbor 0.23")
@@ -2118,55 +1942,26 @@ def test_a_bad_agent_fails_alone_in_a_job_with_a_good_one(tmp_path):
     assert (whole.turns, whole.reward, whole.stop_reason) == ([], 1.0, "completed")
     assert whole.trial.agent_result.n_input_tokens > 0
     said = sorted(one.exception_info.exception_message for one in trials if one is not good)
-    assert re.search("who serves 'mock': put .* as openai/mock ", said[0])
+    assert "LLM Provider NOT provided" in said[0]
     assert said[1:] == ["no model: name one with -m, such as -m Qwen/Qwen3-8B"]
 
 
-@pytest.mark.parametrize(
-    ("renderer", "replies", "n_datums"),
-    [
-        ("qwen3", [Sampled("<think>a</think>" + bash("ls")), Sampled("hello world")], 1),
-        ("qwen3", [Sampled(bash("ls")), Sampled("hello wo", "length")], 1),
-        ("role_colon", [Sampled(bash("ls")), Sampled("hello world")], 2),
-    ],
-)
-def test_a_jobs_trials_become_datums_with_every_sampled_token_and_its_sequence(
-    bench, tmp_path, monkeypatch, renderer, replies, n_datums
-):
-    fake = bench.service(*replies, *replies)
-    agent = tinker_agent(fake, max_turns=len(replies), renderer_name=renderer)
+def test_a_jobs_trials_give_back_every_sampled_token_and_its_sequence(bench, tmp_path):
+    fake = bench.service(
+        *[Sampled("<think>a</think>" + bash("ls")), Sampled("hello wo", "length")] * 2
+    )
+    agent = tinker_agent(fake, max_turns=2, renderer_name="qwen3")
     trials = run_job(tmp_path, agent, n_attempts=2, n_concurrent_trials=1)
     wholes = [trial_to_trajectory(trial) for trial in trials]
-    turns = [turn for one in wholes for turn in one.turns]
+    assert {whole.stop_reason for whole in wholes} == {"max_tokens"}
+    turns = [turn for whole in wholes for turn in whole.turns]
     ids = [(turn.prompt_token_ids, turn.completion_token_ids, turn.logprobs) for turn in turns]
     assert sorted(ids) == sorted(fake.returned)
     numbers = [fake.returned.index(turn) for turn in ids]
+    sequences = [None if IS_OLD_SDK else f"sequence-{number}" for number in numbers]
+    assert [turn.extra["sequence_id"] for turn in turns] == sequences
     cached = [trial.agent_result.n_cache_tokens for trial in trials]
     assert sum(cached) == (0 if IS_OLD_SDK else sum(3 * number for number in numbers))
-
-    # The cookbook's action has the field from 0.6 on.
-    field, bases = ("sequence_id", str | None, None), (completers.TokensWithLogprobs,)
-    newer = dataclasses.make_dataclass("TokensWithLogprobs", [field], bases=bases)
-    monkeypatch.setattr(completers, "TokensWithLogprobs", newer)
-    rollouts = [basic_loop_agent.to_tinker(one) for one in wholes]
-    actions = [transition.ac for one in rollouts for transition in one.transitions]
-    sequences = [None if IS_OLD_SDK else f"sequence-{number}" for number in numbers]
-    assert [one.sequence_id for one in actions] == sequences
-    group = TrajectoryGroup(rollouts, [1.0, 0.0], [{}, {}])
-    advantages = data_processing.compute_advantages([group])
-    data, _ = data_processing.assemble_training_data([group], advantages)
-    assert len(data) == 2 * n_datums
-    trained = []
-    for datum in data:
-        names = ("target_tokens", "logprobs", "mask")
-        columns = [datum.loss_fn_inputs[name].to_torch().tolist() for name in names]
-        trained += [row[:2] for row in zip(*columns, strict=True) if row[2]]
-    sampled = [pair for _, *turn in ids for pair in zip(*turn, strict=True)]
-    assert trained == [(token, pytest.approx(logprob, rel=1e-6)) for token, logprob in sampled]
-    cut_off = replies[-1].stop_reason == "length"
-    assert {one.stop_reason for one in rollouts} == {"max_tokens" if cut_off else "completed"}
-    ends = [(one.ac.stop_reason, one.episode_done) for one in rollouts[0].transitions]
-    assert ends == [("stop", False), ("length" if cut_off else "stop", True)]
 
 
 def test_a_timeout_is_scored_a_failed_trial_is_not_and_a_bad_record_is_an_error(bench, tmp_path):
@@ -2199,9 +1994,9 @@ def test_a_timeout_is_scored_a_failed_trial_is_not_and_a_bad_record_is_an_error(
         assert (whole.reward, len(whole.turns)) == (reward, 1)
     (record,) = failed.agent_result.rollout_details
     bad = [{"logprobs": [[]]}, {"logprobs": [[math.nan]]}, {"prompt_token_ids": [[1], [1]]}]
-    for wrong in [*bad, {"logprobs": []}, {"extra": {"routed_experts": []}}]:
+    for wrong in [*bad, {"logprobs": []}]:
         failed.agent_result.rollout_details = [record | wrong]
-        with pytest.raises(ValueError, match=f"trial {failed.trial_name}: "):
+        with pytest.raises(ValueError, match=r"argument \d|differ in length"):
             trial_to_trajectory(failed)
     failed.agent_result.rollout_details = None
     assert trial_to_trajectory(failed) is None
@@ -2241,344 +2036,16 @@ def test_a_multi_step_trial_with_a_failed_step_is_no_training_data(bench, tmp_pa
     assert len(whole.turns) == len(fake.returned) == 1
 
 
-# examples/train.py: RL on the rollouts, run as it stands. Only `tinker.ServiceClient`, the
-# tokenizer, and the job's environment and verifier are exchanged.
-
-RIGHT, WRONG = Sampled("Hello, world!"), Sampled("no")
-# Of each group of eight.
-HALF_RIGHT = [RIGHT, WRONG] * 40
-FROM_STATE = "create_training_client_from_state_with_optimizer"
-REWARD, SOLVED = "env/all/reward/total", "env/all/solved"
-REAL = {**vars(tinker.ServiceClient), **vars(tinker.TrainingClient)}
-
-
-class FakeTraining(FakeTinker):
-    """The training half of the service too. Calls must be such as the installed SDK takes."""
-
-    def __init__(self, tokenizer_dir: str) -> None:
-        super().__init__(tokenizer_dir)
-        self.clients, self.loaded, self.saved, self.trained = [], [], [], []
-        self.model_id, self.given_back = "model_1", []
-        # The number of the forward_backward that raises.
-        self.crash_in_update: int | None = None
-        # Whether it is SkyRL's server, which makes no client from a state.
-        self.is_skyrl = False
-
-    def __call__(self, **kwargs: Any) -> "FakeService":
-        service = super().__call__(**kwargs)
-        service.create_lora_training_client = self.create_lora_training_client
-        setattr(service, FROM_STATE, self.create_from_state)
-        return service
-
-    def future(self, method: str, result: Any, *args: Any, **kwargs: Any) -> Future:
-        real = REAL[method]
-        inspect.signature(real).bind(None, *args, **kwargs)
-        is_last_resort = self.is_skyrl and method == "load_state_with_optimizer"
-        assert is_last_resort or not hasattr(real, "__deprecated__"), real.__deprecated__
-        return done(result)
-
-    def create_lora_training_client(self, base_model: str, rank: int) -> Future:
-        # As SDK 0.38 says what the server refused.
-        errors = {31: tinker.TinkerError("no\nkey"), 64: ValueError("the server's\nmost is 32")}
-        if rank in errors:
-            return done(errors[rank])
-        self.clients.append((base_model, rank))
-        return self.future("create_lora_training_client", self, base_model, rank=rank)
-
-    def create_from_state(self, path: str) -> Future:
-        if self.is_skyrl:
-            return done(refused(422, "no model_id", "UnprocessableEntityError"))
-        self.clients.append(path)
-        return self.future(FROM_STATE, self, path)
-
-    def load_state_with_optimizer(self, path: str) -> Future:
-        self.loaded.append(path)
-        return self.future("load_state_with_optimizer", None, path)
-
-    def save(self, method: str, kind: str, name: str, **kwargs: Any) -> Future:
-        path = f"tinker://run-{len(self.clients)}/{kind}/{name}"
-        assert path not in self.saved, "the service refuses a second checkpoint of the same name"
-        self.saved.append((path, kwargs.get("ttl_seconds")))
-        return self.future(method, SimpleNamespace(path=path), name, **kwargs)
-
-    save_state = functools.partialmethod(save, "save_state", "weights")
-    for_sampler = ("save_weights_for_sampler", "sampler_weights")
-    save_weights_for_sampler = functools.partialmethod(save, *for_sampler)
-
-    def forward_backward(self, data: list[Any], loss_fn: str) -> Future:
-        assert loss_fn == "importance_sampling"
-        if len(self.trained) == self.crash_in_update:
-            return done(ConnectionError("the service is gone"))
-        self.trained.append(data)
-        logprobs = [datum.loss_fn_inputs["logprobs"].to_torch() - 0.25 for datum in data]
-        outputs = [{"logprobs": tinker.TensorData.from_torch(of_datum)} for of_datum in logprobs]
-        result = SimpleNamespace(loss_fn_outputs=outputs)
-        return self.future("forward_backward", result, data, loss_fn=loss_fn)
-
-    def optim_step(self, params: Any) -> Future:
-        assert params.learning_rate == 0.5
-        return self.future("optim_step", None, params)
-
-
 @functools.cache
-def train_module(name: str = "train") -> Any:
+def example_module(name: str) -> Any:
     spec = importlib.util.spec_from_file_location(name, ROOT / f"examples/{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
-@pytest.fixture
-def train(tmp_path, tokenizer_dir, monkeypatch) -> Callable[..., FakeTraining]:
-    fake, module = FakeTraining(tokenizer_dir), train_module()
-    tokenizer, of_step = get_tokenizer(tokenizer_dir), module.job_config
-    fakes = job_config(tmp_path).model_dump(include={"environment", "verifier"})
-
-    def on_the_host(*args: Any) -> JobConfig:
-        return JobConfig.model_validate(of_step(*args).model_dump() | fakes)
-
-    monkeypatch.setattr(module, "job_config", on_the_host)
-    monkeypatch.setattr("tinker.ServiceClient", fake)
-    monkeypatch.setattr("harbor.llms.tinker.get_tokenizer", lambda name: tokenizer)
-    monkeypatch.delenv("WANDB_PROJECT", raising=False)
-    monkeypatch.setenv("TINKER_BASE_URL", "http://tinker/")
-    monkeypatch.setattr(httpx, "get", lambda url, **sent: answers(url))
-    monkeypatch.setattr(httpx, "post", lambda url, **sent: fake.given_back.append((url, sent)))
-    monkeypatch.setattr(sys, "path", [*sys.path])
-
-    def answers(url: str) -> None:
-        if "nowhere" in url:
-            raise httpx.ConnectError("nobody\nis there")
-
-    def run(*script: Any, steps=1, crash_in_update=None, more="") -> FakeTraining:
-        fake.script, fake.crash_in_update = list(script), crash_in_update
-        arguments = f"--model Qwen/Qwen3-8B --task {ROOT}/examples/greet --log-dir {tmp_path}/log"
-        arguments += f" --steps {steps} --max-tokens 64 --learning-rate 0.5 --rank 4"
-        module.main([*arguments.split(), *more.split()])
-        return fake
-
-    run.fake = fake
-    return run
-
-
-def metrics_of(tmp_path: Path) -> list[dict[str, Any]]:
-    return list(map(json.loads, (tmp_path / "log/metrics.jsonl").read_text().splitlines()))
-
-
-def printed(capsys: pytest.CaptureFixture) -> list[str]:
-    """The lines of the steps and the last one; each must begin where a line begins."""
-    return re.findall(r"^(?:step|final).*", capsys.readouterr().out, re.MULTILINE)
-
-
-def example(datum: Any) -> tuple[list[int], list[int], list[float], float]:
-    """Prompt ids, completion ids, logprobs and advantage of a datum of one turn."""
-    inputs = {name: tensor.to_torch().tolist() for name, tensor in datum.loss_fn_inputs.items()}
-    start = next(i for i, advantage in enumerate(inputs["advantages"]) if advantage)
-    (advantage,) = set(inputs["advantages"][start:])
-    logprobs = [round(logprob, 3) for logprob in inputs["logprobs"][start:]]
-    prompt = datum.model_input.to_ints()[: start + 1]
-    return prompt, inputs["target_tokens"][start:], logprobs, advantage
-
-
-def test_training_samples_each_steps_weights_and_updates_them_by_reward(train, tmp_path, capsys):
-    fake = train(*HALF_RIGHT, steps=2)
-    assert fake.clients == [("Qwen/Qwen3-8B", 4)]
-    assert len(fake.services) == 1, "sampling and training share a session"
-    paths = [f"tinker://run-1/sampler_weights/{step:04}" for step in range(2)]
-    states = [f"tinker://run-1/weights/{step:04}" for step in range(2)]
-    assert [source["model_path"] for source in fake.samplers] == paths
-    final = "tinker://run-1/sampler_weights/final"
-    kept = [(path, 7 * 24 * 3600) for path in (paths[0], states[0], paths[1], states[1])]
-    assert fake.saved == [*kept, (final, None)]
-    right = fake.encode("Hello, world!", "stop")
-    expected = [(*turn, 0.5 if turn[1] == right else -0.5) for turn in fake.returned]
-    for data, turns in zip(fake.trained, (expected[:8], expected[8:]), strict=True):
-        assert sorted(map(example, data)) == sorted(turns)
-    lines = printed(capsys)
-    n_tokens = sum(len(tokens) for _, tokens, _ in fake.returned[:8])
-    shares = f"100% completed, {n_tokens} tokens, KL 0.2500 (v1) 0.0312 (v2)"
-    assert lines[1].startswith(f"step 1: reward 0.500, solved 0.500 of 8 trials, {shares}, ")
-    assert lines[2:] == [f"final checkpoint: {final}"]
-    for step, metrics in enumerate(metrics_of(tmp_path)):
-        assert (metrics["step"], metrics[REWARD], metrics[SOLVED]) == (step, 0.5, 0.5)
-        assert metrics["env/all/total_ac_tokens"] == n_tokens
-        assert metrics["stop_reason/completed"] == 1.0
-        assert metrics["optim/kl_sample_train_v1"] == pytest.approx(0.25, abs=1e-6)
-
-
-@pytest.mark.parametrize("is_skyrl", [False, True])
-def test_after_a_crash_training_goes_on_from_the_last_saved_state(train, tmp_path, is_skyrl):
-    train.fake.is_skyrl = is_skyrl
-    with pytest.raises(ConnectionError, match="the service is gone"):
-        train(*HALF_RIGHT, steps=3, crash_in_update=1)
-    progress, state = tmp_path / "log/progress.json", "tinker://run-1/weights/0000"
-    assert json.loads(progress.read_text()).items() >= {"step": 1, "state": state}.items()
-    # As after a kill while a step's metrics were written.
-    with (tmp_path / "log/metrics.jsonl").open("a") as file:
-        file.write('{"step": 1, "env/')
-    fake = train(*HALF_RIGHT, steps=3)
-    new = ("Qwen/Qwen3-8B", 4)
-    assert fake.clients == [new, new if is_skyrl else state]
-    assert fake.loaded == [state] * is_skyrl
-    assert fake.samplers[2]["model_path"] == "tinker://run-2/sampler_weights/0001"
-    assert [metrics["step"] for metrics in metrics_of(tmp_path)] == [0, 1, 2]
-    assert len(fake.trained) == json.loads(progress.read_text())["step"] == 3
-    assert len(list((tmp_path / "log/jobs").iterdir())) == 4
-    gone = {"model_id": "model_1", "type": "unload_model"}
-    unload = ("http://tinker/api/v1/unload_model", {"json": gone, "timeout": 10})
-    assert fake.given_back == [unload, unload]
-
-
-@pytest.mark.parametrize(
-    ("reply", "rewards", "reason"),
-    [
-        (RuntimeError("no more\ncredit"), {}, "RuntimeError: no more credit"),
-        (RIGHT, {"a": 1.0, "b": 0.0}, "no single reward: {'a': 1.0, 'b': 0.0}"),
-        (RIGHT, {"reward": math.nan}, "ValueError: trial "),
-    ],
-)
-def test_training_ends_with_the_reason_where_no_trial_of_a_step_is_usable(
-    train, monkeypatch, tmp_path, capsys, reply, rewards, reason
-):
-    scored = AsyncMock(return_value=VerifierResult(rewards=rewards))
-    monkeypatch.setattr(HostVerifier, "verify", scored)
-    with pytest.raises(SystemExit, match=f"step 0: no trial can be used, .*: {re.escape(reason)}"):
-        train(reply)
-    named = [line for line in printed(capsys) if line.startswith("step 0: left out greet__")]
-    assert len([line for line in named if f": {reason}" in line]) == 8
-    assert not (tmp_path / "log/progress.json").exists()
-
-
-def test_failed_trials_and_equal_rewards_are_named_and_not_trained_on(train, tmp_path, capsys):
-    gone, same = RuntimeError("no more credit"), Sampled("no", "length")
-    fake = train(gone, *HALF_RIGHT[:7], same, steps=2)
-    assert [len(data) for data in fake.trained] == [7]
-    left_out, first, second, _ = printed(capsys)
-    assert re.fullmatch(r"step 0: left out greet__\w+: RuntimeError: no more credit", left_out)
-    assert " of 7 trials, " in first
-    assert "no update (equal rewards within each group)" in second
-    first, second = metrics_of(tmp_path)
-    assert first["left_out/RuntimeError"] == second["stop_reason/max_tokens"] == 1
-    assert first["optim/kl_sample_train_v2"] > 0
-    assert "optim/kl_sample_train_v1" not in second
-
-
-def test_training_goes_on_only_with_what_it_began_with(train, tmp_path):
-    train(*HALF_RIGHT, steps=2)
-    # As after a kill: it is not written by rename.
-    config, before = tmp_path / "log/config.json", b'{"mod'
-    config.write_bytes(before)
-    for more, message in (
-        ("--learning-rate 0.1", "--learning-rate 0.5, this is 0.1"),
-        (f"--task {ROOT}/examples/hello", f"--task ['{ROOT}/examples/greet'], this is ['"),
-        ("--steps 1", "--steps 1: 2 are done in "),
-    ):
-        with pytest.raises(SystemExit, match=re.escape(message)):
-            train(*HALF_RIGHT, steps=3, more=more)
-    assert config.read_bytes() == before
-    assert len(train.fake.services) == 1
-    train(*HALF_RIGHT, steps=3, more="--concurrency 2 --base-url http://moved")
-    assert [metrics["step"] for metrics in metrics_of(tmp_path)] == [0, 1, 2]
-
-
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        ("--task /nowhere", "/nowhere: no task is there"),
-        ("--group-size 1", "--group-size 1: "),
-        ("--tasks-per-step 2", "--tasks-per-step 2: 1 are there"),
-        ("--renderer-name nonsense", "--model, --renderer-name: .*nonsense"),
-        ("--agent nowhere:Agent", "--agent nowhere:Agent: No module"),
-        ("--agent json:JSONDecoder", "--agent json:JSONDecoder: it is no copy"),
-        ("--eval-every 2", "--eval-every 2: it needs --eval-task"),
-        (f"--eval-task {ROOT}/examples/greet --eval-task {ROOT}/examples/./greet", "the same"),
-        ("--rank 31", "^Tinker: no key$"),
-        ("--base-url http://nowhere", "--base-url http://nowhere: nobody is there"),
-        ("--rank 64", "no adapter of rank 64: the server's most is 32"),
-    ],
-)
-def test_a_wrong_argument_is_one_line_before_anything_is_sampled(train, tmp_path, more, message):
-    with pytest.raises(SystemExit, match=message) as error:
-        train(RIGHT, more=more)
-    assert "\n" not in str(error.value)
-    # Nor does a second run in a folder begin.
-    with train_module().only_run_in(tmp_path), pytest.raises(SystemExit, match="another run is in"):
-        train(RIGHT, more=f"--log-dir {tmp_path}")
-    assert train.fake.samplers == train.fake.clients == []
-
-
-@pytest.mark.parametrize("agent", ["own:BasicLoopAgent", "mine:Mine", "one_script:OneScript"])
-def test_a_copied_agent_samples_in_the_session_that_trains(train, tmp_path, monkeypatch, agent):
-    shutil.copy(ROOT / "basic_loop_agent.py", tmp_path / "own.py")
-    (tmp_path / "mine.py").write_text("import own\nclass Mine(own.BasicLoopAgent): ...")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(ROOT / "examples")
-    fake = train(*[RIGHT, Sampled(bash("ls"))] * 4, more=f"--agent {agent}")
-    assert len(fake.services) == len(fake.trained) == 1
-    (config,) = (tmp_path / "log/jobs").glob("*/config.json")
-    assert json.loads(config.read_text())["agents"][0]["import_path"] == agent
-
-
-def test_evaluation_changes_no_steps_tasks(train, tmp_path, monkeypatch, capsys):
-    for name in ("tasks/a", "tasks/b", "tasks/c", "tasks/d", "tasks/e", "near", "far"):
-        shutil.copytree(ROOT / "examples/greet", tmp_path / name)
-    # One at a time, so that each task gets the right reply and the wrong one.
-    more = f"--task {tmp_path}/tasks --tasks-per-step 3 --group-size 2 --concurrency 1"
-    more += f" --eval-task {tmp_path}/near --eval-task {tmp_path}/far --eval-every 2"
-    # No shell expands this `~`.
-    more += " --eval-trials 4 --log-dir=~/log"
-    monkeypatch.setenv("HOME", str(tmp_path))
-    gone = [RuntimeError("no more credit")] * 4
-    with pytest.raises(ConnectionError):
-        train(*HALF_RIGHT[:4], *gone, *HALF_RIGHT, steps=3, crash_in_update=2, more=more)
-    for steps in (3, 4):
-        train(*HALF_RIGHT, steps=steps, more=more)
-    # The tasks of each job's trials, in the order of the jobs.
-    sampled, evaluated = [], []
-    for job in sorted((tmp_path / "log/jobs").iterdir()):
-        of_job = evaluated if "before" in job.name else sampled
-        of_job.append(sorted(trial.name.partition("__")[0] for trial in job.glob("*__*")))
-    zero, one, crashed, again, _ = sampled
-    assert crashed == again
-    assert len({*zero, *one, *again}) > 3
-    assert zero == sorted(2 * [*{*zero}])
-    # Before steps 0, 2, 3 and 4: what a crash, or the end of the steps, came after is not repeated.
-    assert evaluated == [["near"] * 4, ["far"] * 4] * 4
-    for name, first in (("near", 0.5), ("far", None)):
-        values = [metrics.get(f"test/{name}/{SOLVED}") for metrics in metrics_of(tmp_path)]
-        assert values == [first, None, 0.5, 0.5, 0.5]
-    said = capsys.readouterr().out
-    assert "\nfar before step 0: no trial can be used, the last was left out: " in said
-    assert "\nnear before step 2: reward 0.500, solved 0.500 of 4 trials, " in said
-
-
-def test_what_runs_ends_with_a_run_or_before_the_next(train, tmp_path, monkeypatch, capfd):
-    async def interrupted(config: JobConfig) -> None:
-        train.sleeper = await asyncio.create_subprocess_exec("sleep", "60", stdout=-1)
-        os.kill(os.getpid(), signal.SIGINT)
-        await asyncio.sleep(60)
-
-    train(*HALF_RIGHT)
-    (tmp_path / "log/jobs/killed/my.Task__Ab1").mkdir(parents=True)
-    listed = "my-task__ab1__env\nothers__zz9__env\n"
-    docker = tmp_path / "docker"
-    docker.write_text(f'#!/bin/sh\necho "$@" >>{tmp_path}/calls\nprintf "{listed}"\n')
-    docker.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    monkeypatch.setattr(Job, "create", interrupted)
-    monkeypatch.setattr(train_module().EventLoop, "patience_sec", 0.1)
-    with pytest.raises(KeyboardInterrupt):
-        train(*HALF_RIGHT, steps=2)
-    ended = [call for call in (tmp_path / "calls").read_text().splitlines() if " down " in call]
-    # When it starts, and when it stops.
-    assert ended == ["compose --project-name my-task__ab1__env down --volumes --timeout 1"] * 2
-    assert vars(train).pop("sleeper").returncode == -9
-    gc.collect()
-    assert "Event loop is closed" not in capfd.readouterr().err
-
-
 def test_each_shell_task_pays_for_its_solution_and_less_for_anything_else(tmp_path):
-    train_module("shell_tasks").main([f"{tmp_path}/tasks", "--variants=1", "--new-variants=1"])
+    example_module("shell_tasks").main([f"{tmp_path}/tasks", "--variants=1", "--new-variants=1"])
     tasks = sorted((tmp_path / "tasks").glob("*/*/"))
     assert len(tasks) == 10 + 10 + 5
     home, agent, verifier = (tmp_path / name for name in ("home", "agent", "verifier"))
