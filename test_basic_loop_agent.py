@@ -229,11 +229,9 @@ class FakeService:
         logprobs = own if answer.logprobs == "own" else answer.logprobs
         fake.returned.append((prompt.to_ints(), tokens, logprobs))
         sequence = SimpleNamespace(tokens=tokens, logprobs=logprobs, stop_reason=answer.stop_reason)
-        response = SimpleNamespace(sequences=[sequence])
         if not IS_OLD_SDK:
             sequence.sequence_id = f"sequence-{number}"
-            response.prompt_cache_hit_tokens = 3 * number
-        return response
+        return SimpleNamespace(sequences=[sequence], prompt_cache_hit_tokens=3 * number)
 
 
 def done(result: Any) -> Future:
@@ -708,8 +706,8 @@ def test_a_session_id_is_sent_with_each_request_beside_what_llm_kwargs_has(bench
         did = run(bench.agent(session_id=session_id, **options))
         assert did.view.session_id == session_id
         sent = requests[-1]["extra_body"] | requests[-1]["extra_headers"]
-        ids = {"session_id": session_id, "X-Session-ID": session_id}
-        assert sent == {"salt": 1, "X-Other": "1", **ids}
+        # Harbor 0.16 and later send it as X-Session-ID, too.
+        assert {"salt": 1, "X-Other": "1", "session_id": session_id}.items() <= sent.items()
 
 
 # vLLM, played over real HTTP: its template is a renderer's, which strips earlier thinking.
@@ -1026,8 +1024,9 @@ def test_a_copy_with_the_readmes_reminder_records_it(bench, tmp_path, monkeypatc
 
 # As issue 40 has it, literally.
 INTERFACE = """
-__init__(self, *, model_name, model_path=None, renderer_name=None, max_tokens=512, temperature=1.0, \
-max_turns=1, system_prompt=None, model_client='tinker', api_base=None, **kw) -> None
+__init__(self, *, model_name, model_path=None, renderer_name=None, max_tokens=512, \
+temperature=1.0, max_turns=1, system_prompt=None, model_client='tinker', api_base=None, \
+**kw) -> None
 name() -> str
 version(self) -> str | None
 async setup(self, environment) -> None
@@ -1961,7 +1960,7 @@ def test_a_jobs_trials_give_back_every_sampled_token_and_its_sequence(bench, tmp
     sequences = [None if IS_OLD_SDK else f"sequence-{number}" for number in numbers]
     assert [turn.extra["sequence_id"] for turn in turns] == sequences
     cached = [trial.agent_result.n_cache_tokens for trial in trials]
-    assert sum(cached) == (0 if IS_OLD_SDK else sum(3 * number for number in numbers))
+    assert sum(cached) == sum(3 * number for number in numbers)
 
 
 def test_a_timeout_is_scored_a_failed_trial_is_not_and_a_bad_record_is_an_error(bench, tmp_path):

@@ -47,9 +47,10 @@ GO_ON = """\
 ready. In another terminal:
 
 export TINKER_BASE_URL=http://127.0.0.1:{port} TINKER_API_KEY=tml-none
-uv run --with matplotlib python examples/train.py --model {model} --renderer-name qwen3_instruct \\
-  --task examples/hello --steps 24 --group-size 16 --max-turns 2 --max-tokens 64 \\
-  --learning-rate 1e-3 --rank {rank} --plot
+uv run python examples/train.py model_name={model} renderer_name=qwen3_instruct \\
+  log_path=runs/hello dataset_builder.tasks=examples/hello dataset_builder.steps=24 \\
+  dataset_builder.group_size=16 dataset_builder.agent_options.max_turns=2 max_tokens=64 \\
+  learning_rate=1e-3 lora_rank={rank}
 
 Ctrl-C ends the server."""
 
@@ -132,11 +133,71 @@ def write_tokenizer(package: Path, weights: str, target: Path) -> None:
     config_file.write_text(json.dumps(config, indent=2))
 
 
+class Bridge:
+    """An ASGI app before SkyRL's: SkyRL 0.4.0 speaks tinker 0.25, and this is what 0.38 adds.
+
+    - Each sampled sequence has an id.
+    - `load_weights` may create the model that it loads, by a name that the SDK makes of the session
+      and a number.
+    """
+
+    def __init__(self, skyrl: Callable) -> None:
+        import httpx
+
+        self.skyrl = skyrl
+        transport = httpx.ASGITransport(app=skyrl)
+        self.client = httpx.AsyncClient(transport=transport, base_url="http://skyrl/api/v1")
+
+    async def __call__(self, scope: dict, receive: Callable, send: Callable) -> None:
+        """Answer these two. Anything else, such as the start of the server, is SkyRL's."""
+        from fastapi import Request
+        from fastapi.responses import JSONResponse
+
+        name = scope.get("path", "").removeprefix("/api/v1/")
+        if name not in ("asample", "load_weights"):
+            return await self.skyrl(scope, receive, send)
+        asked = await Request(scope, receive).json()
+        if "model_seq_id" in asked:
+            asked = await self.create_model(asked)
+        answer = await self.client.post(f"/{name}", json=asked, timeout=None)
+        said = answer.json()
+        if name == "asample" and answer.is_success:
+            numbers = range(asked.get("num_samples", 1))
+            said["sample_sequence_ids"] = [f"{said['request_id']}-{n}" for n in numbers]
+        await JSONResponse(said, answer.status_code)(scope, receive, send)
+
+    async def create_model(self, asked: dict) -> dict:
+        """Create the model for a `load_weights`. Returns the request as SkyRL knows it."""
+        from skyrl.tinker import api, types
+
+        model_id = f"{asked['session_id']}:train:{asked['model_seq_id']}"
+        path = {"tinker_path": asked["path"]}
+        info = (await self.client.post("/weights_info", json=path)).json()
+        lora = types.LoraConfig(rank=info["lora_rank"], alpha=32.0, seed=0)
+        # As SkyRL's own `create_model`, but for the name.
+        async with api.AsyncSession(api.app.state.db_engine) as session:
+            request_id = await api.create_future(
+                session=session,
+                request_type=types.RequestType.CREATE_MODEL,
+                model_id=model_id,
+                request_data=types.CreateModelInput(lora_config=lora),
+            )
+            model = api.ModelDB(
+                model_id=model_id,
+                base_model=info["base_model"],
+                lora_config=lora.model_dump(),
+                status="created",
+                request_id=request_id,
+                session_id=asked["session_id"],
+            )
+            session.add(model)
+            await session.commit()
+        return {"model_id": model_id, "path": asked["path"], "optimizer": asked["optimizer"]}
+
+
 def serve(args: argparse.Namespace, folder: Path) -> None:
     """Be the server, until the process that started this one ends."""
     import uvicorn
-    from fastapi import Request, Response
-    from fastapi.responses import JSONResponse
     from skyrl.tinker import api
     from skyrl.tinker.config import EngineConfig, config_to_argv
 
@@ -149,20 +210,8 @@ def serve(args: argparse.Namespace, folder: Path) -> None:
         # SkyRL would start its engine by the `uv run` of its own checkout.
         return [sys.executable, "-m", "skyrl.tinker.engine", *config_to_argv(config)]
 
-    async def name_sequences(request: Request, call_next: Callable) -> Response:
-        # SkyRL 0.4.0 speaks tinker 0.25; from 0.26.2 on the SDK wants an id for each sequence.
-        body = await request.body()
-        response = await call_next(request)
-        if request.url.path != "/api/v1/asample" or response.status_code != 200:
-            return response
-        answer = json.loads(b"".join([chunk async for chunk in response.body_iterator]))
-        numbers = range(json.loads(body).get("num_samples", 1))
-        answer["sample_sequence_ids"] = [f"{answer['request_id']}-{n}" for n in numbers]
-        return JSONResponse(answer)
-
     threading.Thread(target=end_with_parent, daemon=True).start()
     api._build_uv_run_cmd_engine = engine_command
-    api.app.middleware("http")(name_sequences)
     api.app.state.engine_config = EngineConfig(
         base_model=str(MODEL),
         backend="jax",
@@ -177,7 +226,7 @@ def serve(args: argparse.Namespace, folder: Path) -> None:
         # A killed run's adapter is free after this, and not after five minutes.
         session_timeout_sec=120,
     )
-    uvicorn.run(api.app, host="127.0.0.1", port=args.port)
+    uvicorn.run(Bridge(api.app), host="127.0.0.1", port=args.port)
 
 
 def start_server(args: argparse.Namespace, log: Path) -> subprocess.Popen:

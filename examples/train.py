@@ -6,12 +6,12 @@
       dataset_builder.agent_options.max_turns=8
 
 `--help` lists all arguments. Those below `dataset_builder.` are this file's, the others are the
-cookbook's (`tinker_cookbook.rl.train.Config`). A step runs each of its tasks `group_size` times with
-the weights so far, and updates the weights by the rewards, each relative to the mean of its task.
-The same command, started again, goes on after the last finished step.
+cookbook's (`tinker_cookbook.rl.train.Config`). A step runs each of its tasks `group_size` times
+with the weights so far, and updates the weights by the rewards, each relative to the mean of its
+task. The same command, started again, goes on after the last finished step.
 
 Tasks may be any that Harbor runs, in any of its environments. The agent is BasicLoopAgent, a copy
-of it or a subclass. Read for this: tinker-cookbook 0.5.7, 0.5.8 and 0.6.1.
+of it or a subclass. Tested with tinker-cookbook 0.5.7, 0.5.8 and 0.6.1.
 """
 
 import asyncio
@@ -22,6 +22,7 @@ import logging
 import os
 import random
 import sys
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -46,7 +47,7 @@ _sampling_client: contextvars.ContextVar[Any] = contextvars.ContextVar("sampling
 
 
 class PolicyService:
-    """Stands in for Tinker's service and its client: the agent samples with the cookbook's policy."""
+    """Stands in for Tinker's service and client, so that the agent samples the cookbook's policy."""
 
     def create_sampling_client(self, **client_args: Any) -> "PolicyService":
         """The checkpoint is the policy's, whatever the agent asks for."""
@@ -155,7 +156,7 @@ def to_trajectory(trial: TrialResult, agent: ModuleType) -> types.Trajectory:
         transitions.append(types.Transition(prompt, action, reward=0.0, episode_done=False))
     # The cookbook logs the mean of each metric over the trials.
     metrics = {"solved": float(whole.reward >= 1)}
-    for reason in agent.StopReason:
+    for reason in ("completed", "max_turns", "max_tokens"):
         metrics[f"stopped_by/{reason}"] = float(reason == whole.stop_reason)
     last = transitions[-1]
     last.reward, last.episode_done, last.metrics = whole.reward, True, metrics
@@ -201,7 +202,8 @@ class HarborTasks(types.RLDatasetBuilder):
     async def __call__(self) -> tuple["TaskDataset", None]:
         """The training tasks. (`main` makes an evaluator of each of `test_tasks`.)"""
         groups = self.groups(self.tasks, self.group_size)
-        return TaskDataset(groups, self.tasks_per_step or len(groups), self.steps), None
+        batch_size = self.tasks_per_step or len(groups)
+        return TaskDataset(groups, batch_size, self.steps, bool(self.test_tasks)), None
 
     def groups(self, folders: list[str], group_size: int) -> list[HarborGroup]:
         """A group for each task in these folders. Raises ValueError if one has no task."""
@@ -220,15 +222,21 @@ class HarborTasks(types.RLDatasetBuilder):
 
 
 class TaskDataset(types.RLDataset):
-    """`n_batches` random batches, and an empty one: the cookbook evaluates before each batch."""
+    """`n_batches` batches of random tasks. The cookbook evaluates before a batch, so an empty one
+    at the end is for an evaluation after the last step."""
 
-    def __init__(self, groups: list[HarborGroup], batch_size: int, n_batches: int) -> None:
+    def __init__(
+        self, groups: list[HarborGroup], batch_size: int, n_batches: int, has_empty: bool = False
+    ) -> None:
         if batch_size > len(groups):
             raise ValueError(f"tasks_per_step is {batch_size}, but there are {len(groups)} tasks")
-        self.groups, self.batch_size, self.n_batches = groups, batch_size, n_batches
+        self.groups = groups
+        self.batch_size = batch_size
+        self.n_batches = n_batches
+        self.has_empty = has_empty
 
     def __len__(self) -> int:
-        return self.n_batches + 1
+        return self.n_batches + self.has_empty
 
     def get_batch(self, index: int) -> list[HarborGroup]:
         """The tasks of a step, by its number alone, so that after a crash it has the same ones."""
@@ -287,8 +295,18 @@ def main(config: Config) -> None:
     asyncio.run(train.main(config))
 
 
+def quiet() -> None:
+    """Keep two kinds of lines from the terminal."""
+    # Harbor's debug lines of each trial. They are in its trial.log, too.
+    logging.getLogger("harbor.utils.logger").propagate = False
+    # Cookbook 0.5.8 calls methods that SDK 0.38 says are deprecated: five warnings a step.
+    warnings.filterwarnings("ignore", "DEPRECATED: ", FutureWarning)
+
+
 if __name__ == "__main__":
+    # The agent may be in the current folder.
     sys.path.append(os.getcwd())
+    quiet()
     try:
         chz.nested_entrypoint(main)
     except KeyboardInterrupt:
