@@ -223,8 +223,8 @@ def serve(args: argparse.Namespace, folder: Path) -> None:
         },
         checkpoints_base=folder / "checkpoints",
         database_url=f"sqlite:///{folder}/tinker.db",
-        # A killed run's adapter is free after this, and not after five minutes.
-        session_timeout_sec=120,
+        # The adapter of a run that has ended is free after this, and not after five minutes.
+        session_timeout_sec=60,
     )
     uvicorn.run(Bridge(api.app), host="127.0.0.1", port=args.port)
 

@@ -19,10 +19,12 @@ import contextvars
 import functools
 import importlib
 import logging
+import multiprocessing
 import os
 import random
 import sys
 import warnings
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -30,6 +32,7 @@ from typing import Any
 from uuid import uuid4
 
 import chz
+from harbor.environments.docker.docker import DockerEnvironment
 from harbor.models.trial.config import TrialConfig
 from harbor.models.trial.result import TrialResult
 from harbor.trial.trial import Trial
@@ -47,7 +50,7 @@ _sampling_client: contextvars.ContextVar[Any] = contextvars.ContextVar("sampling
 
 
 class PolicyService:
-    """Stands in for Tinker's service and client, so that the agent samples the cookbook's policy."""
+    """Stands in for Tinker's service and client: the agent samples from the cookbook's policy."""
 
     def create_sampling_client(self, **client_args: Any) -> "PolicyService":
         """The checkpoint is the policy's, whatever the agent asks for."""
@@ -59,6 +62,8 @@ class PolicyService:
 
 
 POLICY_SERVICE = PolicyService()
+# The trials that run.
+_trials: set[asyncio.Task] = set()
 
 
 @dataclass(frozen=True)
@@ -97,8 +102,14 @@ class HarborTrials(RolloutStrategy):
         client = policy.sampling_client
         # SDK 0.38 gives the cookbook a future in its place.
         _sampling_client.set(client.result() if hasattr(client, "result") else client)
-        trials = [run_trial(group) for _ in range(group.group_size)]
-        outcomes = await asyncio.gather(*trials)
+        trials = [asyncio.create_task(run_trial(group)) for _ in range(group.group_size)]
+        _trials.update(trials)
+        try:
+            outcomes = await asyncio.gather(*trials)
+        finally:
+            # After Ctrl-C `gather` ends with the first trial, but each has a container to remove.
+            await asyncio.wait(trials)
+            _trials.difference_update(trials)
         errors = [outcome for outcome in outcomes if isinstance(outcome, types.RolloutError)]
         trajectories = [outcome for outcome in outcomes if outcome not in errors]
         if len(trajectories) < min(2, group.group_size):
@@ -122,6 +133,9 @@ async def run_trial(group: HarborGroup) -> types.Trajectory | types.RolloutError
 @functools.lru_cache(maxsize=8)
 def trial_slots(event_loop: asyncio.AbstractEventLoop, n: int) -> asyncio.Semaphore:
     """At most `n` trials at a time, over all groups of an event loop."""
+    # A process of a pool has a new event loop for each group. Harbor (0.13 to 0.24) has no other
+    # way to forget the locks of an old one.
+    DockerEnvironment._image_build_locks.clear()
     return asyncio.Semaphore(n)
 
 
@@ -292,7 +306,22 @@ def main(config: Config) -> None:
         eval_every=eval_every,
         rollout_error_tolerance=HarborTrials(),
     )
-    asyncio.run(train.main(config))
+    asyncio.run(train_to_the_end(config))
+
+
+async def train_to_the_end(config: Config) -> None:
+    """Train. After Ctrl-C the cookbook does not wait for the trials, but they have containers."""
+    pool = None
+    if config.rollout_processes:
+        context = multiprocessing.get_context("spawn")
+        pool = ProcessPoolExecutor(config.rollout_processes, mp_context=context)
+    try:
+        await train.main(config, pool)
+    finally:
+        if _trials:
+            await asyncio.wait(_trials)
+            # asyncio has a traceback for each `docker compose` that is still there.
+            await asyncio.sleep(1)
 
 
 def quiet() -> None:
