@@ -39,7 +39,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, ClassVar, Literal, Self
 from uuid import uuid4
 
@@ -58,7 +57,7 @@ try:
     from harbor.agents.capabilities import AgentCapabilities
     from harbor.agents.options import AgentOptions
 except ImportError:
-    # Harbor before 0.23 has neither class. An empty model does for both.
+    # Harbor before 0.23 has neither class, and never asks for them. This stands in for both.
     class AgentOptions(BaseModel, extra="forbid"): ...
 
     AgentCapabilities = AgentOptions
@@ -69,7 +68,7 @@ __version__ = "0.9.0"
 class BasicLoopOptions(
     AgentOptions, allow_inf_nan=False, hide_input_in_errors=True, use_attribute_docstrings=True
 ):
-    """The options of `--ak key=value`. The constructor names the first eight for use in Python."""
+    """The options of `--ak key=value`. The constructor spells out the first eight, for Python."""
 
     model_path: str | None = Field(None, pattern="^tinker://")
     """Tinker checkpoint to sample, tinker://...; default: the base model."""
@@ -90,17 +89,17 @@ class BasicLoopOptions(
     max_seconds: PositiveFloat | None = None
     """Seconds after which the loop ends and the trial is scored."""
     llm_kwargs: dict = Field({}, repr=False)
-    """More arguments for the client: top_p, seed, ... It may hold an API key: no error shows it."""
+    """More arguments for the client: top_p, seed, ... Errors do not show them: api_key is one."""
     collect_rollout_details: bool | None = None
     """Record token ids and logprobs; default: true for tinker and vllm."""
     context_limit: PositiveInt | None = None
-    """Maximum tokens of a conversation (tinker, vllm); default: 32,000, or the vLLM server's."""
+    """Maximum tokens of a conversation; default: 32,000 (tinker), the server's limit (vllm)."""
     rerender_history: bool = False
     """Render the whole history in each turn (tinker, vllm). Prompts are then not exact."""
     interleaved_thinking: bool = False
-    """Send earlier reasoning back, as reasoning_content (litellm)."""
+    """Send back the reasoning that the server gave apart from the text (litellm)."""
     session_id: str | None = None
-    """Sent with each request, for routers (litellm, vllm). Trials share a client only by one id."""
+    """For routers: sent with each model call (litellm, vllm). Each id gets a client of its own."""
     command_timeout_sec: PositiveInt = Field(120, le=7 * 24 * 3600)
     """Time limit of a script in seconds; at most a week."""
     max_output_bytes: PositiveInt = 10_000
@@ -128,18 +127,17 @@ class BasicLoopAgent(BaseAgent):
 
     After a run the context holds the token counts, cost_usd (None if unknown), the metadata and the
     rollout (see `rollout_details`). `logs_dir` holds completion.txt, which is the last answer, and
-    trajectory.json, in Harbor's format ATIF. Attributes are set
+    trajectory.json, in Harbor's format ATIF.
 
-    - by `setup`: `client`, which the trials of a job share, and `_introduction`.
-    - by `run`, for a conversation: `messages`, which the next call sends, without thinking; you may
-      edit the list. `_system`, the system message. `_pending`, the texts that the next `sample`
-      sends. `_last_ids`, the ids of the last turn, and `_last_messages`, a copy of the list then.
-    - by `resume`, for a run: `turns`, and `metadata`, where the loop may keep JSON values by name.
-      (`run` calls `resume`, and Harbor does for each later step.)
+    Attributes for the loop (`run` and `resume` create them, and explain the private ones):
+        client: The model client, which the trials of a job share.
+        messages: The conversation so far, without thinking. The loop may edit it.
+        turns: The turns of this run.
+        metadata: The loop may keep JSON values here. They go into the context's metadata.
     """
 
     options_model = BasicLoopOptions
-    # `model_construct` skips validation, because Harbor 0.23 lacks the last two fields.
+    # `model_construct` does not validate: Harbor 0.23 would refuse the last two fields.
     capabilities = AgentCapabilities.model_construct(
         atif=True, resume=True, skills=True, mcp_servers=True
     )
@@ -153,13 +151,10 @@ message. Each script starts in a fresh shell (files stay, variables and director
     async def _converse(self, environment: BaseEnvironment) -> StopReason:
         """Sample a reply, run its script, tell the model the script's output, and so on."""
         for _ in range(self.options.max_turns):
-            # Sample, and record.
             try:
                 turn = await self.sample()
             except ContextLengthExceededError:
                 return StopReason.CONTEXT_OVERFLOW
-
-            # Stop?
             if turn.cut_off:
                 return StopReason.MAX_TOKENS
             blocks = self.bash_blocks(turn.content)
@@ -168,8 +163,6 @@ message. Each script starts in a fresh shell (files stay, variables and director
             if self.options.max_turns == 1:
                 self.logger.warning("the reply holds commands; max_turns is 1, so none was run")
                 return StopReason.COMPLETED
-
-            # Act, and observe.
             self.tell(await self.execute(blocks, environment))
         return StopReason.MAX_TURNS
 
@@ -183,12 +176,11 @@ message. Each script starts in a fresh shell (files stay, variables and director
         return await run_script(blocks, environment, seconds, self.options.max_output_bytes)
 
     def tell(self, text: str | None) -> None:
-        """Queue a text for the next `sample`. A command's output cannot forge special tokens."""
+        """Queue a text for the next `sample`. If the client sends token ids, special tokens in the
+        text become plain text. (Behind a chat endpoint that is the server's part.)"""
         text = valid_text(text)
         if isinstance(self.client, TokenClient):
-            # Each match is the first character of a special token. A zero-width space after it
-            # makes the token plain text.
-            text = self.client.special_tokens.sub("\\g<0>\u200b", text)
+            text = self.client.with_plain_tokens(text)
         self._pending.append(text)
 
     async def sample(self) -> Turn:
@@ -200,15 +192,15 @@ message. Each script starts in a fresh shell (files stay, variables and director
         """
         if not self._pending:
             raise RuntimeError("there is nothing to send: `tell` the model something first")
-        options = self.options
         prompt = "\n\n".join(self._pending)
         request = {}
         if isinstance(self.client, TokenClient):
             # If the loop has edited `messages`, the ids do not fit them: render all anew.
-            has_ids = self.messages == self._last_messages and not options.rerender_history
+            has_ids = self.messages == self._last_messages and not self.options.rerender_history
             request["previous_ids"] = self._last_ids if has_ids else []
-        # Chat makes the messages of this call. If the call fails, `messages` stays as it is.
-        chat = Chat(self.client, interleaved_thinking=options.interleaved_thinking)
+        # Chat adds the prompt and the reply (with its reasoning, if wanted) to its messages. It is
+        # a new one for each call, so that `messages` stays as it is if the call fails.
+        chat = Chat(self.client, interleaved_thinking=self.options.interleaved_thinking)
         chat.messages.extend(self.messages)
         reply = await chat.chat(prompt, **request)
 
@@ -224,9 +216,10 @@ message. Each script starts in a fresh shell (files stay, variables and director
         self.messages[-1]["content"] = turn.content
         self._last_messages = [dict(message) for message in self.messages]
         self._last_ids = turn.all_ids
-        # The turn is recorded first, so that the files show it.
+        # After the record, so that the files show the reply. Later turns may lack ids, and are
+        # counted.
         ids = (turn.prompt_token_ids, turn.completion_token_ids, turn.logprobs)
-        if options.collect_rollout_details and len(self.turns) == 1 and None in ids:
+        if self.options.collect_rollout_details and len(self.turns) == 1 and None in ids:
             raise RuntimeError("collect_rollout_details=true, but the server returned no token ids")
         return turn
 
@@ -245,8 +238,8 @@ message. Each script starts in a fresh shell (files stay, variables and director
         **kw: Any,
     ) -> None:
         """Create the agent of one trial. Raises ValueError for an unknown option or a bad value."""
-        # `--ae KEY=value` comes as extra_env and may hold API keys. It is taken out, because Harbor
-        # 0.16 and later would pass it on to each command in the container.
+        # extra_env has the variables of `--ae KEY=value`, such as API keys. Harbor must not see it:
+        # from 0.16 on it would pass the keys on to each command in the container.
         self._agent_env = without_masked(kw.pop("extra_env", None))
         # Keys and URLs of servers are looked up here: first the agent's, then the process's.
         self._env = ChainMap(self._agent_env, os.environ)
@@ -263,7 +256,7 @@ message. Each script starts in a fresh shell (files stay, variables and director
         # From 0.23 on Harbor parses the options, and sets `self.options`.
         super().__init__(model_name=model_name, **options, **kw)
         if not hasattr(self, "options"):
-            # Earlier versions ignore unknown arguments. What BaseAgent does not name is an option.
+            # Earlier versions ignore unknown arguments. What BaseAgent does not take is an option.
             harbor_names = {*inspect.signature(BaseAgent).parameters, "override_setup_timeout_sec"}
             options |= {name: kw[name] for name in kw.keys() - harbor_names}
             self.options = self.options_model(**options)
@@ -285,15 +278,15 @@ message. Each script starts in a fresh shell (files stay, variables and director
     async def setup(self, environment: BaseEnvironment) -> None:
         """Build the model client, and list the task's skills and MCP servers for the model.
 
-        Importing torch takes seconds, and Harbor does not count `setup` as the agent's time. Raises
-        ValueError if the model has no name, or Tinker no key, and any error of building the client.
+        A client's packages take seconds to import. Harbor does not count that as the agent's time.
+        Raises ValueError if the model has no name, or Tinker no key, and any error of the client.
         """
         if not self.model_name:
             raise ValueError("no model: name one with -m, such as -m Qwen/Qwen3-8B")
         check_tinker_key(self.options, self._env)
         self.client = await self._shared_llm()
         if self.skills_dir:
-            # The path and the first lines of each skill, which have its name and description.
+            # Each skill's path and first lines, which have name and description; or the error.
             command = f"head -v -n 10 -- {shlex.quote(self.skills_dir)}/*/SKILL.md 2>&1"
             listed = await environment.exec(command, timeout_sec=60)
             self._introduction += ["Skills. Read a skill's file before you use it.", listed.stdout]
@@ -303,12 +296,14 @@ message. Each script starts in a fresh shell (files stay, variables and director
     async def run(
         self, instruction: str, environment: BaseEnvironment, context: AgentContext
     ) -> None:
-        """Solve a task in a new conversation. Raises as `resume` does."""
+        """Start a new conversation, and go on as `resume` does. Raises what that raises."""
         self._system = valid_text(self.options.system_prompt)
         if self.options.system_prompt is None and self.options.max_turns > 1:
             self._system = self.protocol.replace("{seconds}", str(self.options.command_timeout_sec))
         self.messages = [{"role": "system", "content": self._system}] if self._system else []
+        # The texts that the next `sample` sends.
         self._pending: list[str] = []
+        # The ids of the last turn, and a copy of `messages` then, to see whether the loop edits it.
         self._last_ids: list[int] = []
         self._last_messages: list[dict] = []
         for text in self._introduction:
@@ -318,8 +313,9 @@ message. Each script starts in a fresh shell (files stay, variables and director
     async def resume(
         self, instruction: str, environment: BaseEnvironment, context: AgentContext
     ) -> None:
-        """Continue the conversation of the last `run`, and record the new turns. Then raises the
-        client's or the environment's error, if any, or OSError if the files cannot be written."""
+        """Continue the conversation of the last `run`: Harbor calls this for the later steps of a
+        task. First the new turns are recorded, then any error of the client or the environment is
+        raised. Raises OSError if the files cannot be written."""
         if not hasattr(self, "messages"):
             raise RuntimeError("`resume` continues a conversation: call `run` first")
         self.turns: list[Turn] = []
@@ -329,7 +325,7 @@ message. Each script starts in a fresh shell (files stay, variables and director
         stop_reason = StopReason.ERROR
         try:
             async with asyncio.timeout(self.options.max_seconds) as timer:
-                # Since `setup` an error in another trial may have dropped the client.
+                # The client of `setup` may be dropped by now, after an error in another trial.
                 self.client = await self._shared_llm()
                 stop_reason = await self._converse(environment)
         except (Exception, asyncio.CancelledError) as error:
@@ -343,8 +339,8 @@ message. Each script starts in a fresh shell (files stay, variables and director
                 # Return, so that Harbor scores the trial.
                 stop_reason = StopReason.ROLLOUT_TIMEOUT
                 return
-            # The client may be broken, so the next trial builds a new one.
-            self._cached.client = None
+            # The client may be broken. Other trials share this entry: the next builds a new one.
+            self._cache_entry.client = None
             if isinstance(error, TimeoutError):
                 # Harbor takes any TimeoutError for the agent's timeout, and would score the trial.
                 raise RuntimeError(f"a call timed out: {error!r}") from error
@@ -353,28 +349,28 @@ message. Each script starts in a fresh shell (files stay, variables and director
             self._record(stop_reason, context)
 
     def _record(self, stop_reason: StopReason, context: AgentContext) -> None:
-        turns = self.turns
-        context.n_input_tokens = sum(turn.usage.prompt_tokens for turn in turns)
-        context.n_output_tokens = sum(turn.usage.completion_tokens for turn in turns)
-        context.n_cache_tokens = sum(turn.usage.cache_tokens for turn in turns)
+        context.n_input_tokens = sum(turn.usage.prompt_tokens for turn in self.turns)
+        context.n_output_tokens = sum(turn.usage.completion_tokens for turn in self.turns)
+        context.n_cache_tokens = sum(turn.usage.cache_tokens for turn in self.turns)
         # Harbor's clients give 0.0 for an unknown price.
-        context.cost_usd = sum(turn.usage.cost_usd for turn in turns) or None
-        # SkyRL and verl read the number of turns under the name n_episodes.
-        metadata = {**self.metadata, "stop_reason": stop_reason, "n_episodes": len(turns)}
+        context.cost_usd = sum(turn.usage.cost_usd for turn in self.turns) or None
+        # SkyRL and verl read the number of self.turns under the name n_episodes.
+        metadata = {**self.metadata, "stop_reason": stop_reason, "n_episodes": len(self.turns)}
         if self.options.collect_rollout_details:
-            context.rollout_details = rollout_details(turns)
-            trainable = [turn for turn in turns if turn.is_trainable]
-            metadata["n_turns_without_ids"] = len(turns) - len(trainable)
-            metadata["n_prefix_breaks"] = 0
-            for turn, later in itertools.pairwise(trainable):
-                ids = turn.all_ids
-                metadata["n_prefix_breaks"] += later.prompt_token_ids[: len(ids)] != ids
-        # Harbor could not save a value that JSON does not have, and the whole job would fail.
+            context.rollout_details = rollout_details(self.turns)
+            trainable = [turn for turn in self.turns if turn.is_trainable]
+            metadata["n_turns_without_ids"] = len(self.turns) - len(trainable)
+            metadata["n_prefix_breaks"] = sum(
+                later.prompt_token_ids[: len(turn.all_ids)] != turn.all_ids
+                for turn, later in itertools.pairwise(trainable)
+            )
+        # A value that JSON does not have becomes text: with it Harbor could not save the job.
         text = json.dumps(metadata, default=str, ensure_ascii=False)
         context.metadata = json.loads(valid_text(text))
-        # A verifier may score this file, which may still hold the reply of the run before.
-        write_file(self.logs_dir / "completion.txt", turns[-1].content if turns else "")
+        # It is always written, because it may hold the answer of the step before.
+        write_file(self.logs_dir / "completion.txt", self.turns[-1].content if self.turns else "")
         trajectory = atif.Trajectory(
+            # Without an option, the trial's name.
             session_id=self.options.session_id or self.logs_dir.parent.name,
             agent={"name": self.name(), "version": __version__, "model_name": self.model_name},
             steps=[{**step, "step_id": n} for n, step in enumerate(self._steps(), start=1)],
@@ -383,14 +379,13 @@ message. Each script starts in a fresh shell (files stay, variables and director
         write_file(self.logs_dir / "trajectory.json", trajectory.model_dump_json(exclude_none=True))
 
     def _steps(self) -> list[dict]:
-        # This run as the steps of an ATIF trajectory, without their numbers. texts[n] is what turn
-        # n replies to: texts[0] is the user's message, any later one is what turn n - 1 observed.
-        texts = [turn.prompt for turn in self.turns]
-        if self._pending:
-            texts.append("\n\n".join(self._pending))
+        # This run as ATIF's steps, without their numbers. The first text that was sent is the
+        # user's message. A later one, or one that waits, is what the turn before it observed.
+        waiting = ["\n\n".join(self._pending)] if self._pending else []
+        message, *observations = [turn.prompt for turn in self.turns] + waiting
         steps = [{"source": "system", "message": self._system}] if self._system else []
-        steps.append({"source": "user", "message": texts[0]})
-        for n, turn in enumerate(self.turns):
+        steps.append({"source": "user", "message": message})
+        for turn, observed in itertools.zip_longest(self.turns, observations):
             metrics = {
                 "prompt_tokens": turn.usage.prompt_tokens,
                 "completion_tokens": turn.usage.completion_tokens,
@@ -408,33 +403,34 @@ message. Each script starts in a fresh shell (files stay, variables and director
                 "timestamp": turn.timestamp,
                 "metrics": metrics,
             }
-            if n + 1 < len(texts):
-                step["observation"] = {"results": [{"content": texts[n + 1]}]}
+            if observed is not None:
+                step["observation"] = {"results": [{"content": observed}]}
             steps.append(step)
         return steps
 
     def _build_llm(self) -> Any:
         """Build the client. To use your own, return any Harbor `BaseLLM` whose content is text.
 
-        This runs in a thread, because importing torch or litellm takes seconds. It raises any error
-        of the client, and litellm's about an unknown provider.
+        This runs in a thread, because the imports take seconds. Raises any error of the client, and
+        litellm's error for an unknown provider.
         """
         options, getenv = self.options, self._env.get
         # Harbor's LiteLLM modifies its arguments, so it gets a copy.
         arguments = copy.deepcopy(options.llm_kwargs)
-        # The provider's name begins the names of its environment variables.
         if options.model_client == "litellm":
             from litellm import get_llm_provider
 
             provider = get_llm_provider(self.model_name, arguments.get("custom_llm_provider"))[1]
             arguments["collect_rollout_details"] = options.collect_rollout_details
         else:
-            provider = {"tinker": "tinker", "vllm": "openai"}[options.model_client]
+            provider = options.model_client
+        # Such as OPENAI_BASE_URL and OPENAI_API_KEY.
         prefix = provider.upper()
         base = options.api_base or getenv(f"{prefix}_BASE_URL") or getenv(f"{prefix}_API_BASE")
         key = arguments.pop("api_key", None) or getenv(f"{prefix}_API_KEY")
-        if base and provider in ("openai", "hosted_vllm"):
-            # A local server has its API under /v1. It needs no key, but the SDK insists on one.
+        if base and provider in ("openai", "hosted_vllm", "vllm"):
+            # A URL that ends in a port gets the /v1 of a local server. Such a server may need no
+            # key, but the openai package insists on one.
             base = re.sub(r"(:\d+)/?$", r"\1/v1", base)
             key = key or "none"
         arguments |= {
@@ -446,7 +442,7 @@ message. Each script starts in a fresh shell (files stay, variables and director
             "context_limit": options.context_limit,
             "session_id": options.session_id,
             "api_base": base,
-            # A key from a file often ends in a newline, and an error would show such a key.
+            # No blanks: a key from a file often ends in a newline, and HTTP errors show such a key.
             "api_key": key and "".join(str(key).split()),
         }
         given = {name: value for name, value in arguments.items() if value is not None}
@@ -454,28 +450,36 @@ message. Each script starts in a fresh shell (files stay, variables and director
         return make_client[options.model_client](**given)
 
     def _cache_key(self) -> tuple:
-        # It is hashed, so that no traceback shows an API key.
+        # It is hashed, because some tracebacks show the values of variables, and it has API keys.
         hashed = hash((repr(self.options.model_dump()), frozenset(self._agent_env.items())))
         return (type(self), self.model_name, hashed, _given_service)
 
     async def _shared_llm(self) -> Any:
         """The client: the first trial builds it, the others wait. If that fails, the next tries."""
-        self._cached = cache_entry(asyncio.get_running_loop(), self._cache_key())
-        async with self._cached.lock:
-            if self._cached.client is None:
-                self._cached.client = await asyncio.to_thread(self._build_llm)
-            return self._cached.client
+        self._cache_entry = cache_entry(asyncio.get_running_loop(), self._cache_key())
+        async with self._cache_entry.lock:
+            if self._cache_entry.client is None:
+                self._cache_entry.client = await asyncio.to_thread(self._build_llm)
+            return self._cache_entry.client
 
 
 # Harbor 0.20 to 0.22 looks for this flag. Later versions warn if the class body sets it.
 BasicLoopAgent.SUPPORTS_RESUME = True
 
 
-# The cache: equal arguments give the same entry, as long as it is among the 128 used last.
+@dataclass
+class CacheEntry:
+    """A client, None until it is built, and the lock under which it is built."""
+
+    lock: asyncio.Lock
+    client: Any = None
+
+
+# The cache: the same event loop and key give the same entry. The 128 used last are kept.
 @functools.lru_cache(maxsize=128)
-def cache_entry(event_loop: asyncio.AbstractEventLoop, key: tuple) -> SimpleNamespace:
-    """A client, or None, and the lock under which it is built. Both belong to one event loop."""
-    return SimpleNamespace(lock=asyncio.Lock(), client=None)
+def cache_entry(event_loop: asyncio.AbstractEventLoop, key: tuple) -> CacheEntry:
+    """The entry of an event loop, to which its lock and client belong, and of a `_cache_key`."""
+    return CacheEntry(asyncio.Lock())
 
 
 def without_masked(env: Mapping[str, str] | None) -> dict[str, str]:
@@ -484,8 +488,8 @@ def without_masked(env: Mapping[str, str] | None) -> dict[str, str]:
 
 
 class StopReason(StrEnum):
-    """Why a run ended. Harbor scores no trial that ended in ERROR or by Ctrl-C. It does score one
-    of several steps; `trial_to_trajectory` returns None for it if a step ended in ERROR."""
+    """Why a run ended. Harbor scores no trial that ended in ERROR or by Ctrl-C. But it does score a
+    step of a multi-step task then; `trial_to_trajectory` leaves such a trial out."""
 
     # The reply holds no command, or max_turns is 1.
     COMPLETED = "completed"
@@ -508,9 +512,9 @@ class Turn(LLMResponse):
     """One model call. The ids are exactly as sampled.
 
     Attributes:
-        content: The reply's text; in `turns` without the thinking.
+        content: The reply's text. `sample` takes the thinking out of it.
         reasoning_content: The thinking.
-        prompt: The text that this is the reply to.
+        prompt: The text that was sent: the instruction, or a script's output.
         prompt_token_ids: One id per token of the whole prompt, or None.
         completion_token_ids: One id per sampled token, the stop token included, or None.
         logprobs: One natural logarithm per sampled token, or None. vLLM gives those of the raw
@@ -552,9 +556,8 @@ class Turn(LLMResponse):
         return bool(self.prompt_token_ids) and is_aligned and is_finite
 
 
-# The tag that opens thinking, and the one that closes it. gpt-oss and Inkling, two models of
-# Tinker, have headers instead: that of the thinking opens it, that of the answer closes it. For
-# example:
+# The tag that opens thinking, and the one that closes it. gpt-oss and Inkling have headers in
+# their place: thinking begins with any header, and ends with the header of the answer:
 #
 #     <|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>hi
 THINKING_TAGS = {
@@ -589,18 +592,15 @@ def split_thinking(text: str) -> tuple[str, str]:
 def with_opening_tag(text: str) -> str:
     """Put an opening tag before the reply of a chat endpoint whose template opens thinking.
 
-    Such a reply has only the closing tag. A tag between backticks or ``` fences is text, so a
-    command that writes </think> does not turn the reply into thinking.
+    Such a reply has only the closing tag. A tag in a ``` block, or between backticks on a line, is
+    text, so a command that writes </think> does not turn the reply into thinking.
     """
     for opening, closing in THINKING_TAGS.items():
-        before, found, _ = text.partition(closing)
-        # A tag between backticks or fences has an odd number of backticks before it.
-        if found and before.count("`") % 2 == 0 and not re.search(_OPENING, before):
+        # Code is skipped, and all that follows an opening tag.
+        skipped = rf"^ *```.*?^ *```|`[^`\n]*`|(?:{_OPENING}).*"
+        if any(found[1] for found in re.finditer(f"(?ms){skipped}|({re.escape(closing)})", text)):
             return opening + text
     return text
-
-
-Ids = list[int]
 
 
 class TokenClient(ABC):
@@ -610,23 +610,27 @@ class TokenClient(ABC):
     max_tokens: int
     # Matches the first character of each special token in a text.
     special_tokens: re.Pattern[str]
-    # Kept by `next_prompt`, which checks it at each use.
-    _probe_start: Ids | None = None
+    # What `next_prompt` knows of its probes: the ids that they begin with.
+    _probe_start: list[int] | None = None
 
     @abstractmethod
-    async def render(self, messages: list[dict]) -> tuple[Ids, str]:
+    async def render(self, messages: list[dict]) -> tuple[list[int], str]:
         """Render messages with the chat template, ready for a reply. Returns the ids, and the text
-        of the last few: does the template open thinking?"""
+        of the last few ids, which shows whether the template has opened thinking."""
 
     @abstractmethod
-    async def generate(self, prompt_ids: Ids, max_tokens: int) -> Turn:
+    async def generate(self, prompt_ids: list[int], max_tokens: int) -> Turn:
         """Sample a reply to a prompt. Raises any error of the server."""
+
+    def with_plain_tokens(self, text: str) -> str:
+        """Put a zero-width space into each special token of a text, so that it is plain text."""
+        return self.special_tokens.sub("\\g<0>\u200b", text)
 
     async def call(
         self,
         prompt: str,
         message_history: list[dict],
-        previous_ids: Ids | None = None,
+        previous_ids: list[int] | None = None,
         **others: Any,
     ) -> Turn:
         """Sample a reply to `prompt`, as Harbor's Chat asks for it. (`others` are not used.) Raises
@@ -651,7 +655,9 @@ class TokenClient(ABC):
             turn.content = opened[1] + turn.content
         return turn
 
-    async def next_prompt(self, messages: list[dict], previous_ids: Ids) -> tuple[Ids, str]:
+    async def next_prompt(
+        self, messages: list[dict], previous_ids: list[int]
+    ) -> tuple[list[int], str]:
         """The prompt for the next reply: the previous ids, and what the template puts after them.
 
         Earlier turns are not rendered again, because their ids must stay as they were sampled. What
@@ -664,8 +670,8 @@ class TokenClient(ABC):
             <|im_end|> <|im_start|> user NEW <|im_end|> <|im_start|> assistant
 
         2. Render it again with "c" in place of "b". The tail begins after the first difference:
-           here it is the second line. What comes before it is kept, and serves as long as probes
-           begin with it. Another system message changes it, or a date in the template.
+           here it is the second line. The ids before the tail are kept, and this step is left out
+           if a later probe begins with them. (A probe that shows another date does not.)
         3. Drop the stop token from the tail, because the sampled reply ends in it already.
 
         Without previous ids (in the first turn, or after an edit), or if the reply does not end in
@@ -682,10 +688,10 @@ class TokenClient(ABC):
         probe_start = self._probe_start
         if probe_start is None or ids[: len(probe_start)] != probe_start:
             other, _ = await self.render([*start, {"role": "assistant", "content": "c"}, new])
-            n_same = next(n for n, token in enumerate(ids) if token != other[n])
+            n_same = next(n for n, (x, y) in enumerate(zip(ids, other, strict=False)) if x != y)
             probe_start = self._probe_start = ids[: n_same + 1]
         tail = ids[len(probe_start) :]
-        # The reply already ends in the stop token (Inkling's in two). Leave it out of the tail.
+        # The reply already ends in the stop token, so it is left out of the tail. Inkling has two.
         for n_stop in (1, 2):
             if previous_ids[-n_stop:] == tail[:n_stop]:
                 return previous_ids + tail[n_stop:], prompt_end
@@ -693,8 +699,8 @@ class TokenClient(ABC):
 
 
 def says_context_is_full(error: Exception) -> bool:
-    """True if the error says that the prompt is too long; the phrases are Harbor's. A timeout's
-    text says "too long", too, so the status is checked (Tinker: the category)."""
+    """True if the error says that the prompt is too long; the phrases are Harbor's. The message of
+    a timeout has such a phrase, too, so the status has to fit (Tinker: the category)."""
     is_user_error = str(getattr(error, "category", "")) == "user"
     is_bad_request = getattr(error, "status_code", None) in (400, 413, 422)
     phrases = "(?i)context length|context_length|maximum context|token limit|too long"
@@ -707,13 +713,13 @@ _services: dict[tuple, Any] = {}
 _services_lock = threading.Lock()
 _given_service: Any = None
 # Clients are built in threads, and a process may run several event loops. All share a tokenizer,
-# which raises "Already borrowed" if two threads use it at once. They need not wait for long.
+# which raises "Already borrowed" if two threads use it at once. The lock is held for milliseconds.
 _tokenizer_lock = threading.Lock()
 
 
 def use_service(service: Any) -> None:
-    """Use this `tinker.ServiceClient` for later trials, such as that of training: some losses need
-    sampling and training in one session. None restores the agent's own service."""
+    """Use this `tinker.ServiceClient` for later trials, such as a trainer's: some losses need that
+    sampling and training share a session. None restores the agent's own service."""
     global _given_service
     _given_service = service
 
@@ -741,20 +747,20 @@ def open_checkpoint(client_args: dict, api_base: str | None, api_key: str | None
     """
     import tinker
 
-    def opened_in(service: Any) -> Any:
+    def open_in(service: Any) -> Any:
         created = service.create_sampling_client(**client_args)
         # SDK 0.38 and later give a future.
         return created.result() if hasattr(created, "result") else created
 
     if _given_service:
-        return opened_in(_given_service)
+        return open_in(_given_service)
     server = (api_base, api_key)
     with _services_lock:
         if server in _services:
             with suppress(tinker.TinkerError):
-                return opened_in(_services[server])
+                return open_in(_services[server])
         service = tinker.ServiceClient(base_url=api_base, api_key=api_key)
-        sampling_client = opened_in(service)
+        sampling_client = open_in(service)
         _services[server] = service
         return sampling_client
 
@@ -789,17 +795,18 @@ class TinkerClient(TokenClient):
         self._tokenizer = get_tokenizer(model_name)
         with _tokenizer_lock:
             self._renderer = get_renderer(name, self._tokenizer)
-            # Token ids; with the renderer role_colon, one text.
+            # A list of token ids, or of texts: the renderer role_colon has one text.
             stop = self._renderer.get_stop_sequences()
             self._endings = [s if isinstance(s, str) else self._tokenizer.decode([s]) for s in stop]
-            # Inkling's tokenizer has no get_added_vocab, and turns no text into a special token.
-            vocabulary = getattr(self._tokenizer, "get_added_vocab", dict)()
+            # Inkling's tokenizer has no such method, and turns no text into a special token.
+            has_vocabulary = hasattr(self._tokenizer, "get_added_vocab")
+            vocabulary = self._tokenizer.get_added_vocab() if has_vocabulary else {}
         # Base models may stop at this token. Inkling ends each message with <|end_message|>.
         self._endings += [self._tokenizer.eos_token or "", "<|end_message|>"]
-        # Some vocabularies add single characters and runs of blanks, which ordinary text has.
+        # Single characters and runs of blanks, which some vocabularies add, are in ordinary text.
         tokens = [re.escape(token) for token in vocabulary if len(token.strip()) > 1]
-        # (?!) matches nothing.
-        self.special_tokens = re.compile("(?=" + ("|".join(tokens) or "(?!)") + ").")
+        # Without tokens: (?!), which never matches.
+        self.special_tokens = re.compile(f"(?={'|'.join(tokens) or '(?!)'}).")
         self.context_limit = context_limit
         self.max_tokens = max_tokens
         self._params = tinker.SamplingParams(
@@ -808,12 +815,12 @@ class TinkerClient(TokenClient):
         client_args |= {"model_path": model_path} if model_path else {"base_model": model_name}
         self._sampling_client = open_checkpoint(client_args, api_base, api_key)
 
-    async def render(self, messages: list[dict]) -> tuple[Ids, str]:
+    async def render(self, messages: list[dict]) -> tuple[list[int], str]:
         with _tokenizer_lock:
             ids = self._renderer.build_generation_prompt(messages).to_ints()
             return ids, self._tokenizer.decode(ids[-8:])
 
-    async def generate(self, prompt_ids: Ids, max_tokens: int) -> Turn:
+    async def generate(self, prompt_ids: list[int], max_tokens: int) -> Turn:
         import tinker
 
         # Pydantic's validation would look at each token of a long prompt.
@@ -829,8 +836,12 @@ class TinkerClient(TokenClient):
         response = await response
         sequence = response.sequences[0]
         ids = list(sequence.tokens)
+        with _tokenizer_lock:
+            text = self._tokenizer.decode(ids)
+        for ending in self._endings:
+            text = text.removesuffix(ending)
         turn = Turn(
-            content=self._text_of(ids),
+            content=text,
             prompt_token_ids=prompt_ids,
             completion_token_ids=ids,
             logprobs=list(sequence.logprobs or []),
@@ -841,19 +852,11 @@ class TinkerClient(TokenClient):
         turn.usage.cache_tokens = response.prompt_cache_hit_tokens or 0
         return turn
 
-    def _text_of(self, ids: Ids) -> str:
-        # The reply's text without what ends it.
-        with _tokenizer_lock:
-            text = self._tokenizer.decode(ids)
-        for ending in self._endings:
-            text = text.removesuffix(ending)
-        return text
-
 
 # vLLM does not say which tokens are special, so their shapes are listed. Add those of your model.
 SPECIAL_SHAPES = re.compile(
     r"""(?x)(?=
-      <[|\uFF5C][^<>\s]{1,99}> | <[^<>\s]{1,99}[|\uFF5C]>  # names between bars; DeepSeek's are wide
+      <[|\uFF5C][^<>\s]{1,99}> | <[^<>\s]{1,99}[|\uFF5C]>  # in bars, or full-width bars
     | </?(?:s|pad|unk|mask|cls|sep|bos|eos|sop|eop|think|img|image)>
     | </?(?:arg|end|extra|fim|file|image|repo|reserved|start|tool)_\w+> | <unused\d+>
     | </?(?:seed|minimax):\w+>
@@ -863,8 +866,8 @@ SPECIAL_SHAPES = re.compile(
     )."""
 )
 # The finish reasons of complete replies. After another one (length, abort, ...) nothing is run. If
-# litellm's log warns of "finish reason 'x'", and that means a complete reply, add x here.
-COMPLETED_REASONS = {"stop", "end_turn", "stop_sequence", "eos", "complete", "completed"}
+# this agent warns of "finish reason 'x'" where a reply is complete, add x here.
+COMPLETED_REASONS = {"stop", "end_turn", "stop_sequence", "eos", "eos_token", "complete"}
 
 
 class VllmClient(TokenClient):
@@ -892,10 +895,10 @@ class VllmClient(TokenClient):
         self.context_limit = context_limit
         self.max_tokens = max_tokens
         self._body = body | (extra_body or {})
-        # The name may be written as for litellm.
+        # Without the prefix that litellm's names have.
         self._body["model"] = re.sub("^(openai|hosted_vllm)/", "", model_name)
         self._template_kwargs = self._body.pop("chat_template_kwargs", {})
-        # Harbor closes no client, so nothing closes this one.
+        # It is never closed, because Harbor does not say when a job ends.
         http = AsyncOpenAI(
             # /tokenize is not under /v1.
             base_url=api_base.rstrip("/").removesuffix("/v1"),
@@ -904,10 +907,10 @@ class VllmClient(TokenClient):
             max_retries=max_retries,
             default_headers=extra_headers,
         )
-        # This gives the JSON of an answer as it is.
+        # cast_to=object: an answer is plain JSON.
         self._post = functools.partial(http.post, cast_to=object)
 
-    async def render(self, messages: list[dict]) -> tuple[Ids, str]:
+    async def render(self, messages: list[dict]) -> tuple[list[int], str]:
         from openai import NotFoundError
 
         body = {
@@ -924,10 +927,10 @@ class VllmClient(TokenClient):
         except (NotFoundError, KeyError, TypeError) as error:
             message = f"the server has no /tokenize as vLLM's: use model_client=litellm ({error})"
             raise RuntimeError(message) from error
-        # `call` looks for a tag and blanks at the end. Tokenizers spell a blank in these ways.
+        # In token strings, newlines and blanks have other characters.
         return answer["tokens"], re.sub("Ċ|Ġ|▁|<0x0A>", " ", end)
 
-    async def generate(self, prompt_ids: Ids, max_tokens: int) -> Turn:
+    async def generate(self, prompt_ids: list[int], max_tokens: int) -> Turn:
         body = {
             **self._body,
             "prompt": prompt_ids,
@@ -955,11 +958,12 @@ class VllmClient(TokenClient):
 
 
 def chat_client(*, context_limit: int | None = None, **arguments: Any) -> Any:
-    """Make Harbor's LiteLLM, changed so that a reply which was cut off keeps its ids and usage.
+    """Make a LiteLLM of Harbor's that also returns replies which were cut off.
 
-    For the finish reason "length" LiteLLM raises an error that has neither. So LiteLLM runs on a
-    copy of the client, whose `_extract_usage_info` saves the real reason there, and replaces it by
-    "stop". That method is private (Harbor 0.13 to 0.25). `context_limit` is for the other clients.
+    For the finish reason "length" LiteLLM raises an error, which has neither ids nor usage. Here it
+    never sees that reason: `_extract_usage_info`, which it calls just before it looks (private;
+    Harbor 0.13 to 0.25), keeps the reason and writes "stop" in its place. Each call is made on a
+    copy of the client, which keeps the reason of that call. `context_limit` is for other clients.
     """
     # Importing LiteLLM takes seconds, so the class is defined in here.
     from harbor.llms.lite_llm import LiteLLM
@@ -1037,13 +1041,13 @@ def trial_to_trajectory(trial: TrialResult) -> Trajectory | None:
     return Trajectory(turns, reward, stop_reasons[-1], trial)
 
 
-# The name that other projects import.
+# Trainers import it by this name, too.
 _trial_to_trajectory = trial_to_trajectory
 
 
 def rollout_details(turns: list[Turn]) -> list[dict] | None:
-    """One Harbor RolloutDetail, in a list. Its lists have an entry for each trainable turn. Another
-    turn is left out whole, because a part of it would misalign all others. None if all are."""
+    """One Harbor RolloutDetail, in a list, with an entry for each trainable turn. A turn that lacks
+    ids or logprobs is left out whole, so that all lists stay aligned. None if no turn is left."""
     trainable = [turn for turn in turns if turn.is_trainable]
     if not trainable:
         return None
@@ -1071,9 +1075,9 @@ def turns_of(context: AgentContext) -> Iterator[Turn]:
 
 
 def write_file(path: Path, text: str) -> None:
-    """Write a file, even if a command left a link or a pipe there: with Docker the folder is
-    /logs/agent in the container. Nothing in it is opened. A new file, whose random name no link can
-    have, is renamed over the old one. May raise OSError."""
+    """Write a file without opening what is there: with Docker the folder is /logs/agent in the
+    container, and a command may have left a link or a pipe. A file with a random name is written,
+    and gets this name. Raises OSError, for instance if a command left a folder there."""
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_name(f"{path.name}.{uuid4().hex}")
     fresh.write_text(text, encoding="utf-8")
@@ -1085,8 +1089,7 @@ def valid_text(text: str | None) -> str:
     return (text or "").encode("utf-8", "replace").decode()
 
 
-# The rules of CommonMark that matter: a list item may hold a fenced block, and a fence that is
-# indented by four more spaces is code.
+# Of CommonMark: list items may hold fenced blocks; a fence after four more spaces is code.
 _MARKDOWN = MarkdownIt("zero").enable(["fence", "list", "code"]).disable("inline")
 
 
@@ -1108,35 +1111,36 @@ def fenced_blocks(text: str) -> list[tuple[str, str]]:
     return blocks
 
 
-# A script is killed if it writes more: Harbor keeps all output of an exec in memory.
+# A script that writes more is killed, because Harbor keeps all output of an exec in memory.
 FLOOD_BYTES = 4_000_000
-# A script has three time limits. `timeout` kills it; ANSWER_MARGIN_SEC later the agent stops
-# waiting; and EXEC_MARGIN_SEC after the first, exec gives up. (With Docker by a RuntimeError, which
-# would end the run.)
+# `timeout` kills a script at its time limit. So long after that the agent stops waiting.
 ANSWER_MARGIN_SEC = 30
+# And so long after it exec gives up, with Docker by a RuntimeError, which would end the run.
 EXEC_MARGIN_SEC = 90
-# The time limit of killing it from outside.
+# The time limit of killing a script from outside.
 KILL_SEC = 15
 
-# This bash program runs a script: `bash PROGRAM SECONDS FLOOD_BYTES`. It prints
+# This bash program runs a script: `bash PROGRAM SECONDS FLOOD_BYTES N_BLOCKS`. It prints
 #
 #     :MARK:<base64 of the output and of a last line "end-of-MARK CODE SECONDS">
 #
-# in base64, because environments differ in what else they pass on. The last line marks the end: a
-# server in the background may keep the pipe open. MARK is random hex. All processes have it in
-# their environment, where `kill_script` finds them. (So a script can forge the last line, which
-# deceives only its own model.) No file is written, because a container's disk may be full or
-# read-only. The image needs bash 4.4 or later, coreutils, sed and grep.
+# in base64, because some environments change what a command prints. The last line marks the end,
+# because a server in the background may keep the pipe open. MARK is random hex. Processes inherit
+# it in their environment, where `kill_script` finds them; so a script can forge the last line, and
+# deceive its own model. Program and script are in variables: as arguments, a `pkill -f` in the
+# script could match them. No file is written, because a container's disk may be full or read-only.
+# The image needs bash 4.4, coreutils, sed and grep.
 _SHELL = r"""
 # bash reports killed processes on stderr, and the model would see that.
 exec 2>/dev/null
 # The blocks come in one base64, with a NUL after each. (lastpipe: mapfile runs in this shell.)
 shopt -s lastpipe
 printf %s "$BASIC_LOOP_BLOCKS" | base64 -d | mapfile -d "" -t blocks
+[ "${#blocks[@]}" = "$3" ] || { echo "not run: it needs bash 4.4 and base64"; exit 127; }
 # An empty line after each block keeps a trailing backslash from joining two blocks.
 printf -v BASIC_LOOP_TEXT "%s\n\n" "${blocks[@]}"
 # A block that ends inside a quote, a here-document or a command would swallow the next block. After
-# `set -n` bash only parses, and reports such a block in one of these phrases.
+# `set -n` bash parses a block and does not run it, and reports such a block in these phrases.
 for block in "${blocks[@]}"; do
   case $(LC_ALL=C; eval "set -n; $block" 2>&1) in
     *"unexpected EOF"* | *"unexpected end of file"* | *"delimited by end-of-file"*)
@@ -1146,20 +1150,17 @@ done
 unset BASIC_LOOP_BLOCKS BASIC_LOOP_PROGRAM
 export BASIC_LOOP_TEXT
 printf ":%s:" "$BASIC_LOOP_MARK"
-# fd 5 reads what the script writes, and then the last line. The script's text is in a variable: as
-# an argument, a `pkill -f` in the script could match it. It is expanded before `unset` runs.
+# fd 5 is a pipe. The script writes to it, and then printf writes the last line. (The script itself
+# does not see BASIC_LOOP_TEXT: it is expanded before `unset` runs.)
 exec 5< <(
   timeout -s KILL "$1" bash -c 'eval "unset BASIC_LOOP_TEXT; $BASIC_LOOP_TEXT"' </dev/null 2>&1
   printf "\nend-of-%s %s %s\n" "$BASIC_LOOP_MARK" "$?" "$SECONDS"
 )
-# sed stops at the last line. The brackets keep it from stopping at its own command line, if the
-# script prints `ps`. It may use 100 MB, because a line can be of any length.
-(
-  ulimit -v 100000
-  exec sed "/[e]nd-of-$BASIC_LOOP_MARK/q"
-) <&5 | head -c "$2" | base64
-# read returns 1 only at the end of the pipe. Otherwise (0: data, above 128: none yet) a process
-# still has it open. cat drains it, or that process would block.
+# sed reads up to the last line. ([e]nd: a script may print `ps`, which shows the arguments of sed.)
+# sed keeps a whole line in memory, so a line may have at most 300 MB.
+(ulimit -d 300000; exec sed "/[e]nd-of-$BASIC_LOOP_MARK/q") <&5 | head -c "$2" | base64
+# If a process still has the pipe open, such as a server, cat reads what it writes: else it would
+# block. (`read` returns 1 at the end of the pipe, which nobody has open then.)
 read -r -t 0.1 -N 1 <&5
 if [ $? != 1 ]; then
   cat <&5 >/dev/null &
@@ -1170,16 +1171,15 @@ fi
 async def run_script(
     blocks: list[str], environment: BaseEnvironment, seconds: int, shown_bytes: int
 ) -> str:
-    """Run blocks as one script in an environment. Returns the text that the model gets, with at
-    most `shown_bytes` of the output. `seconds` is the script's time limit. This raises any error of
-    the environment's `exec` but a TimeoutError, which is exit code 124."""
+    """Run blocks as one script with a time limit in seconds. Returns the text that the model gets,
+    with at most `shown_bytes` of the output. Raises any error of the environment's `exec` but a
+    TimeoutError, which is exit code 124."""
     mark = uuid4().hex
     encoded = base64.b64encode("".join(f"{block}\0" for block in blocks).encode()).decode()
-    # The program is in a variable, as the script's text is: a `pkill -f sed` could match it.
     command = (
         f"BASIC_LOOP_MARK={mark} BASIC_LOOP_BLOCKS={encoded} "
         f"BASIC_LOOP_PROGRAM={shlex.quote(_SHELL)} "
-        f"exec bash -c 'eval \"$BASIC_LOOP_PROGRAM\"' bash {seconds} {FLOOD_BYTES}"
+        f"exec bash -c 'eval \"$BASIC_LOOP_PROGRAM\"' bash {seconds} {FLOOD_BYTES} {len(blocks)}"
     )
     # Modal takes 65,536 bytes of arguments.
     if len(command) > 65_000:
@@ -1231,7 +1231,7 @@ def read_answer(result: ExecResult, mark: str, seconds: int) -> tuple[str, bytes
         decoded = base64.b64decode(encoded)
     complete = re.fullmatch(rb"(?s)(.*)\nend-of-%b (\d+) (\d+)\n" % mark.encode(), decoded)
     if not complete:
-        note = f"[the output is cut: more than {FLOOD_BYTES} bytes, or what reads it was killed]"
+        note = f"[the output is cut: more than {FLOOD_BYTES} bytes, or its reader was killed]"
         return "137", decoded, note
     output, code, n_seconds = complete.groups()
     # `timeout -s KILL` gives 137, as other kills do.

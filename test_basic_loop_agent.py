@@ -12,7 +12,6 @@ import copy
 import dataclasses
 import functools
 import gc
-import http.server
 import importlib.metadata
 import importlib.util
 import inspect
@@ -68,7 +67,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 import basic_loop_agent
-from basic_loop_agent import BasicLoopAgent, BasicLoopOptions, StopReason, trial_to_trajectory
+from basic_loop_agent import BasicLoopAgent, BasicLoopOptions, trial_to_trajectory
+from examples import shell_tasks
 from examples.fakes import ScriptedLLM
 
 # What the imports made stays: to look through it would take most of each garbage collection.
@@ -165,11 +165,6 @@ class FakeTinker:
         self.services.append(FakeService(self, kwargs))
         return self.services[-1]
 
-    def end_sessions(self, status: int) -> None:
-        for service in self.services:
-            # An error that stays would keep the frames that it was raised in.
-            service.ended = functools.partial(refused, status, "Session has been terminated")
-
     def prompt_text(self, number: int) -> str:
         return self.tokenizer.decode(self.requests[number][0])
 
@@ -179,10 +174,10 @@ class FakeTinker:
         return ids + [2] * (stop_reason == "stop")
 
 
-def refused(status: int, message: str, kind: str = "APIStatusError") -> Exception:
+def refused(status: int, message: str) -> Exception:
     """An answer of Tinker's API that is an error."""
     response = httpx.Response(status, request=httpx.Request("POST", "http://tinker"))
-    return getattr(tinker, kind)(message, response=response, body=None)
+    return tinker.APIStatusError(message, response=response, body=None)
 
 
 class FakeService:
@@ -190,23 +185,20 @@ class FakeService:
 
     def __init__(self, tinker: FakeTinker, arguments: dict[str, Any]) -> None:
         self.tinker, self.arguments = tinker, arguments
-        self.ended: Callable[[], Exception] | None = None
-        self.closed = False
+        # The status of each answer when the session is over.
+        self.status = None
 
     def create_sampling_client(self, **source: Any) -> Any:
-        known = {"model_path", "base_model", "record_stability_info"}
-        if unknown := source.keys() - known:
+        if unknown := source.keys() - {"model_path", "base_model", "record_stability_info"}:
             raise TypeError(f"unexpected keyword argument {unknown}")
-        error = self.ended and self.ended()
-        if "missing" in source.get("model_path", ""):
-            error = refused(404, "no such checkpoint")
-        if error is None:
+        is_missing = "missing" in source.get("model_path", "")
+        created = Future()
+        if is_missing or self.status:
+            created.set_exception(refused(self.status or 404, "no such checkpoint"))
+        else:
             self.tinker.samplers.append(source)
-        created = done(error or self)
+            created.set_result(self)
         return created.result() if IS_OLD_SDK else created
-
-    def close(self, status: str) -> Any:
-        self.closed = True
 
     def sample(self, **call: Any) -> Any:
         answer = self.answer(**call)
@@ -218,8 +210,8 @@ class FakeService:
         fake = self.tinker
         fake.requests.append((prompt.to_ints(), sampling_params))
         await asyncio.sleep(0)
-        if self.ended:
-            raise self.ended()
+        if self.status:
+            raise refused(self.status, "Session has been terminated")
         answer = await next_answer(fake.script)
         answer = Sampled(answer) if isinstance(answer, str) else answer
         encoded = fake.encode(answer.text, answer.stop_reason)
@@ -232,14 +224,6 @@ class FakeService:
         if not IS_OLD_SDK:
             sequence.sequence_id = f"sequence-{number}"
         return SimpleNamespace(sequences=[sequence], prompt_cache_hit_tokens=3 * number)
-
-
-def done(result: Any) -> Future:
-    """A future of the Tinker SDK that has its result, or raises it."""
-    future = Future()
-    finish = future.set_exception if isinstance(result, Exception) else future.set_result
-    finish(result)
-    return future
 
 
 # Tokenizers and renderers. The suite's own tokenizer is a byte-level one with every special token
@@ -368,18 +352,10 @@ class Run:
         assert all(len(completion) == len(logprobs) for _, completion, logprobs in turns)
         return turns
 
-    @property
-    def metadata(self) -> dict[str, Any]:
-        assert self.view.extra == self.context.metadata
-        return self.context.metadata
-
-    @property
-    def stop_reason(self) -> str:
-        return self.metadata["stop_reason"]
-
-    @property
-    def completion(self) -> str:
-        return (self.agent.logs_dir / "completion.txt").read_text()
+    metadata = property(lambda self: self.context.metadata)
+    stop_reason = property(lambda self: self.metadata["stop_reason"])
+    completion = property(lambda self: (self.agent.logs_dir / "completion.txt").read_text())
+    scripts = property(lambda self: self.environment.scripts)
 
     @property
     def view(self) -> Any:
@@ -391,10 +367,6 @@ class Run:
         """What the model was told after its replies, in order."""
         seen = [step.observation for step in self.view.steps if step.observation]
         return [result.content for observation in seen for result in observation.results]
-
-    @property
-    def scripts(self) -> list[str | None]:
-        return self.environment.scripts
 
     async def go(self, instruction: str = "do it") -> None:
         await self.agent.run(instruction, self.environment, self.context)
@@ -533,12 +505,11 @@ TAGGED = f"x\n</think>\n{bash('ls')}"
 TAGS = "<think>;</think>;<think></think>; </think>x\n;```\n</think>;[THINK][/THINK] ;<|channel|>"
 FENCES = "\n; \n; ;`;- ;1. ;~;``` ` ;```bash\n;   ```bash\n   x\n;~~~\n```\n;\r;````\n```\n"
 FLOODS = ["yes", "yes|tr '\\n' y>&2", "trap '' PIPE; while :; do seq 9999; done"]
-TEMPLATE = "cat >t.jinja <<E\n{{ hm }}\n</think>\n{{ hi }}\nE"
 # vLLM's replies, with their finish reason, and answers of another server.
 THOUGHT = "<think>hm</think>\n\n"
 COMMAND = (THOUGHT + bash("ls"), "stop")
 # Finish reasons.
-WHOLE = ["STOP", "COMPLETE", "end_turn", "eos", "stop_sequence"]
+WHOLE = ["STOP", "COMPLETE", "end_turn", "eos_token", "stop_sequence"]
 CUT_OFF = ["insufficient_system_resource", "model_length", "MALFORMED_RESPONSE", "abort"]
 # What a policy that diverged has for logprobs; vLLM writes -9999.0 for one that it does not have.
 NO_LOGPROBS = [math.nan, math.inf, -math.inf, None, -9999.0]
@@ -564,7 +535,8 @@ def time_passes_at_once() -> asyncio.Runner:
 
 @pytest.mark.parametrize("reply", ["", bash("rm -rf /")])
 def test_one_completion_is_recorded_in_context_and_files_and_never_run(bench, reply, caplog):
-    did = bench.tinker(reply, system_prompt="Be {brief}.", instruction="greet")
+    # Neither a tokenizer nor a file takes a lone surrogate.
+    did = bench.tinker(reply, system_prompt="Be {brief}.", instruction="greet\udc80")
     ((prompt, tokens, _),) = did.turns
     usage = did.context.n_input_tokens, did.context.n_output_tokens, did.context.n_cache_tokens
     assert usage == (len(prompt), len(tokens), 0)
@@ -572,12 +544,11 @@ def test_one_completion_is_recorded_in_context_and_files_and_never_run(bench, re
     assert did.metadata == {"stop_reason": "completed", "n_episodes": 1, **ids}
     assert (did.completion, did.scripts) == (reply, [])
     assert ("max_turns is 1, so none was run" in caplog.text) == bool(reply)
-    said = [("system", "Be {brief}."), ("user", "greet"), ("agent", reply)]
+    said = [("system", "Be {brief}."), ("user", "greet?"), ("agent", reply)]
     assert [(step.source, step.message) for step in did.view.steps] == said
     metrics = did.view.steps[-1].metrics
     written = metrics.completion_token_ids, metrics.logprobs
     assert did.turns == did.fake.returned == [(prompt, *written)]
-    assert (did.view.agent.name, did.view.agent.model_name) == ("basic-loop", did.fake.name)
 
 
 def test_a_reply_cut_off_anywhere_neither_shows_thinking_nor_loses_the_answer(bench, model):
@@ -615,16 +586,13 @@ def test_a_reply_cut_off_anywhere_neither_shows_thinking_nor_loses_the_answer(be
     ("reply", "thinking", "answer", "runs"),
     [
         (" <think>a</think> <think>b</think>c", "ab", "c", None),
-        (f"<think>a</think><think>b{bash('rm x')}", f"ab{bash('rm x')}", "", None),
         ("[THINK]a[/THINK]\n<think>b</think>\nc", "ab", "c", None),
         (f"<seed:think>[/THINK]{bash('rm x')}", f"[/THINK]{bash('rm x')}", "", None),
         # The prompt had opened it.
-        ("a\r\n</think>\r\nb", "a\r\n", "b", None),
         (f"so{bash('rm x')}no</think>{bash('ls')}", f"so{bash('rm x')}no", bash("ls"), "ls\n"),
         (f"</think>{bash('ls')}", None, bash("ls"), "ls\n"),
         # A tag in a command is text.
         (bash("sed -i 's#</think>##' f"), None, None, "sed -i 's#</think>##' f\n"),
-        (bash(TEMPLATE), None, None, f"{TEMPLATE}\n"),
         (bash(BALANCED), None, None, f"{BALANCED}\n"),
         (f"<think>a</think>{bash('# x\n</think>')}", "a", bash("# x\n</think>"), "# x\n</think>\n"),
         # What the server calls reasoning is all of it, but for what tags at the start enclose.
@@ -639,29 +607,21 @@ def test_the_answer_begins_where_the_thinking_ends(bench, reply, thinking, answe
     assert did.scripts == ([runs] * 2 if runs else [])
 
 
-def test_lone_surrogates_reach_neither_tokenizer_nor_file(bench):
-    options = {"max_turns": 3, "system_prompt": "\udc80", "instruction": "x\udc80"}
-    options["environment"] = ScriptedEnvironment(ExecResult(stdout="a\udcff", return_code=0))
-    did = bench.tinker(bash("ls"), "done", **options)
-    assert did.view.steps[1].message == "x?"
-    assert did.told == ["Exit code: 0\nOutput:\na?"]
-    did = bench.lite(bash("echo \udc80"), "\ud800 done", **options)
-    assert did.completion == "? done"
-    assert did.scripts == ["ls\n", "echo ?\n"]
-    json.dumps(did.fake[-1]["messages"], ensure_ascii=False).encode()
-
-
 def test_an_api_model_gets_the_options_and_leaves_text_usage_and_price(bench, monkeypatch):
-    kwargs = {"top_p": 0.9, "reasoning_effort": "low"}
+    sampling = {"top_p": 0.9, "reasoning_effort": "low"}
+    kwargs = {"extra_headers": {"X-Other": "1"}, "extra_body": {"salt": 1}, **sampling}
     options = {"temperature": None, "api_base": "http://localhost:1/v1", "llm_kwargs": kwargs}
-    did = bench.lite("hello", max_tokens=7, **options)
+    did = bench.lite("hello\ud800", max_tokens=7, session_id="mine", **options)
     (request,) = did.fake
-    assert {"max_tokens": 7, "api_base": options["api_base"], **kwargs}.items() <= request.items()
-    assert not {"temperature", "logprobs", "extra_body", "extra_headers"} & request.keys()
+    sampling |= {"max_tokens": 7, "api_base": options["api_base"]}
+    assert sampling.items() <= request.items()
+    assert not {"temperature", "logprobs"} & request.keys()
+    # Harbor 0.16 and later send the session's id as X-Session-ID, too.
+    sent = request["extra_body"] | request["extra_headers"]
+    assert {"salt": 1, "X-Other": "1", "session_id": "mine"}.items() <= sent.items()
     assert (did.context.n_input_tokens, did.context.n_output_tokens) == (10, 3)
-    assert did.context.rollout_details is None
+    assert (did.completion, did.context.rollout_details) == ("hello?", None)
     assert did.metadata == {"stop_reason": "completed", "n_episodes": 1}
-    assert bench.lite("hello", temperature=0.3).fake[-1]["temperature"] == 0.3
     # Reasoning goes back with the history if asked to.
     reply = {"role": "assistant", "content": bash("ls"), "reasoning_content": "hm"}
     for sends in (True, False):
@@ -698,53 +658,30 @@ def test_a_reply_is_run_only_if_the_server_says_that_it_is_whole(bench, word, ca
     assert (warning in caplog.text) == (word in CUT_OFF)
 
 
-def test_a_session_id_is_sent_with_each_request_beside_what_llm_kwargs_has(bench, built):
-    requests = bench.api(bash("ls"), ids=True)
-    kwargs = {"extra_headers": {"X-Other": "1"}, "extra_body": {"salt": 1}}
-    options = {"model_client": "litellm", "max_turns": 2, "llm_kwargs": kwargs}
-    for session_id in ("mine", "mine", "other"):
-        did = run(bench.agent(session_id=session_id, **options))
-        assert did.view.session_id == session_id
-        sent = requests[-1]["extra_body"] | requests[-1]["extra_headers"]
-        # Harbor 0.16 and later send it as X-Session-ID, too.
-        assert {"salt": 1, "X-Other": "1", "session_id": session_id}.items() <= sent.items()
-
-
-# vLLM, played over real HTTP: its template is a renderer's, which strips earlier thinking.
-
-
-class FakeVllm(http.server.ThreadingHTTPServer):
-    daemon_threads = True
+class FakeVllm:
+    """Answers where HTTP would go out. Its chat template is a renderer's."""
 
     def __init__(self, bench: Bench) -> None:
-        super().__init__(("127.0.0.1", 0), FakeVllmHandler)
         self.bench, self.model = bench, Model("qwen3", bench.tokenizer_dir)
-        # Each request has its own thread; a tokenizer may be used by one at a time.
-        self.tokenizing = threading.Lock()
         # Replies with their finish reason, or an error's status; the last one again and again.
         self.script: list[tuple[str, str] | int] = []
-        self.fails = [429]
         # Of each request: path, body and headers; and of each reply: prompt, tokens, logprobs.
-        self.requests, self.returned, self.connections = [], [], set()
+        self.requests, self.returned = [], []
 
-    def agent(self, llm_kwargs: dict | None = None, **options: Any) -> BasicLoopAgent:
-        kwargs = {"api_key": "k"} | (llm_kwargs or {})
-        url = f"http://127.0.0.1:{self.server_port}{options.pop('path', '/v1')}"
-        defaults = {"model_client": "vllm", "model_name": "openai/served", "max_turns": 4}
-        return self.bench.agent(**defaults | options, api_base=url, llm_kwargs=kwargs)
+    def agent(self, **options: Any) -> BasicLoopAgent:
+        defaults = {"model_name": "openai/served", "api_base": "http://x:1", "max_turns": 4}
+        return self.bench.agent(model_client="vllm", **defaults | options)
 
-    def at_once(self, *options: dict[str, Any]) -> list[AgentContext]:
-        """What agents with these options leave that run at the same time."""
-        dids = [Run(self.agent(**one)) for one in options]
-        asyncio.run(together(*(did.go(f"errand {n}") for n, did in enumerate(dids))))
-        return [did.context for did in dids]
+    async def handle(self, request: httpx.Request) -> httpx.Response:
+        path, body = request.url.path, json.loads(request.content)
+        self.requests.append((path, body, request.headers))
+        answer = self.answer(path, body)
+        status = answer if isinstance(answer, int) else 200
+        return httpx.Response(status, json=answer, request=request)
 
     def answer(self, path: str, body: dict[str, Any]) -> dict[str, Any] | int:
-        if path == "/tokenize" and self.fails:
-            return self.fails.pop()
         if path == "/tokenize":
-            said = body.get("messages")
-            ids = self.model.rendered(said) if said else self.model.encode(body["prompt"])
+            ids = self.model.rendered(body["messages"])
             pieces = self.model.tokenizer.convert_ids_to_tokens(ids)
             return {"tokens": ids, "max_model_len": 9000, "token_strs": pieces}
         reply = self.script.pop(0) if len(self.script) > 1 else self.script[0]
@@ -761,45 +698,24 @@ class FakeVllm(http.server.ThreadingHTTPServer):
         return {"choices": [choice], "usage": {"prompt_tokens_details": {"cached_tokens": 7}}}
 
 
-class FakeVllmHandler(http.server.BaseHTTPRequestHandler):
-    # Connections are kept, and an answer is one packet: its second would wait for a receipt.
-    protocol_version, wbufsize = "HTTP/1.1", -1
-
-    def log_message(self, *args: Any) -> None: ...
-
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.server.connections.add(self.connection)
-        self.server.requests.append((self.path, body, self.headers))
-        with self.server.tokenizing:
-            answer = self.server.answer(self.path, body)
-        self.send_response(answer if isinstance(answer, int) else 200)
-        if isinstance(answer, int):
-            answer = {"error": {"message": "maximum context length"}}
-        text = json.dumps(answer).encode() if answer != "" else b""
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(text)))
-        self.end_headers()
-        self.wfile.write(text)
-
-
 @pytest.fixture
-def vllm(bench) -> Iterator[FakeVllm]:
-    with FakeVllm(bench) as server:
-        threading.Thread(target=server.serve_forever, args=[0.01], daemon=True).start()
-        yield server
-        server.shutdown()
+def vllm(bench) -> FakeVllm:
+    fake = FakeVllm(bench)
+    transport = httpx.MockTransport(fake.handle)
+    bench.monkeypatch.setattr("httpx.AsyncClient._transport_for_url", lambda *_: transport)
+    bench.monkeypatch.setenv("VLLM_API_KEY", "k")
+    return fake
 
 
 def test_prompts_are_exact_and_unforgeable_on_vllm(vllm):
     vllm.script = [COMMAND, 503, COMMAND, COMMAND, (THOUGHT + "done", "stop")]
-    template = {"chat_template_kwargs": {"enable_thinking": True}}
-    sampling, body = {"top_p": 0.9, "seed": 3}, {"top_k": 5, "min_p": 0.1}
-    kwargs = {**sampling, "extra_headers": {"X-Other": "1"}, "extra_body": body | template}
-    one = vllm.agent(kwargs | {"timeout": 77}, path="", session_id="mine", max_tokens=99)
+    template, sampling = {"enable_thinking": True}, {"top_p": 0.9, "seed": 3}
+    kwargs = {**sampling, "extra_headers": {"X-Other": "1"}, "timeout": 77}
+    kwargs["extra_body"] = {"top_k": 5, "chat_template_kwargs": template}
+    agent = vllm.agent(llm_kwargs=kwargs, session_id="mine", max_tokens=99)
     # A token of the vocabulary that only looks special stays as it is.
     special, code = vllm.model.special, "".join(f"{text}\n" for text in ORDINARY)
-    did = run(one, printing(code + "".join(f"a {text} b<{text}\n" for text in special)))
+    did = run(agent, printing(code + "".join(f"a {text} b<{text}\n" for text in special)))
     assert (did.stop_reason, did.completion) == ("completed", "done")
     assert did.turns == vllm.returned
     assert (did.metadata["n_prefix_breaks"], did.context.cost_usd) == (0, None)
@@ -816,12 +732,11 @@ def test_prompts_are_exact_and_unforgeable_on_vllm(vllm):
     for path, body, headers in vllm.requests:
         assert (headers["X-Other"], headers["Authorization"]) == ("1", "Bearer k")
         if path == "/v1/completions":
-            assert body["session_id"] == "mine"
-            asked = {"max_tokens": 99, "temperature": 1.0, "top_k": 5, "min_p": 0.1, **sampling}
-            assert asked.items() <= body.items()
+            asked = {"max_tokens": 99, "temperature": 1.0, "top_k": 5, "session_id": "mine"}
+            assert (asked | sampling).items() <= body.items()
             assert headers["X-Stainless-Read-Timeout"] == "77"
         else:
-            assert body["chat_template_kwargs"] == template["chat_template_kwargs"]
+            assert body["chat_template_kwargs"] == template
     # A reply that was cut off keeps its ids, and is not run.
     for reason in ("length", "abort"):
         vllm.script, vllm.returned = [COMMAND, (bash("rm x"), reason)], []
@@ -831,84 +746,27 @@ def test_prompts_are_exact_and_unforgeable_on_vllm(vllm):
     assert {body["model"] for _, body, _ in vllm.requests} == {"served"}
 
 
-@pytest.mark.parametrize(
-    "token",
-    [
-        *(
-            "<|im_end|>",
-            "<\uff5ctool\u2581calls\u2581begin\uff5c>",
-            "<|turn>",
-            "<turn|>",
-            "<s>",
-            "</s>",
-        ),
-        *(
-            "<start_of_turn>",
-            "<tool_call>",
-            "<think>",
-            "</seed:think>",
-            "[INST]",
-            "[/TOOL_RESULTS]",
-        ),
-        *(
-            "[gMASK]",
-            "]~b]",
-            "]~!b[",
-            "[e~[",
-            "<|begin_of_text|>",
-            "<unk>",
-            "[THINK]",
-            "<fim_prefix>",
-        ),
-    ],
-)
-def test_a_vllm_models_special_tokens_are_known_by_their_shapes(token):
-    broken = basic_loop_agent.SPECIAL_SHAPES.sub("\\g<0>_", f"a[1] <h1> {token}{token} List<int>")
-    assert broken == f"a[1] <h1> {2 * f'{token[0]}_{token[1:]}'} List<int>"
+def test_a_vllm_models_special_tokens_are_known_by_their_shapes():
+    tokens = "<|im_end|> <|turn> <turn|> <s> </s> <start_of_turn> <tool_call> <think> <unk> [THINK]"
+    tokens += " </seed:think> [INST] [/TOOL_RESULTS] [gMASK] ]~b] ]~!b[ [e~[ <fim_prefix>"
+    for token in [*tokens.split(), "<\uff5ctool\u2581calls\u2581begin\uff5c>"]:
+        text = f"a[1] <h1> {token}{token} List<int>"
+        broken = basic_loop_agent.SPECIAL_SHAPES.sub("\\g<0>_", text)
+        assert broken == f"a[1] <h1> {2 * f'{token[0]}_{token[1:]}'} List<int>"
 
 
-def test_date_and_system_message_may_change_the_templates_view_on_vllm(vllm, monkeypatch):
-    # Midnight is between two probes.
-    rendered, days = vllm.model.rendered, iter([20] * 5 + [21] * 99)
-
-    def shown(messages: list[dict]) -> list[int]:
-        end = "" if messages[0]["content"] == "/no_think" else "<think>\n"
-        today = {"role": "system", "content": f"It is {next(days)}"}
-        return rendered([today, *messages]) + vllm.model.encode(end)
-
-    monkeypatch.setattr(vllm.model, "rendered", shown)
-    vllm.script = [(bash("ls"), "stop")] * 5 + [400]
-    # What follows an opened <think> is thinking: no command, one turn.
-    for system, ending in (("x", ["completed", 1, 0]), ("/no_think", ["context_overflow", 4, 0])):
-        did = run(vllm.agent(system_prompt=system, max_turns=9))
-        names = "stop_reason", "n_episodes", "n_prefix_breaks"
-        assert [did.metadata[name] for name in names] == ending
-    for prompt, _, _ in vllm.returned:
-        # A prompt is no probe.
-        assert "assistant\nb<|im_end|>" not in vllm.model.tokenizer.decode(prompt)
-
-
-def test_an_outage_of_vllm_fails_its_trial_and_costs_no_other_its_exactness(vllm):
-    vllm.fails, vllm.script = [503] * 6, [COMMAND]
-    with pytest.raises(Exception, match="503"):
-        run(vllm.agent())
-    assert vllm.at_once({}, {})[0].metadata["n_prefix_breaks"] == 0
-    assert len(vllm.returned) == 8
-
-
-def test_a_turn_costs_vllm_two_requests_and_connections_are_kept(vllm):
+def test_a_turn_costs_vllm_two_requests(vllm):
     vllm.script = [COMMAND]
-    for _ in range(2):
-        before = len(vllm.requests), len(vllm.connections)
-        vllm.at_once(*[{"max_turns": 5}] * 4)
-        # One request finds where a probe's tail begins.
-        assert len(vllm.requests) - before[0] <= 2 * 20 + 1 + 4
-        assert len(vllm.connections) - before[1] <= 4
+    dids = [Run(vllm.agent(max_turns=5)) for _ in range(4)]
+    asyncio.run(together(*(did.go() for did in dids)))
+    assert {did.metadata["n_prefix_breaks"] for did in dids} == {0}
+    # A trial may find by itself where a probe's tail begins.
+    assert len(vllm.requests) <= 2 * 20 + 4
 
 
 @pytest.mark.parametrize("answer", [404, [], {"max_model_len": 9}, {"tokens": [1], "count": 1}])
 def test_a_server_without_vllms_tokenize_is_an_error_that_names_the_other_client(vllm, answer):
-    vllm.fails, vllm.answer = [], lambda *request: answer
+    vllm.answer = lambda *request: answer
     with pytest.raises(RuntimeError, match=r"no /tokenize as vLLM's.*model_client=litellm"):
         run(vllm.agent())
 
@@ -923,10 +781,7 @@ def test_the_blocks_of_a_reply_run_as_one_script_until_it_has_none(bench):
     assert did.scripts == ["ls\ncat x\n", "pwd\n"]
     steps = did.view.steps
     assert [step.source for step in steps] == ["system", "user", "agent", "agent", "agent"]
-    # The model wrote no tool calls.
-    assert [step.tool_calls for step in steps] == [None] * 5
-    assert "```bash" in steps[0].message
-    assert "has 77 seconds" in steps[0].message
+    assert re.search("(?s)```bash.*has 77 seconds", steps[0].message)
     assert did.told == ["Exit code: 1\nOutput:\nx\nno x", "Exit code: 0\nOutput:\n(none)"]
     times = [step.timestamp for step in steps[2:]]
     assert sorted(times) == times
@@ -943,12 +798,10 @@ def test_the_blocks_of_a_reply_run_as_one_script_until_it_has_none(bench):
         ("1. so:\n   ```bash\n   cat <<E\n     x\n   E\n   ```", "cat <<E\n  x\nE\n"),
         ("- ```bash\n  a\n  ```\n- ```bash\n  b\n  ```", "a\nb\n"),
         ("- x\n  - y\n    - ```bash\n      a\n      ```\n", "a\n"),
-        ("1. x\n\n      ```bash\n      a\n       ```\n      ```\n", "a\n ```\n"),
         (f"```bash\n{DOCSTRING}```", DOCSTRING),
         ("````bash\ncat <<E\n```\nE\n````", "cat <<E\n```\nE\n"),
         ("````markdown\n```bash\nrm x\n```\n````", None),
         ("~~~\n```bash\nrm x\n```\n~~~", None),
-        ("```python\na\n```", None),
         ("```Bash\na\n```\n```SHELL\nb\n```", "a\nb\n"),
         ("```bash\nrm x", None),
         ("- ```bash\n  rm x\n```\n", None),
@@ -956,7 +809,6 @@ def test_the_blocks_of_a_reply_run_as_one_script_until_it_has_none(bench):
         ("```bash\nrm x\n    ```", None),
         ("```bash\r\na\r\n```", "a\n"),
         ("```bash\nprintf 'a\0b'\n```", "printf 'ab'\n"),
-        ("run `ls`", None),
         ("``` bash title=x\na\n```", "a\n"),
     ],
 )
@@ -977,33 +829,6 @@ def test_a_reply_is_read_in_time_that_grows_as_its_length(worst):
         assert any(seconds(long) < most for _ in range(3))
 
 
-class PythonToo(BasicLoopAgent):
-    """What a user writes to run other blocks, to cut output another way, and to keep a verdict."""
-
-    protocol = "Write ```bash or ```python blocks, not {json: 1}; {seconds} seconds."
-
-    def bash_blocks(self, reply: str) -> list[str]:
-        blocks = basic_loop_agent.fenced_blocks(reply)
-        return [f"python3 - <<'EOF'\n{text}EOF\n" for name, text in blocks if name == "python"]
-
-    async def execute(self, blocks: list[str], environment: Any) -> str:
-        # Also what JSON cannot hold: it would cost the whole job its results.
-        self.metadata |= {"judge": 0.5, "by": Path("me"), "cut": "\ud83d"}
-        return (await super().execute(blocks, environment)).splitlines()[-1]
-
-
-@pytest.mark.parametrize("answer", ["done", RuntimeError("service is gone")])
-def test_a_subclass_runs_another_language_cuts_output_and_keeps_a_verdict(bench, answer):
-    options = {"agent_class": PythonToo, "environment": printing("first\nlast\n"), "max_turns": 3}
-    raises = None if answer == "done" else RuntimeError
-    did = bench.tinker("```python\nprint(1)\n```", answer, raises=raises, **options)
-    assert did.scripts == ["python3 - <<'EOF'\nprint(1)\nEOF\n"]
-    assert did.view.steps[0].message == PythonToo.protocol.replace("{seconds}", "120")
-    assert did.told == ["last"]
-    assert [did.metadata[name] for name in ("judge", "by", "cut")] == [0.5, "me", "?"]
-    assert did.stop_reason == ("error" if raises else "completed")
-
-
 def test_a_copy_with_the_readmes_reminder_records_it(bench, tmp_path, monkeypatch):
     no_script = "if not blocks:\n                return StopReason.COMPLETED\n"
     readme, source = ((ROOT / name).read_text() for name in ("README.md", "basic_loop_agent.py"))
@@ -1015,8 +840,6 @@ def test_a_copy_with_the_readmes_reminder_records_it(bench, tmp_path, monkeypatc
     replies = "hm", bash("ls"), "so?", "last"
     did = bench.tinker(*replies, max_turns=9, agent_class=copied)
     reminder = "No bash block: are you done?"
-    steps = [(step.source, step.message) for step in did.view.steps[2:]]
-    assert steps == [("agent", text) for text in replies]
     assert did.told == [reminder, "Exit code: 0\nOutput:\n(none)", reminder]
     assert (did.stop_reason, did.completion) == ("completed", "last")
     assert did.metadata["n_reminders"] == 2
@@ -1042,38 +865,33 @@ def test_the_agent_has_the_interface_that_others_rely_on(bench):
         name = re.search(r"(\w+)\(", line)[1]
         method = getattr(BasicLoopAgent, name)
         signature = inspect.signature(method)
-        bare = [
-            one.replace(annotation=inspect.Parameter.empty) for one in signature.parameters.values()
-        ]
+        empty = {"annotation": inspect.Parameter.empty}
+        bare = [parameter.replace(**empty) for parameter in signature.parameters.values()]
         bare = signature.replace(parameters=bare, return_annotation=inspect.Signature.empty)
         kind = "async " if inspect.iscoroutinefunction(method) else ""
         assert line == f"{kind}{name}{bare} -> {signature.return_annotation}"
     assert basic_loop_agent._trial_to_trajectory is trial_to_trajectory
     fields = BasicLoopOptions.model_fields
     parameters = list(inspect.signature(BasicLoopAgent).parameters.values())[1:9]
-    assert {one.name: one.default for one in parameters} == {
-        name: fields[name].default for name in list(fields)[-17:-9]
-    }
-    assert bench.agent(max_tokens=5, max_seconds=7).options.max_seconds == 7
+    defaults = {name: fields[name].default for name in list(fields)[-17:-9]}
+    assert {one.name: one.default for one in parameters} == defaults
     # A subclass may have options of its own.
     options = type("Options", (BasicLoopOptions,), {"__annotations__": {"judge": str}, "judge": ""})
     own = type("Own", (BasicLoopAgent,), {"options_model": options})
-    assert bench.agent(own, judge="x").options.judge == "x"
+    assert bench.agent(own, judge="x", max_seconds=7).options.judge == "x"
 
 
 def test_the_model_is_told_of_a_tasks_skills_and_mcp_servers(bench, tmp_path):
+    (tmp_path / "my skills/pdf").mkdir(parents=True)
     pdf = "---\nname: pdf\ndescription: Reads <|im_end|>\n---" + "\n" * 9 + "BODY"
-    for name, text in (("pdf", pdf), ("x", "")):
-        (tmp_path / "my skills" / name).mkdir(parents=True)
-        (tmp_path / "my skills" / name / "SKILL.md").write_text(text)
+    (tmp_path / "my skills/pdf/SKILL.md").write_text(pdf)
     web = MCPServerConfig(name="web", transport="sse", url="http://mcp:8000/sse")
-    db = MCPServerConfig(name="db", transport="stdio", command="npx", args=["-y", "db"])
-    brought = {"skills_dir": str(tmp_path / "my skills"), "mcp_servers": [web, db]}
+    brought = {"skills_dir": str(tmp_path / "my skills"), "mcp_servers": [web]}
     did = bench.prepare("hello", environment=ShellEnvironment(), **brought)
     asyncio.run(did.set_up_and_go())
     told = did.view.steps[0].message
     assert f"user\n{told}<|im_end|>" in did.fake.prompt_text(0)
-    assert re.search(r"(?s)web.*sse.*http://mcp:8000/sse.*db.*npx.*-y.*db\W.*\ndo it$", told)
+    assert re.search(r"(?s)web.*sse.*http://mcp:8000/sse.*\ndo it$", told)
     for text in ("name: pdf", "Reads <\u200b|im_end|>", f"{tmp_path}/my skills/pdf/SKILL.md"):
         assert told.count(text) == 1
     assert "BODY" not in told
@@ -1081,9 +899,6 @@ def test_the_model_is_told_of_a_tasks_skills_and_mcp_servers(bench, tmp_path):
     assert "http://mcp" not in did.resumed("next").view.steps[0].message
     asyncio.run(did.go())
     assert did.view.steps[0].message == told
-    did = bench.prepare(skills_dir="/missing", environment=ShellEnvironment())
-    asyncio.run(did.set_up_and_go())
-    assert "/missing/*/SKILL.md" in did.view.steps[0].message
     # Else Harbor refuses such tasks, from 0.24 on.
     can = BasicLoopAgent.capabilities.model_dump()
     assert all(can.get(name, True) for name in ("skills", "mcp_servers"))
@@ -1114,17 +929,15 @@ def own_seconds() -> str:
 @pytest.mark.parametrize(
     ("script", "exit_code", "output"),
     [
-        ("for i in 1 2 3; do echo $i; echo e$i >&2; done; exit 3", 3, "1\ne1\n2\ne2\n3\ne3"),
+        ("for i in 1 2; do echo $i; echo e$i >&2; done; exit 3", 3, "1\ne1\n2\ne2"),
         # bash 4.4 does not name the line.
         ("-n\necho y", 0, "bash: (line 1: )?-n: command not found\ny"),
         ("cat", 0, r"\(none\)"),
         (r"printf '\n\nx'", 0, "\n\nx"),
         ("printf ':%s:'; head -c 3000 /dev/urandom", 0, ":.*"),
-        ("echo a; exec bash -c 'exit 4'; echo b", 4, "a"),
         # These exit codes are those of `timeout`; here they are the script's own.
         ("timeout 0.1 sleep 5", 124, r"\(none\)"),
         ("kill -9 $$", 137, r"\(none\)"),
-        ("sh -c 'kill -INT $$'; exit $?", 130, r"\(none\)"),
         # A script may signal its process group. bash before 5.2 keeps the second one's exit code.
         ("echo a; kill 0; echo b", 143, "a"),
         ("trap 'kill 0' EXIT; sleep 99 & echo a; exit 4", "(4|143)", "a"),
@@ -1132,11 +945,9 @@ def own_seconds() -> str:
         ("shopt -s extglob\necho /!(*)", 0, r"/!\(\*\)"),
         # A script does not see what runs it: no variable but the mark, no text in an argument.
         ("env | sed 's/=.*//' | grep BASIC", 0, "BASIC_LOOP_MARK"),
-        ("grep -qz ^BASIC_LOOP_MARK /proc/self/environ", 0, r"\(none\)"),
         (r"cat /proc/*/cmdline 2>/dev/null | tr '\0' '\n' | grep -c '[m]apfile'", 1, "0"),
-        (r"ps -ef; echo all; exit 3", 3, ".*\nall"),
         # It may print the mark.
-        ("echo x; echo $BASIC_LOOP_MARK", 0, r"x\n\w+"),
+        (r"ps -ef; echo $BASIC_LOOP_MARK; exit 3", 3, r".*\n\w+"),
         ("kill -9 $PPID; sleep 1; echo x", 137, r"\(none\)"),
     ],
 )
@@ -1145,28 +956,16 @@ def test_the_model_is_told_exit_code_and_output_as_it_was_written(bench, script,
     assert re.fullmatch(f"(?s)Exit code: {exit_code}\nOutput:\n{output}", told)
 
 
-def test_the_blocks_of_a_reply_share_a_shell(bench):
-    blocks = ("x=5; cd /; echo a\\", "echo $x $PWD; exit 3", "echo never")
-    did = bench.tinker(bash(*blocks), "done", environment=ShellEnvironment(), max_turns=2)
-    assert did.told == ["Exit code: 3\nOutput:\na\n5 /"]
-
-
 def test_output_of_any_bytes_comes_through_cut_to_its_head_and_tail(bench):
     script = "printf 'a%.0s' {1..5000}; printf 'b%.0s' {1..5000}"
     assert bench.shell(script) == "Exit code: 0\nOutput:\n" + "a" * 5000 + "b" * 5000
-    for most in (1, 2, 100, 1000, 9999):
-        text = bench.shell(script, max_output_bytes=most)
-        middle = f"\n[... {10_000 - most} bytes left out ...]\n"
-        shown = "a" * (most // 2) + middle + "b" * (most - most // 2)
-        assert text == f"Exit code: 0\nOutput:\n{shown}"
+    middle = "\n[... 9999 bytes left out ...]\nb"
+    assert bench.shell(script, max_output_bytes=1) == f"Exit code: 0\nOutput:\n{middle}"
     # Inside a character, or no text: what the shell above prints is decoded strictly, as ASCII.
     text = bench.shell("printf '中%.0s' {1..7000}", max_output_bytes=1000)
     lines = [line.strip("\ufffd") for line in text.splitlines()[2:]]
     assert lines == ["中" * 166, "[... 20000 bytes left out ...]", "中" * 166]
     assert bench.shell("printf 'caf\\351 \\377\\0x'").endswith("\ncaf\ufffd \ufffd\0x")
-    # Also where a burst comes as a timer of bash's own may fire: `read -t` loses what it has then.
-    bursts = "for i in {1..40}; do echo burst $i; sleep 0.0$((i % 5 + 1)); done"
-    assert bench.shell(bursts).splitlines()[2:] == [f"burst {i}" for i in range(1, 41)]
     text = bench.shell("head -c 3999900 /dev/zero; exit 7", max_output_bytes=10)
     assert (text[:13], text.count("\n[")) == ("Exit code: 7\n", 1)
 
@@ -1176,8 +975,7 @@ def test_a_flood_is_ended_and_the_model_told(bench, flood):
     environment, own = ShellEnvironment(), own_seconds()
     script = f"echo first; setsid sleep {own} & {flood}"
     text = bench.shell(script, environment, max_output_bytes=1000)
-    assert text.startswith("Exit code: 137\nOutput:\n")
-    assert "Output:\nfirst\n" in text
+    assert re.match(r"Exit code: 137\nOutput:\nfirst\n", text)
     assert "\n[the output is cut: more than 4000000 bytes" in text
     assert len(environment.outputs[0]) < 5_500_000
     assert left_of(f"sleep {own}") == []
@@ -1205,7 +1003,6 @@ def test_half_a_script_is_not_run_and_the_model_is_told_why(bench, tmp_path, hal
 def test_a_script_is_as_long_as_an_environment_takes_and_does_not_find_itself(bench):
     assert bench.shell(f'echo "{7_000 * chr(39)}" | wc -c').endswith("Output:\n7001")
     assert bench.shell("cat <<E | wc -c\n" + "x" * 40_000 + "\nE").endswith("Output:\n40001")
-    # Some environments take 65,536 bytes of arguments.
     environment = ScriptedEnvironment()
     assert "too long. Split it" in bench.shell("cat <<E\n" + "x" * 70_000 + "\nE", environment)
     assert environment.scripts == []
@@ -1221,26 +1018,27 @@ def test_a_script_costs_seven_programs_and_no_file(bench, tmp_path):
         real = f'echo {name} >>{tmp_path}/ran\nexec {shutil.which(name)} "$@"'
         (tmp_path / name).write_text(f"#!/bin/bash\n{real}\n")
         (tmp_path / name).chmod(0o755)
-    environment = ShellEnvironment(PATH=str(tmp_path))
+    # What others print spoils no output.
+    environment = ShellEnvironment("echo noise; ", PATH=str(tmp_path))
     assert bench.shell("echo x", environment) == "Exit code: 0\nOutput:\nx"
     ran = ["base64", "base64", "bash", "bash", "head", "sed", "timeout"]
     assert sorted((tmp_path / "ran").read_text().split()) == ran
-    text = bench.shell("while :; do :; done", environment, command_timeout_sec=1)
-    assert text.startswith("Exit code: 124\n")
-    ran = sorted([*ran, *ran, "cut", "grep"])
-    assert sorted((tmp_path / "ran").read_text().split()) == ran
     assert bench.shell("seq 2", ShellEnvironment("ulimit -f 0; ")).endswith("\n1\n2")
+    # An image that lacks something is named, and so is a bash before 4.4.
+    for missing, text in (
+        ("base64", "not run: it needs bash 4.4 and base64"),
+        ("bash", "not found"),
+    ):
+        (tmp_path / missing).unlink()
+        assert re.search(f"Exit code: 127\nOutput:\nnoise\n.*{text}", bench.shell("x", environment))
 
 
 def test_a_process_in_the_background_neither_holds_up_the_turn_nor_dies(bench, tmp_path):
     own, ticks = own_seconds(), tmp_path / "ticks"
-    # It writes little, or goes on to write to its standard output, far more than a script may.
+    # It goes on to write to its standard output, far more than a script may.
     server = f"for i in {{1..2000}}; do echo >>{ticks}; head -c 99999 /dev/zero; sleep .01; done"
     try:
-        text = bench.shell(f"(sleep {own}; echo x) & echo started", command_timeout_sec=1)
-        assert text == "Exit code: 0\nOutput:\nstarted"
-        subprocess.run(["pkill", "-9", "-f", own])
-        text = bench.shell(f"echo started; ({server}) & sleep {own} &")
+        text = bench.shell(f"echo started; ({server}) & sleep {own} &", command_timeout_sec=1)
         assert re.match(r"(?s)Exit code: 0\nOutput:\n.*started", text)
         assert len([line for line in processes(own) if line.startswith("sleep")]) == 1
         n_ticks = len(ticks.read_bytes())
@@ -1249,26 +1047,13 @@ def test_a_process_in_the_background_neither_holds_up_the_turn_nor_dies(bench, t
         subprocess.run(["pkill", "-9", "-f", own])
 
 
-def test_what_others_print_spoils_no_output_and_no_bash_is_said(bench, tmp_path):
-    noisy = ShellEnvironment("echo noise; ")
-    assert bench.shell("echo x", noisy) == "Exit code: 0\nOutput:\nx"
-    text = bench.shell("echo x", ShellEnvironment(PATH=str(tmp_path)))
-    assert re.match("Exit code: 127\nOutput:\n.*bash: not found", text)
-    # Nothing keeps its time limit any more: it would go on into the next turn, or the tests.
-    own = own_seconds()
-    text = bench.shell(f"setsid sleep {own} & pkill -9 -n base64; sleep 1; echo x", noisy)
-    assert re.fullmatch(r"Exit code: 137\nOutput:\n\[the output is cut: .*", text)
-    assert left_of(f"sleep {own}") == []
-
-
 def test_the_agents_limit_comes_before_the_environments_own(bench):
     async def hangs() -> None:
         # As Docker does: a RuntimeError at its own limit, which would end the trial.
         await asyncio.sleep(did.environment.timeouts[0])
         raise RuntimeError("Command timed out")
 
-    fails = functools.partial(fails_when_cancelled, ConnectionError("cancelled"))
-    for answer in (hangs, fails, forever, TimeoutError()):
+    for answer in (hangs, TimeoutError()):
         environment = ScriptedEnvironment(answer)
         did = bench.prepare(bash("ls"), "done", max_turns=2, environment=environment)
         with time_passes_at_once() as runner:
@@ -1284,10 +1069,9 @@ def test_the_agents_limit_comes_before_the_environments_own(bench):
 def test_a_script_goes_with_its_trial(bench, tmp_path, ending):
     own, passed = own_seconds(), []
     # It stops what runs it, too.
-    stops = f"kill -STOP $PPID; touch {tmp_path}/stopped"
-    reply = bash(f"setsid sleep {own} & {stops}; sleep {own}")
+    script = f"setsid sleep {own} & kill -STOP $PPID; touch {tmp_path}/stopped; sleep {own}"
     options = {"max_turns": 2, "max_seconds": 3000, "command_timeout_sec": 7000}
-    did = bench.prepare(reply, environment=ShellEnvironment(), **options)
+    did = bench.prepare(bash(script), environment=ShellEnvironment(), **options)
 
     async def main() -> None:
         trial = asyncio.create_task(did.go())
@@ -1302,16 +1086,13 @@ def test_a_script_goes_with_its_trial(bench, tmp_path, ending):
     with asyncio.Runner(loop_factory=lambda: loop) as runner:
         runner.run(main())
     assert left_of(f"sleep {own}") == []
-    assert (did.stop_reason, did.completion) == (ending, reply)
+    assert (did.stop_reason, did.completion) == (ending, bash(script))
 
 
-@pytest.mark.parametrize("error", [TimeoutError, ConnectionError])
 @pytest.mark.parametrize("by_client", [False, True])
 @pytest.mark.parametrize(("seconds", "ending"), [(None, "cancelled"), (50, "rollout_timeout")])
-def test_a_cancellation_wins_over_an_error_that_answers_it(
-    bench, error, by_client, seconds, ending
-):
-    fails = functools.partial(fails_when_cancelled, error("the connection was closed"))
+def test_a_cancellation_wins_over_an_error_that_answers_it(bench, by_client, seconds, ending):
+    fails = functools.partial(fails_when_cancelled, TimeoutError("the connection was closed"))
     reply, output = (fails, None) if by_client else ("done", fails)
     options = {"environment": ScriptedEnvironment(output, None), "max_seconds": seconds}
     did = bench.prepare(bash("ls"), reply, command_timeout_sec=500, max_turns=9, **options)
@@ -1323,59 +1104,33 @@ def test_a_cancellation_wins_over_an_error_that_answers_it(
     assert (did.stop_reason, len(did.turns)) == (ending, 1)
 
 
-def test_what_ends_a_script_is_finished_whatever_is_cancelled_meanwhile(bench):
-    finished = []
-
-    async def ends() -> None:
-        await asyncio.sleep(1)
-        finished.append(True)
-
-    did = bench.prepare(bash("x"), max_turns=2, environment=ScriptedEnvironment(forever, ends))
-
-    async def main() -> None:
-        trial = asyncio.create_task(did.go())
-        for n_scripts in (1, 2):
-            await until(lambda: len(did.scripts) == n_scripts)  # noqa: B023
-            trial.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await trial
-        await asyncio.sleep(2)
-
-    with time_passes_at_once() as runner:
-        runner.run(main())
-    assert finished == [True]
-    assert did.stop_reason == "cancelled"
-
-
 @pytest.mark.parametrize(
     ("script", "stop_reason", "n_both"),  # Of turns, and of scripts.
     [
-        (["done"], StopReason.COMPLETED, (1, 0)),
-        ([bash("ls"), bash("ls"), "done"], StopReason.COMPLETED, (3, 2)),
-        ([bash("ls")], StopReason.MAX_TURNS, (3, 3)),
-        ([bash("rm x"), "length"], StopReason.MAX_TOKENS, (1, 0)),
-        ([bash("rm x"), "abort"], StopReason.MAX_TOKENS, (1, 0)),
-        ([bash("ls"), OVERFLOW], StopReason.CONTEXT_OVERFLOW, (1, 1)),
-        ([OVERFLOW], StopReason.CONTEXT_OVERFLOW, (0, 0)),
-        ([bash("ls"), forever], StopReason.CANCELLED, (1, 1)),
-        ([bash("ls"), RuntimeError("gone")], StopReason.ERROR, (1, 1)),
-        ([bash("ls"), TimeoutError("of the server's")], StopReason.ERROR, (1, 1)),
-        ([bash("ls"), forever], StopReason.ROLLOUT_TIMEOUT, (1, 1)),
+        (["done"], "completed", (1, 0)),
+        ([bash("ls"), bash("ls"), "done"], "completed", (3, 2)),
+        ([bash("ls")], "max_turns", (3, 3)),
+        ([bash("rm x"), "length"], "max_tokens", (1, 0)),
+        ([bash("ls"), OVERFLOW], "context_overflow", (1, 1)),
+        ([OVERFLOW], "context_overflow", (0, 0)),
+        ([bash("ls"), forever], "cancelled", (1, 1)),
+        ([bash("ls"), RuntimeError("gone")], "error", (1, 1)),
+        ([bash("ls"), TimeoutError("of the server's")], "error", (1, 1)),
+        ([bash("ls"), forever], "rollout_timeout", (1, 1)),
     ],
 )
 @pytest.mark.parametrize("client", ["tinker", "litellm"])
 def test_every_ending_has_a_name_and_keeps_its_turns(bench, client, script, stop_reason, n_both):
-    is_cut_off = stop_reason is StopReason.MAX_TOKENS
-    finish = script[-1] if is_cut_off else "stop"
+    finish = "length" if stop_reason == "max_tokens" else "stop"
     if client == "litellm":
         bench.api(*script, finish=finish, ids=True)
-    elif is_cut_off:
-        script = [Sampled(bash("rm x"), finish)]
+    elif finish == "length":
+        script = [Sampled(script[0], finish)]
     options = {"model_client": client, "collect_rollout_details": True}
     # Harbor's limit, which cancels the run, comes before the agent's own, or after it.
-    limit = 20 if stop_reason is StopReason.CANCELLED else 9000
+    limit = 20 if stop_reason == "cancelled" else 9000
     did = bench.prepare(*script, max_turns=3, max_seconds=50, **options)
-    fails = stop_reason in (StopReason.CANCELLED, StopReason.ERROR)
+    fails = stop_reason in ("cancelled", "error")
     error = pytest.raises((RuntimeError, TimeoutError))
     with time_passes_at_once() as runner, error if fails else contextlib.nullcontext():
         runner.run(did.agent.setup(did.environment))
@@ -1393,20 +1148,13 @@ def test_only_an_error_in_the_request_itself_is_a_full_context(bench):
         category = tinker.types.RequestErrorCategory(category)
         return tinker.RequestFailedError(message, request_id="1", category=category)
 
-    full = ["Context length 9", "context_length_exceeded", "maximum context", "token limit"]
-    for message in [*full, "prompt is too long"]:
-        for error in (refused(400, message), refused(422, message), failed(message, "user")):
-            assert bench.tinker(error).stop_reason == "context_overflow"
-    others = [failed("too long", "server"), failed("token limit", "unknown")]
-    others += [refused(503, "too long"), refused(400, "no such model"), RuntimeError("too long")]
-    for error in others:
+    for error in (refused(400, "Context length 9"), failed("prompt is too long", "user")):
+        assert bench.tinker(error).stop_reason == "context_overflow"
+    for error in (failed("too long", "server"), refused(503, "too long"), refused(400, "no model")):
         assert bench.tinker(error, raises=type(error)).stop_reason == "error"
 
 
 def test_a_long_conversation_gets_shorter_replies_and_then_overflows(bench, vllm):
-    # Exactly max_tokens is not cut off.
-    length = len(bench.tinker("hello world").fake.returned[0][1])
-    assert bench.tinker("hello world", max_tokens=length).stop_reason == "completed"
     options = {"max_turns": 99, "system_prompt": "x", "max_tokens": 100, "context_limit": 300}
     did = bench.tinker(bash("ls"), **options)
     assert did.stop_reason == "context_overflow"
@@ -1417,27 +1165,26 @@ def test_a_long_conversation_gets_shorter_replies_and_then_overflows(bench, vllm
     # The smaller of the server's and the option's.
     vllm.script = [("hello", "stop")]
     for limit, most in ((None, 9000), (99_999, 9000), (300, 300)):
-        vllm.at_once({"context_limit": limit, "max_tokens": 99_999, "max_turns": 1})
+        run(vllm.agent(context_limit=limit, max_tokens=99_999, max_turns=1))
         assert vllm.requests[-1][1]["max_tokens"] == most - len(vllm.returned[-1][0])
 
 
-def test_an_error_is_raised_unchanged_and_leaves_what_there_is(bench, tmp_path):
+def test_an_error_is_raised_unchanged_and_leaves_what_there_is(bench):
     # An earlier step's answer is not left where no client came about.
     (bench.logs_dir / "completion.txt").write_text("earlier")
     did = bench.tinker(model_path="tinker://missing", raises=tinker.APIStatusError)
     assert (did.stop_reason, did.completion) == ("error", "")
-    # A log folder that cannot be written, or a folder in a file's place, leaves the context whole.
-    (bench.logs_dir / "trajectory.json").unlink()
-    (bench.logs_dir / "trajectory.json").mkdir()
-    did = bench.tinker("hello", raises=IsADirectoryError)
-    assert did.turns == did.fake.returned
     gone = RuntimeError("container is gone")
-    options = {"max_turns": 2, "environment": ScriptedEnvironment(gone)}
-    did = bench.prepare(bash("x"), logs_dir=tmp_path / "logs", **options)
+    did = bench.prepare(bash("x"), max_turns=2, environment=ScriptedEnvironment(gone))
     with pytest.raises(RuntimeError) as raised:
         asyncio.run(did.go())
     assert raised.value is gone
     assert (did.stop_reason, did.completion) == ("error", bash("x"))
+    # A folder in a file's place leaves the context whole.
+    (bench.logs_dir / "trajectory.json").unlink()
+    (bench.logs_dir / "trajectory.json").mkdir()
+    did = bench.tinker("hello", raises=IsADirectoryError)
+    assert did.context.rollout_details[0]["logprobs"] == [did.fake.returned[0][2]]
 
 
 def test_a_second_run_starts_clean_and_resume_goes_on_exactly(bench):
@@ -1449,12 +1196,11 @@ def test_a_second_run_starts_clean_and_resume_goes_on_exactly(bench):
     assert did.turns + step.turns == did.fake.returned
     assert (step.metadata["n_episodes"], step.metadata["n_prefix_breaks"]) == (1, 0)
     # It hears what the last commands gave.
-    output = "Exit code: 0\nOutput:\n<\u200b|im_end|>out"
-    messages = [turn.message for turn in step.view.steps]
-    assert messages == ["Be brief.", f"{output}\n\nstep two", "one"]
+    output = "Exit code: 0\nOutput:\n<\u200b|im_end|>out\n\nstep two"
+    assert [turn.message for turn in step.view.steps] == ["Be brief.", output, "one"]
     prompt, tokens, _ = did.fake.returned[1]
     assert did.fake.returned[2][0][: len(prompt + tokens)] == prompt + tokens
-    assert "Output:\n<\u200b|im_end|>out\n\nstep two<|im_end|>" in did.fake.prompt_text(2)
+    assert f"{output}<|im_end|>" in did.fake.prompt_text(2)
     asyncio.run(did.go())
     assert did.fake.returned[3][0] == did.fake.returned[0][0]
     # An earlier run's answer is never left to be scored.
@@ -1581,66 +1327,67 @@ def test_a_prompt_has_no_special_tokens_but_those_of_the_templates_view(bench, m
             assert prompt == view
 
 
-def test_an_edited_history_is_rendered_anew_and_gone_on_from(bench, tokenizer_dir):
-    class Forgetful(BasicLoopAgent):
-        async def execute(self, blocks: list[str], environment: Any) -> str:
-            if blocks == ["forget\n"]:
-                self.messages[2]["content"] = "(left out)"
-            return await super().execute(blocks, environment)
+class Forgetful(BasicLoopAgent):
+    """What a user writes to run other blocks, keep a verdict, and make the model forget."""
 
-    ids = Model("qwen3_instruct", tokenizer_dir).encode_oddly(bash("ls"))
-    odd, options = Sampled(tokens=[*ids, 2]), {"max_turns": 9, "system_prompt": "x"}
-    did = bench.tinker(odd, bash("forget"), odd, odd, "done", agent_class=Forgetful, **options)
-    assert did.metadata["n_prefix_breaks"] == 1
-    assert "left out" in did.fake.prompt_text(2)
-    assert "left out" in did.fake.prompt_text(4)
+    protocol = "Write ```sh or ```python blocks, not {json: 1}; {seconds} seconds."
+
+    def bash_blocks(self, reply: str) -> list[str]:
+        blocks = basic_loop_agent.fenced_blocks(reply)
+        return [f"python3 - <<'EOF'\n{text}EOF\n" for name, text in blocks if name == "python"]
+
+    async def execute(self, blocks: list[str], environment: Any) -> str:
+        # Also what JSON cannot hold: it would cost the whole job its results.
+        self.metadata |= {"judge": 0.5, "by": Path("me"), "cut": "\ud83d"}
+        if "forget" in blocks[0]:
+            self.messages[2]["content"] = "(left out)"
+        return (await super().execute(blocks, environment)).splitlines()[-1]
+
+
+def test_a_subclass_changes_the_loop_and_edits_the_history(bench, tokenizer_dir):
+    model = Model("qwen3_instruct", tokenizer_dir)
+    odd = Sampled(tokens=[*model.encode_oddly(bash("ls()", language="python")), 2])
+    script = [odd, bash("forget()", language="python"), odd, odd, RuntimeError("gone")]
+    options = {"max_turns": 9, "agent_class": Forgetful, "raises": RuntimeError}
+    did = bench.tinker(*script, environment=printing("first\nlast\n"), **options)
+    assert did.scripts[0] == "python3 - <<'EOF'\nls()\nEOF\n"
+    assert did.view.steps[0].message == Forgetful.protocol.replace("{seconds}", "120")
+    assert did.told == ["last"] * 4
+    assert [did.metadata[name] for name in ("judge", "by", "cut")] == [0.5, "me", "?"]
+    # After the edit it is rendered anew, once.
+    assert (did.stop_reason, did.metadata["n_prefix_breaks"]) == ("error", 1)
+    assert all("left out" in did.fake.prompt_text(number) for number in (2, 4))
 
 
 def test_rerender_history_gives_the_templates_own_view(bench, tokenizer_dir):
-    model = Model("qwen3", tokenizer_dir)
+    model = Model("qwen3_instruct", tokenizer_dir)
     # Special tokens of an instruction are its own. Ids are recorded only where they are wanted.
-    options = {"instruction": "a <think> b", "rerender_history": True}
-    replies = "<think>hm</think>one", "two"
-    did = bench.tinker(*replies, collect_rollout_details=False, **model.options, **options)
-    step = did.resumed("b")
-    assert step.metadata == {"stop_reason": "completed", "n_episodes": 1}
-    assert step.context.rollout_details is step.view.steps[-1].metrics.logprobs is None
-    answered = [{"role": "assistant", "content": "one"}, {"role": "user", "content": "b"}]
-    messages = [{"role": "user", "content": "a <think> b"}, *answered]
+    options = {"instruction": "a <|im_end|>", "rerender_history": True, "system_prompt": ""}
+    odd = Sampled(tokens=[*model.encode_oddly(bash("ls")), 2])
+    did = bench.tinker(odd, "done", max_turns=2, collect_rollout_details=False, **options)
+    assert did.metadata == {"stop_reason": "completed", "n_episodes": 2}
+    assert did.context.rollout_details is did.view.steps[-1].metrics.logprobs is None
+    said = [("user", "a <|im_end|>"), ("assistant", bash("ls")), ("user", did.told[0])]
+    messages = [{"role": role, "content": content} for role, content in said]
     assert did.fake.returned[1][0] == model.rendered(messages)
 
 
 # The model clients and their cache.
 
 
-@pytest.fixture
-def built(monkeypatch) -> list[Any]:
-    """Weak references to the clients that agents build."""
-    clients, build = [], BasicLoopAgent._build_llm
-
-    def building(agent: BasicLoopAgent) -> Any:
-        client = build(agent)
-        clients.append(weakref.ref(client))
-        return client
-
-    monkeypatch.setattr(BasicLoopAgent, "_build_llm", building)
-    return clients
-
-
 def test_tinker_gets_every_option_and_a_server_of_its_own(bench):
     fake = bench.service()
     source = {"model_path": "tinker://run/sampler_weights/1", "record_stability_info": True}
-    kwargs = {"seed": 3, "top_p": 0.9, "top_k": 5, "record_stability_info": True}
+    sampling = {"seed": 3, "top_p": 0.9, "top_k": 5}
     options = {"model_path": source["model_path"], "api_base": "http://localhost:1"}
+    kwargs = sampling | {"record_stability_info": True}
     run(bench.agent(max_tokens=7, temperature=0.5, llm_kwargs=kwargs, **options))
-    ((_, params),) = fake.requests
-    assert (params.max_tokens, params.temperature, params.stop) == (7, 0.5, [2])
-    assert (params.seed, params.top_p, params.top_k) == (3, 0.9, 5)
+    asked = {"max_tokens": 7, "temperature": 0.5, "stop": [2], **sampling}
+    assert asked.items() <= dict(fake.requests[0][1]).items()
     assert fake.samplers == [source]
     assert fake.services[-1].arguments["base_url"] == "http://localhost:1"
     run(bench.agent(temperature=None))
     assert fake.requests[-1][1].temperature == 1.0
-    assert fake.services[-1].arguments["base_url"] is None
     assert fake.samplers[-1] == {"base_model": fake.name}
 
 
@@ -1653,9 +1400,7 @@ def test_any_client_of_harbors_kind_works_in_the_loop(bench):
     client.call = AsyncMock(side_effect=[reply, LLMResponse(content="The answer is")])
     did = run(bench.agent(own, max_turns=3), printing("out"))
     assert (did.stop_reason, did.completion) == ("completed", "The answer is")
-    assert did.turns == [([1, 1], [1], [-1.0])]
-    assert did.metadata["n_turns_without_ids"] == 1
-    assert (did.context.n_input_tokens, did.context.cost_usd) == (2, 0.25)
+    assert (did.turns, did.context.cost_usd) == ([([1, 1], [1], [-1.0])], 0.25)
     assert did.view.steps[2].reasoning_content == "a"
     assert client.call.await_args.kwargs["prompt"] == "Exit code: 0\nOutput:\nout"
 
@@ -1669,53 +1414,26 @@ def test_neither_the_module_nor_the_check_of_a_given_key_loads_a_model_library()
     assert loaded.strip() == "set()"
 
 
-def test_a_configuration_has_one_client_and_all_one_session(bench, tmp_path, built):
+def test_a_configuration_has_one_client_and_all_one_session(bench, tmp_path):
     fake = bench.service()
     different = [{}, {"model_path": "tinker://1"}, {"max_turns": 5}, {"max_tokens": 1}]
     different += [{"renderer_name": "role_colon"}, {"temperature": 0}, {"llm_kwargs": {"seed": 1}}]
-    set_up(bench.agent())
     # The client is built in setup.
-    assert (len(built), len(fake.samplers), len(fake.requests)) == (1, 1, 0)
+    set_up(bench.agent())
+    assert (len(fake.samplers), len(fake.requests)) == (1, 0)
     trials = []
     for number, options in enumerate([{}, *different] * 3):
         trials.append(Run(bench.agent(logs_dir=tmp_path / str(number), **options)))
     asyncio.run(together(*(trial.set_up_and_go() for trial in trials)))
-    assert len(built) == len(fake.samplers) == 1 + len(different)
-    assert len(fake.services) == 1
-    assert len(fake.returned) == len(trials)
+    assert len(fake.samplers) == 1 + len(different)
+    assert (len(fake.services), len(fake.returned)) == (1, len(trials))
     # The cache keeps the newest ones.
+    first = weakref.ref(trials[0].agent.client)
+    del trials
     for n in range(2, 140):
         set_up(bench.agent(max_tokens=n))
     gc.collect()
-    kept = [client() is not None for client in built[-138:]]
-    assert kept == [False] * 10 + [True] * 128
-
-
-def test_a_slow_checkpoint_stops_no_other_trial_and_is_tried_again(bench, monkeypatch):
-    slow_one = bench.prepare("hello", model_path="tinker://slow")
-    fake, attempts, answers = slow_one.fake, [], threading.Event()
-    create = FakeService.create_sampling_client
-
-    def slow(self: FakeService, **source: str) -> Any:
-        attempts.append(source)
-        answers.wait(30)
-        return create(self, **source)
-
-    async def main() -> None:
-        await bench.agent().setup(slow_one.environment)
-        monkeypatch.setattr(FakeService, "create_sampling_client", slow)
-        trial = asyncio.create_task(slow_one.go())
-        await until(lambda: attempts)
-        # Meanwhile trials run, and end.
-        await Run(bench.agent()).go()
-        trial.cancel()
-        await asyncio.wait([trial], timeout=9)
-        assert slow_one.stop_reason == "cancelled"
-        answers.set()
-        await slow_one.go()
-
-    asyncio.run(main())
-    assert (len(fake.services), len(fake.returned)) == (1, 2)
+    assert first() is None
 
 
 @pytest.mark.parametrize("status", [404, 410])
@@ -1723,7 +1441,7 @@ def test_when_a_session_is_over_the_next_trial_goes_on_in_a_new_one(bench, statu
     fake = bench.service(bash("ls"))
 
     async def ends_the_session() -> None:
-        fake.end_sessions(status)
+        fake.services[0].status = status
 
     with asyncio.Runner() as runner:
         lost = Run(bench.agent(max_turns=3), ScriptedEnvironment(ends_the_session))
@@ -1738,35 +1456,21 @@ def test_when_a_session_is_over_the_next_trial_goes_on_in_a_new_one(bench, statu
     assert [len(did.turns) for did in dids] == [3] * 4
     assert len(fake.services) == 2
     # A checkpoint that does not exist fails its trial, and leaves the session to the others.
-    for _ in range(3):
-        with pytest.raises(Exception, match="no such checkpoint"):
-            run(bench.agent(model_path="tinker://run/sampler_weights/missing"))
+    with pytest.raises(Exception, match="no such checkpoint"):
+        run(bench.agent(model_path="tinker://run/sampler_weights/missing"))
     run(bench.agent(max_tokens=9))
     assert fake.services[1] in basic_loop_agent._services.values()
-
-
-def test_a_service_that_was_given_is_used_and_never_replaced(bench):
-    fake = bench.service(bash("ls"))
-    given = fake()
-
-    async def ends() -> None:
-        fake.end_sessions(410)
-
-    basic_loop_agent.use_service(given)
+    # A service that was given is never replaced.
+    basic_loop_agent.use_service(fake.services[0])
     for _ in range(2):
-        with pytest.raises(Exception, match="terminated"):
-            run(bench.agent(max_turns=2), ScriptedEnvironment(ends))
-    assert (fake.services, len(fake.returned)) == ([given], 1)
-    basic_loop_agent.use_service(None)
-    run(bench.agent())
-    assert len(fake.services) == 2
+        with pytest.raises(Exception, match="no such checkpoint"):
+            run(bench.agent())
+    assert len(fake.services) == 3
 
 
 def test_event_loops_in_threads_share_tokenizer_and_session(bench, tmp_path, monkeypatch):
     model = Model("qwen3_instruct", bench.tokenizer_dir)
-    tokens = model.encode("<think>hm</think>" + bash("ls")) + model.stop
-    fake = bench.service(Sampled(tokens=tokens))
-    using, overlaps = threading.Lock(), []
+    fake, using, overlaps = bench.service(bash("ls")), threading.Lock(), []
 
     def used(self: Any, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         overlaps.append(using.locked())
@@ -1774,10 +1478,11 @@ def test_event_loops_in_threads_share_tokenizer_and_session(bench, tmp_path, mon
             time.sleep(0.001)
             return method(self, *args, **kwargs)
 
-    renderer, tokenizer = type(model.renderer), type(model.tokenizer)
-    owners = {"build_generation_prompt": renderer, "get_stop_sequences": renderer}
-    for name, owner in {**owners, "decode": tokenizer, "get_added_vocab": tokenizer}.items():
-        monkeypatch.setattr(owner, name, functools.partialmethod(used, getattr(owner, name)))
+    owners = {"build_generation_prompt": model.renderer, "get_stop_sequences": model.renderer}
+    owners |= {"decode": model.tokenizer, "get_added_vocab": model.tokenizer}
+    for name, owner in owners.items():
+        method = functools.partialmethod(used, getattr(type(owner), name))
+        monkeypatch.setattr(type(owner), name, method)
     agents = [bench.agent(logs_dir=tmp_path / str(number), max_turns=9) for number in range(6)]
     with ThreadPoolExecutor(max_workers=6) as pool:
         list(pool.map(run, agents))
@@ -1792,12 +1497,9 @@ def test_event_loops_in_threads_share_tokenizer_and_session(bench, tmp_path, mon
         ({"max_turn": 3}, r"max_turn\b"),
         ({"model_client": "openai"}, "model_client.*'tinker', 'litellm' or 'vllm'"),
         *(({name: 0}, f"{name}.*greater than") for name in AT_LEAST_ONE),
-        ({"command_timeout_sec": 2**32}, "command_timeout_sec.*less than or equal"),
-        ({"temperature": -0.1}, "temperature.*greater than or equal to 0"),
         ({"temperature": math.inf}, "temperature.*finite number"),
         ({"model_path": ""}, "model_path.*tinker://"),
         ({"llm_kwargs": {"max_tokens": 3}}, "llm_kwargs holds max_tokens: use the option"),
-        ({"model_client": "litellm", "model_path": "tinker://w"}, "are for model_client=tinker"),
         ({"model_client": "litellm", "renderer_name": "qwen3"}, "are for model_client=tinker"),
         ({"model_client": "vllm"}, "vllm needs api_base, such as http://localhost:8000"),
     ],
@@ -1812,19 +1514,15 @@ def test_a_bad_option_is_one_clear_error(options, message):
 def test_what_depends_on_the_model_is_refused_in_setup(bench, monkeypatch):
     bench.refuses(ValueError, "qwen9", renderer_name="qwen9")
     bench.refuses(TypeError, "tempreature", llm_kwargs={"tempreature": 1})
-    loaded = "the tokenizer is loaded"
-    tokenizer = Mock(side_effect=LookupError(loaded))
-    monkeypatch.setattr("tinker_cookbook.tokenizer_utils.get_tokenizer", tokenizer)
     bench.refuses(ValueError, "no model: name one with -m", model_name=None)
-    bench.refuses(LookupError, loaded, model_name="openai/gpt-oss-20b")
     monkeypatch.delenv("TINKER_API_KEY")
     bench.refuses(ValueError, "no API key for Tinker: set TINKER_API_KEY")
     if importlib.util.find_spec("tinker.auth"):
         # From 0.38 on the SDK stores keys, too.
         monkeypatch.setattr("tinker.auth.tinker_has_credentials", lambda: True)
-        bench.refuses(LookupError, loaded)
+        set_up(bench.agent())
     # All other keys are their providers' business.
-    for name in ("anthropic/claude-sonnet-4-5", "azure/gpt-4o", "together_ai/x", "ollama/llama3"):
+    for name in ("anthropic/claude-sonnet-4-5", "azure/gpt-4o", "ollama/llama3"):
         set_up(bench.agent(model_client="litellm", model_name=name))
     monkeypatch.setitem(sys.modules, "tinker_cookbook", None)
     with pytest.raises(ValueError, match=r"pip install 'harbor\[tinker\]'"):
@@ -1845,16 +1543,16 @@ def test_keys_and_urls_are_the_agents_or_the_processs_and_stay_unseen(bench, mon
         ({"extra_env": own}, "key-own", "http://own"),
         ({"extra_env": other, "api_base": "http://x"}, "key-other", "http://x"),
     ):
-        did = run(bench.agent(**options))
+        run(bench.agent(**options))
         arguments = fake.services[-1].arguments
         assert (arguments["api_key"] or "key-process", arguments["base_url"]) == (key, url)
-    run(bench.agent(extra_env=own, max_tokens=3))
-    assert len(fake.services) == 3
     # A key from a file ends in a newline. An address with a port, alone, means its /v1.
     own = {"OPENAI_API_KEY": "key-own\n", "OPENAI_BASE_URL": "http://own"}
+    # `jobs resume` gives a key as Harbor has saved it.
+    starred = {"OPENAI_API_KEY": "key-****own", "TINKER_API_KEY": "****"}
     for options, key, url in (
         ({}, "key-process", "http://process"),
-        ({"extra_env": own}, "key-own", "http://own"),
+        ({"extra_env": starred}, "key-process", "http://process"),
         ({"extra_env": {"OPENAI_API_BASE": "http://rllm/a/b"}}, "key-process", "http://rllm/a/b"),
         ({"extra_env": own, "api_base": "http://x:1/"}, "key-own", "http://x:1/v1"),
         ({"extra_env": own, "llm_kwargs": {"api_key": "key-2\n"}}, "key-2", "http://own"),
@@ -1869,10 +1567,6 @@ def test_keys_and_urls_are_the_agents_or_the_processs_and_stay_unseen(bench, mon
         assert not any("key-" in text for text in [*seen, *caplog.messages])
         # Harbor would put it into the environment of each command.
         assert did.agent.extra_env == {}
-    # `jobs resume` gives a key as Harbor has saved it.
-    starred = {"OPENAI_API_KEY": "key-****own", "TINKER_API_KEY": "****"}
-    assert bench.lite("hello", extra_env=starred).fake[-1]["api_key"] == "key-process"
-    set_up(bench.agent(extra_env=starred))
     # A server of one's own needs none.
     monkeypatch.delenv("OPENAI_API_KEY")
     assert bench.lite("hello", api_base="http://x").fake[-1]["api_key"] == "none"
@@ -1933,22 +1627,16 @@ def run_job(jobs_dir: Path, *agents: dict[str, Any], **config: Any) -> list[Any]
 
 def test_a_bad_agent_fails_alone_in_a_job_with_a_good_one(tmp_path):
     kwargs = {"model_client": "litellm", "llm_kwargs": {"mock_response": "Hello, world!"}}
-    no_name, no_provider = lite_agent(None), lite_agent("mock", model_client="litellm")
-    trials = run_job(tmp_path, lite_agent(**kwargs), no_name, no_provider)
-    (good,) = [trial for trial in trials if trial.exception_info is None]
+    trials = run_job(tmp_path, lite_agent(**kwargs), lite_agent("mock", model_client="litellm"))
+    bad, good = sorted(trials, key=lambda trial: trial.exception_info is None)
     assert good.agent_info.version == basic_loop_agent.__version__
     whole = trial_to_trajectory(good)
     assert (whole.turns, whole.reward, whole.stop_reason) == ([], 1.0, "completed")
-    assert whole.trial.agent_result.n_input_tokens > 0
-    said = sorted(one.exception_info.exception_message for one in trials if one is not good)
-    assert "LLM Provider NOT provided" in said[0]
-    assert said[1:] == ["no model: name one with -m, such as -m Qwen/Qwen3-8B"]
+    assert "LLM Provider NOT provided" in bad.exception_info.exception_message
 
 
 def test_a_jobs_trials_give_back_every_sampled_token_and_its_sequence(bench, tmp_path):
-    fake = bench.service(
-        *[Sampled("<think>a</think>" + bash("ls")), Sampled("hello wo", "length")] * 2
-    )
+    fake = bench.service(*[f"<think>a</think>{bash('ls')}", Sampled("hello wo", "length")] * 2)
     agent = tinker_agent(fake, max_turns=2, renderer_name="qwen3")
     trials = run_job(tmp_path, agent, n_attempts=2, n_concurrent_trials=1)
     wholes = [trial_to_trajectory(trial) for trial in trials]
@@ -1959,8 +1647,7 @@ def test_a_jobs_trials_give_back_every_sampled_token_and_its_sequence(bench, tmp
     numbers = [fake.returned.index(turn) for turn in ids]
     sequences = [None if IS_OLD_SDK else f"sequence-{number}" for number in numbers]
     assert [turn.extra["sequence_id"] for turn in turns] == sequences
-    cached = [trial.agent_result.n_cache_tokens for trial in trials]
-    assert sum(cached) == sum(3 * number for number in numbers)
+    assert sum(trial.agent_result.n_cache_tokens for trial in trials) == 3 * (1 + 2 + 3)
 
 
 def test_a_timeout_is_scored_a_failed_trial_is_not_and_a_bad_record_is_an_error(bench, tmp_path):
@@ -1989,11 +1676,10 @@ def test_a_timeout_is_scored_a_failed_trial_is_not_and_a_bad_record_is_an_error(
     scored = [({"reward": 1, "style": 0.5}, 1), ({"score": 0.25}, 0.25), ({"a": 1, "b": 2}, None)]
     for rewards, reward in [*scored, ({}, None)]:
         failed.verifier_result = VerifierResult(rewards=rewards)
-        whole = trial_to_trajectory(failed)
-        assert (whole.reward, len(whole.turns)) == (reward, 1)
+        assert trial_to_trajectory(failed).reward == reward
     (record,) = failed.agent_result.rollout_details
     bad = [{"logprobs": [[]]}, {"logprobs": [[math.nan]]}, {"prompt_token_ids": [[1], [1]]}]
-    for wrong in [*bad, {"logprobs": []}]:
+    for wrong in bad:
         failed.agent_result.rollout_details = [record | wrong]
         with pytest.raises(ValueError, match=r"argument \d|differ in length"):
             trial_to_trajectory(failed)
@@ -2032,19 +1718,10 @@ def test_a_multi_step_trial_with_a_failed_step_is_no_training_data(bench, tmp_pa
     whole = trial_to_trajectory(trial)
     assert whole.reward == trial.verifier_result.rewards["reward"]
     assert whole.stop_reason == ("completed" if failing == 0 else "cancelled")
-    assert len(whole.turns) == len(fake.returned) == 1
-
-
-@functools.cache
-def example_module(name: str) -> Any:
-    spec = importlib.util.spec_from_file_location(name, ROOT / f"examples/{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def test_each_shell_task_pays_for_its_solution_and_less_for_anything_else(tmp_path):
-    example_module("shell_tasks").main([f"{tmp_path}/tasks", "--variants=1", "--new-variants=1"])
+    shell_tasks.main([f"{tmp_path}/tasks", "--variants=1", "--new-variants=1"])
     tasks = sorted((tmp_path / "tasks").glob("*/*/"))
     assert len(tasks) == 10 + 10 + 5
     home, agent, verifier = (tmp_path / name for name in ("home", "agent", "verifier"))
@@ -2062,3 +1739,86 @@ def test_each_shell_task_pays_for_its_solution_and_less_for_anything_else(tmp_pa
             shutil.rmtree(home)
             paid.append(float((verifier / "reward.txt").read_text()))
         assert paid == [0, 0.1, 0.5, 1], task
+
+
+class FakeTraining:
+    """What tinker-cookbook's trainer has for Tinker's service, and for its training client."""
+
+    def __init__(self, fake: FakeTinker) -> None:
+        self.fake, self.trained, self.loaded = fake, [], []
+        told = {"get_training_run_by_tinker_path_async.return_value.user_metadata": None}
+        self.create_rest_client = lambda: AsyncMock(**told)
+        self.create_lora_training_client_async = AsyncMock(return_value=self)
+        self.optim_step_async = AsyncMock(return_value=self.future(metrics={}))
+
+    def future(self, **result: Any) -> Any:
+        return Mock(result_async=AsyncMock(return_value=SimpleNamespace(**result)))
+
+    async def create_training_client_from_state_with_optimizer_async(
+        self, path: str, user_metadata: dict
+    ) -> Any:
+        self.loaded.append(path)
+        return self
+
+    async def save_weights_and_get_sampling_client_async(self) -> Any:
+        return self.fake()
+
+    async def save_state_async(self, name: str, ttl_seconds: int | None) -> Any:
+        return self.future(path=f"tinker://run/weights/{name}")
+
+    save_weights_for_sampler_async = save_state_async
+
+    async def forward_backward_async(self, data: list[Any], **kwargs: Any) -> Any:
+        if len(self.trained) == 1 and not self.loaded:
+            raise ConnectionError("the service is gone")
+        self.trained.append(data)
+        outputs = [{"logprobs": datum.loss_fn_inputs["logprobs"]} for datum in data]
+        return self.future(loss_fn_outputs=outputs)
+
+
+def sampled_in(datum: Any) -> tuple[list[int], list[float], float]:
+    """The sampled ids of a datum, their logprobs, and their advantage."""
+    names = ("target_tokens", "logprobs", "advantages")
+    columns = [datum.loss_fn_inputs[name].to_torch().tolist() for name in names]
+    tokens = [token for token in zip(*columns, strict=True) if token[1]]
+    ids, logprobs, advantages = zip(*tokens, strict=True)
+    (advantage,) = set(advantages)
+    return list(ids), [round(logprob, 3) for logprob in logprobs], round(advantage, 3)
+
+
+def test_the_cookbooks_trainer_trains_on_trials_and_goes_on(bench, tmp_path, monkeypatch):
+    module = importlib.import_module("examples.train")
+    right, wrong, gone = "Hello, world!", "no", RuntimeError("the sampler\nis gone")
+    # Four trials a step, of which one fails. In the second step only one is scored, so it is
+    # skipped. The third one crashes in its update. An evaluation is two trials.
+    step = [bash("ls"), right, bash("ls"), wrong, gone, right]
+    fake = bench.service(right, wrong, *step, gone, gone, gone, right, *step, *step, right)
+    training = FakeTraining(fake)
+    monkeypatch.setattr("tinker.ServiceClient", lambda **kwargs: training)
+    greet, fakes = str(ROOT / "examples/greet"), "examples.fakes:Host"
+    tasks = {"tasks": [greet], "test_tasks": [greet], "test_group_size": 2, "group_size": 4}
+    tasks |= {"environment": f"{fakes}Environment", "verifier": f"{fakes}Verifier"}
+    tasks |= {"concurrency": 1, "agent_options": {"max_turns": 2}, "steps": 3}
+    config = {"model_name": fake.name, "renderer_name": "qwen3_instruct", "max_tokens": 64}
+    config |= {"learning_rate": 0.5, "log_path": str(tmp_path / "log")}
+    config = module.Config(dataset_builder=module.HarborTasks(**tasks), **config)
+    with pytest.raises(ConnectionError):
+        module.main(config)
+    module.main(config)
+    # It goes on after the last step that has an update, and a third time there is nothing to do.
+    module.main(config)
+    assert training.loaded == ["tinker://run/weights/000001", "tinker://run/weights/final"]
+    # A multi-turn trial is one datum, and each token has the logprob that it was sampled with.
+    expected = []
+    for first, last, advantage in ((2, 3, 0.333), (4, 5, -0.667), (6, 6, 0.333)):
+        turns = fake.returned[first : last + 1]
+        ids, logprobs = ([one for turn in turns for one in turn[n]] for n in (1, 2))
+        expected.append((ids, logprobs, advantage))
+    assert list(map(sampled_in, training.trained[0])) == expected
+    assert [len(data) for data in training.trained] == [3, 3, 4]
+    log = (tmp_path / "log/logs.log").read_text()
+    assert re.search("left out rl-greet-[0-9a-f]+: it failed: the sampler is gone\n", log)
+    lines = map(json.loads, (tmp_path / "log/metrics.jsonl").read_text().splitlines())
+    names = ["step", "env/all/solved", "test/greet/env/all/reward/total"]
+    metrics = [[round(line.get(name, -1), 2) for name in names] for line in lines]
+    assert metrics == [[0, 0.67, 0.5], [1, -1, -1], [1, 0.67, -1], [2, 1, -1], [3, -1, 1]]

@@ -38,6 +38,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from typing import Any
 
 NAME = "SmolLM2-135M-Instruct"
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "basic-loop-agent"
@@ -138,7 +139,8 @@ class Bridge:
 
     - Each sampled sequence has an id.
     - `load_weights` may create the model that it loads, by a name that the SDK makes of the session
-      and a number.
+      and a number, such as session_1:train:0.
+    - The checkpoints of such a model can be deleted, though SkyRL allows no ":" in a name.
     """
 
     def __init__(self, skyrl: Callable) -> None:
@@ -149,11 +151,14 @@ class Bridge:
         self.client = httpx.AsyncClient(transport=transport, base_url="http://skyrl/api/v1")
 
     async def __call__(self, scope: dict, receive: Callable, send: Callable) -> None:
-        """Answer these two. Anything else, such as the start of the server, is SkyRL's."""
-        from fastapi import Request
+        """Answer these three. Anything else, such as the start of the server, is SkyRL's."""
+        from fastapi import Request, Response
         from fastapi.responses import JSONResponse
 
         name = scope.get("path", "").removeprefix("/api/v1/")
+        if scope.get("method") == "DELETE" and ":" in name:
+            await self.delete_checkpoint(Request({**scope, "app": self.skyrl}), name)
+            return await Response(status_code=204)(scope, receive, send)
         if name not in ("asample", "load_weights"):
             return await self.skyrl(scope, receive, send)
         asked = await Request(scope, receive).json()
@@ -165,6 +170,14 @@ class Bridge:
             numbers = range(asked.get("num_samples", 1))
             said["sample_sequence_ids"] = [f"{said['request_id']}-{n}" for n in numbers]
         await JSONResponse(said, answer.status_code)(scope, receive, send)
+
+    async def delete_checkpoint(self, request: Any, name: str) -> None:
+        """Delete what `name` says: training_runs/MODEL/checkpoints/weights/CHECKPOINT."""
+        from skyrl.tinker import api
+
+        _, model_id, _, checkpoint = name.split("/", maxsplit=3)
+        async with api.AsyncSession(api.app.state.db_engine) as session:
+            await api.delete_checkpoint(request, model_id, checkpoint, None, session)
 
     async def create_model(self, asked: dict) -> dict:
         """Create the model for a `load_weights`. Returns the request as SkyRL knows it."""

@@ -18,12 +18,15 @@ def draw(log_dir: Path) -> Path:
     """
     from matplotlib.figure import Figure
 
-    lines = (log_dir / "metrics.jsonl").read_text().splitlines()
-    steps = [json.loads(line) for line in lines]
+    # A step that was repeated after a crash has two lines.
+    steps: dict[int, dict[str, Any]] = {}
+    for line in (log_dir / "metrics.jsonl").read_text().splitlines():
+        metrics = json.loads(line)
+        steps.setdefault(metrics["step"], {}).update(metrics)
     figure = Figure(figsize=(9, 3.2), layout="constrained")
     panels = figure.subplots(1, 2, sharey=True)
     for axes, (metric, title) in zip(panels, DRAWN.items(), strict=True):
-        for name, points in curves(steps, metric).items():
+        for name, points in curves([*steps.values()], metric).items():
             at, values = zip(*points, strict=True)
             style = {"marker": "."} if name == "training" else {"marker": "o", "linestyle": "--"}
             axes.plot(at, values, label=name, **style)

@@ -19,12 +19,11 @@ import contextvars
 import functools
 import importlib
 import logging
-import multiprocessing
 import os
 import random
 import sys
 import warnings
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -62,8 +61,6 @@ class PolicyService:
 
 
 POLICY_SERVICE = PolicyService()
-# The trials that run.
-_trials: set[asyncio.Task] = set()
 
 
 @dataclass(frozen=True)
@@ -102,17 +99,13 @@ class HarborTrials(RolloutStrategy):
         client = policy.sampling_client
         # SDK 0.38 gives the cookbook a future in its place.
         _sampling_client.set(client.result() if hasattr(client, "result") else client)
-        trials = [asyncio.create_task(run_trial(group)) for _ in range(group.group_size)]
-        _trials.update(trials)
-        try:
-            outcomes = await asyncio.gather(*trials)
-        finally:
-            # After Ctrl-C `gather` ends with the first trial, but each has a container to remove.
-            await asyncio.wait(trials)
-            _trials.difference_update(trials)
+        size = group.group_size
+        trials = [asyncio.create_task(run_trial(group), name="trial") for _ in range(size)]
+        # If this is cancelled, `gather` waits for all trials: each has a container to remove.
+        outcomes = await asyncio.gather(*trials, return_exceptions=True)
         errors = [outcome for outcome in outcomes if isinstance(outcome, types.RolloutError)]
         trajectories = [outcome for outcome in outcomes if outcome not in errors]
-        if len(trajectories) < min(2, group.group_size):
+        if len(trajectories) < min(2, size):
             raise AllTrajectoriesFailedError(f"{group.task}: fewer than two trials can be compared")
         return RolloutResult(trajectories, envs=trajectories, errors=errors)
 
@@ -139,28 +132,19 @@ def trial_slots(event_loop: asyncio.AbstractEventLoop, n: int) -> asyncio.Semaph
     return asyncio.Semaphore(n)
 
 
-class LeftOutError(Exception):
-    """A trial that cannot be trained on."""
-
-
 def to_trajectory(trial: TrialResult, agent: ModuleType) -> types.Trajectory:
     """The trial as the cookbook sees it. Its last transition has the reward.
 
-    Raises:
-        LeftOutError: The trial failed, has no single reward, or sampled nothing.
-        ValueError: Ids and logprobs do not align, or a number is not finite.
+    Raises ValueError if the trial failed, has no single reward or no token ids, if ids and logprobs
+    do not align, or if a number is not finite.
     """
     whole = agent.trial_to_trajectory(trial)
     if whole is None:
-        for part in (trial, *(trial.step_results or [])):
-            if part.exception_info:
-                error = part.exception_info
-                raise LeftOutError(f"{error.exception_type}: {error.exception_message}")
-        raise LeftOutError("the verifier gave no reward")
-    if whole.reward is None:
-        raise LeftOutError(f"no single reward: {trial.verifier_result.rewards}")
-    if not whole.turns:
-        raise LeftOutError("it has no token ids")
+        parts = (trial, *(trial.step_results or []))
+        errors = [part.exception_info.exception_message for part in parts if part.exception_info]
+        raise ValueError(f"it failed: {'; '.join(errors) or 'no reward'}")
+    if whole.reward is None or not whole.turns:
+        raise ValueError(f"no token ids, or no single reward: {trial.verifier_result}")
     transitions = []
     for turn in whole.turns:
         prompt = ModelInput.from_ints(turn.prompt_token_ids)
@@ -179,13 +163,10 @@ def to_trajectory(trial: TrialResult, agent: ModuleType) -> types.Trajectory:
 
 
 def agent_module(import_path: str) -> ModuleType:
-    """The module of BasicLoopAgent, or of the copy, that the agent `module:Class` comes from."""
+    """The module of BasicLoopAgent, or of the copy of it, that the agent `module:Class` is from."""
     name, _, class_name = import_path.partition(":")
-    for base in getattr(importlib.import_module(name), class_name).__mro__:
-        module = sys.modules[base.__module__]
-        if hasattr(module, "use_service"):
-            return module
-    raise ValueError(f"{import_path} is no copy of BasicLoopAgent, nor a subclass")
+    agent = getattr(importlib.import_module(name), class_name)
+    return sys.modules[agent.run.__module__]
 
 
 @chz.chz
@@ -193,9 +174,7 @@ class HarborTasks(types.RLDatasetBuilder):
     """What is trained on, and how its trials run."""
 
     tasks: list[str] = chz.field(doc="task folders, or folders of tasks: a,b,...")
-    test_tasks: list[str] = chz.field(
-        default_factory=list, doc="the same; each is evaluated, and never trained on"
-    )
+    test_tasks: list[str] = chz.field(default_factory=list, doc="the same, to evaluate on")
     steps: int = chz.field(default=10, doc="steps in all")
     group_size: int = chz.field(default=8, doc="trials of each task in a step")
     test_group_size: int = chz.field(default=4, doc="trials of each task in an evaluation")
@@ -204,59 +183,47 @@ class HarborTasks(types.RLDatasetBuilder):
     concurrency: int = chz.field(default=16, doc="trials at a time")
     environment: str = chz.field(default="docker", doc="a type of Harbor's, or module:Class")
     verifier: str | None = chz.field(default=None, doc="module:Class; default: the task's tests")
-    agent: str = chz.field(
-        default="basic_loop_agent:BasicLoopAgent", doc="module:Class, a copy or a subclass"
-    )
-    agent_options: dict[str, Any] = chz.field(
-        default_factory=dict, doc="the agent's, such as agent_options.max_turns=8"
-    )
-    # `main` sets it.
+    agent: str = chz.field(default="basic_loop_agent:BasicLoopAgent", doc="module:Class")
+    agent_options: dict[str, Any] = chz.field(default_factory=dict, doc="such as .max_turns=8")
     trial_config: dict[str, Any] = chz.field(default_factory=dict, doc="more of TrialConfig")
 
     async def __call__(self) -> tuple["TaskDataset", None]:
         """The training tasks. (`main` makes an evaluator of each of `test_tasks`.)"""
         groups = self.groups(self.tasks, self.group_size)
         batch_size = self.tasks_per_step or len(groups)
-        return TaskDataset(groups, batch_size, self.steps, bool(self.test_tasks)), None
+        if batch_size > len(groups):
+            raise ValueError(f"tasks_per_step is {batch_size}, but there are {len(groups)} tasks")
+        return TaskDataset(groups, batch_size, self.steps), None
 
     def groups(self, folders: list[str], group_size: int) -> list[HarborGroup]:
         """A group for each task in these folders. Raises ValueError if one has no task."""
         tasks = []
         for folder in folders:
             path = Path(folder).expanduser()
-            found = [path] if (path / "task.toml").exists() else sorted(path.glob("*/"))
-            found = [task for task in found if (task / "task.toml").exists()]
-            if not found:
+            files = sorted(path.glob("task.toml")) or sorted(path.glob("*/task.toml"))
+            if not files:
                 raise ValueError(f"{folder} is no task, nor a folder of tasks (task.toml)")
-            tasks += found
-        return [
-            HarborGroup(str(task), self.trial_config, group_size, self.concurrency)
-            for task in tasks
-        ]
+            tasks += [str(file.parent) for file in files]
+        common = (self.trial_config, group_size, self.concurrency)
+        return [HarborGroup(task, *common) for task in tasks]
 
 
+@dataclass
 class TaskDataset(types.RLDataset):
-    """`n_batches` batches of random tasks. The cookbook evaluates before a batch, so an empty one
-    at the end is for an evaluation after the last step."""
+    """`n_batches` batches of random tasks, and an empty one: the cookbook evaluates before a batch,
+    and so evaluates after the last step too."""
 
-    def __init__(
-        self, groups: list[HarborGroup], batch_size: int, n_batches: int, has_empty: bool = False
-    ) -> None:
-        if batch_size > len(groups):
-            raise ValueError(f"tasks_per_step is {batch_size}, but there are {len(groups)} tasks")
-        self.groups = groups
-        self.batch_size = batch_size
-        self.n_batches = n_batches
-        self.has_empty = has_empty
+    groups: list[HarborGroup]
+    batch_size: int
+    n_batches: int
 
     def __len__(self) -> int:
-        return self.n_batches + self.has_empty
+        return self.n_batches + 1
 
     def get_batch(self, index: int) -> list[HarborGroup]:
         """The tasks of a step, by its number alone, so that after a crash it has the same ones."""
-        if index == self.n_batches:
-            return []
-        return random.Random(index).sample(self.groups, self.batch_size)
+        n_tasks = self.batch_size if index < self.n_batches else 0
+        return random.Random(index).sample(self.groups, n_tasks)
 
 
 @chz.chz
@@ -270,23 +237,22 @@ class Config(train.Config):
     save_every: int = 0
     rolling_save_every: int = 1
     rolling_ttl_seconds: int = 7 * 24 * 3600
-    rollout_processes: int = chz.field(default=0, doc="processes to run trials in; 0: this one")
 
 
-def main(config: Config) -> None:
-    """Train, or go on training. Raises what the cookbook, the SDK and Harbor raise."""
+def main(config: Config, rollout_executor: Executor | None = None) -> None:
+    """Train, or go on training. Raises what the cookbook, the SDK and Harbor raise.
+
+    `rollout_executor`: the cookbook runs the groups of a step in it, such as a process pool.
+    """
     builder = config.dataset_builder
-    options = {
-        "max_tokens": config.max_tokens,
-        "temperature": config.temperature,
-        "renderer_name": config.renderer_name,
-        **builder.agent_options,
-    }
-    is_class = ":" in builder.environment
+    agent_module(builder.agent).use_service(POLICY_SERVICE)
+    names = ("max_tokens", "temperature", "renderer_name")
+    options = {name: getattr(config, name) for name in names} | builder.agent_options
+    kind = "import_path" if ":" in builder.environment else "type"
     trial_config = {
         "trials_dir": Path(config.log_path, "trials"),
         "agent": {"import_path": builder.agent, "model_name": config.model_name, "kwargs": options},
-        "environment": {"import_path" if is_class else "type": builder.environment},
+        "environment": {kind: builder.environment},
         "verifier": {"import_path": builder.verifier} if builder.verifier else {},
         **builder.trial_config,
     }
@@ -296,47 +262,38 @@ def main(config: Config) -> None:
         groups = builder.groups([folder], builder.test_group_size)
         dataset = TaskDataset(groups, len(groups), 1)
         name = f"test/{Path(folder).resolve().name}"
-        make = functools.partial(RLTestSetEvaluator, dataset, config.max_tokens, name)
-        evaluators.append(functools.partial(make, strategy=HarborTrials()))
-    eval_every = builder.steps if config.eval_every is None else config.eval_every
+        make = functools.partial(RLTestSetEvaluator, strategy=HarborTrials())
+        evaluators.append(functools.partial(make, dataset, config.max_tokens, name))
     config = chz.replace(
         config,
         dataset_builder=builder,
         evaluator_builders=[*config.evaluator_builders, *evaluators],
-        eval_every=eval_every,
+        eval_every=builder.steps if config.eval_every is None else config.eval_every,
         rollout_error_tolerance=HarborTrials(),
     )
-    asyncio.run(train_to_the_end(config))
+    asyncio.run(train_to_the_end(config, rollout_executor))
 
 
-async def train_to_the_end(config: Config) -> None:
+async def train_to_the_end(config: Config, rollout_executor: Executor | None) -> None:
     """Train. After Ctrl-C the cookbook does not wait for the trials, but they have containers."""
-    pool = None
-    if config.rollout_processes:
-        context = multiprocessing.get_context("spawn")
-        pool = ProcessPoolExecutor(config.rollout_processes, mp_context=context)
     try:
-        await train.main(config, pool)
+        await train.main(config, rollout_executor)
     finally:
-        if _trials:
-            await asyncio.wait(_trials)
+        trials = [task for task in asyncio.all_tasks() if task.get_name() == "trial"]
+        if trials:
+            await asyncio.wait(trials)
             # asyncio has a traceback for each `docker compose` that is still there.
             await asyncio.sleep(1)
-
-
-def quiet() -> None:
-    """Keep two kinds of lines from the terminal."""
-    # Harbor's debug lines of each trial. They are in its trial.log, too.
-    logging.getLogger("harbor.utils.logger").propagate = False
-    # Cookbook 0.5.8 calls methods that SDK 0.38 says are deprecated: five warnings a step.
-    warnings.filterwarnings("ignore", "DEPRECATED: ", FutureWarning)
 
 
 if __name__ == "__main__":
     # The agent may be in the current folder.
     sys.path.append(os.getcwd())
-    quiet()
+    # Harbor's debug lines of each trial are in its trial.log, too.
+    logging.getLogger("harbor.utils.logger").propagate = False
+    # Cookbook 0.5.8 calls methods that SDK 0.38 says are deprecated: five warnings a step.
+    warnings.filterwarnings("ignore", "DEPRECATED: ", FutureWarning)
     try:
-        chz.nested_entrypoint(main)
+        main(chz.entrypoint(Config))
     except KeyboardInterrupt:
         raise SystemExit("stopped; the same command goes on") from None
