@@ -94,8 +94,6 @@ class BasicLoopOptions(
     """Record token ids and logprobs; default: true for tinker and vllm."""
     context_limit: PositiveInt | None = None
     """Maximum tokens of a conversation; default: 32,000 (tinker), the server's limit (vllm)."""
-    rerender_history: bool = False
-    """Render the whole history in each turn (tinker, vllm). Prompts are then not exact."""
     interleaved_thinking: bool = False
     """Send back the reasoning that the server gave apart from the text (litellm)."""
     session_id: str | None = None
@@ -196,8 +194,8 @@ message. Each script starts in a fresh shell (files stay, variables and director
         request = {}
         if isinstance(self.client, TokenClient):
             # If the loop has edited `messages`, the ids do not fit them: render all anew.
-            has_ids = self.messages == self._last_messages and not self.options.rerender_history
-            request["previous_ids"] = self._last_ids if has_ids else []
+            is_same = self.messages == self._last_messages
+            request["previous_ids"] = self._last_ids if is_same else []
         # Chat adds the prompt and the reply (with its reasoning, if wanted) to its messages. It is
         # a new one for each call, so that `messages` stays as it is if the call fails.
         chat = Chat(self.client, interleaved_thinking=self.options.interleaved_thinking)

@@ -30,9 +30,8 @@ import textwrap
 import threading
 import time
 import timeit
-import weakref
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -52,12 +51,10 @@ import tinker
 from harbor.agents.base import BaseAgent
 from harbor.environments.base import ExecResult
 from harbor.job import Job
-from harbor.llms.base import LLMResponse
 from harbor.llms.lite_llm import LiteLLM
 from harbor.models import trajectories as atif
 from harbor.models.agent.context import AgentContext
 from harbor.models.job.config import JobConfig
-from harbor.models.metric import UsageInfo
 from harbor.models.task.config import MCPServerConfig
 from harbor.models.trial.result import TrialResult
 from harbor.models.verifier.result import VerifierResult
@@ -68,8 +65,7 @@ from transformers import PreTrainedTokenizerFast
 
 import basic_loop_agent
 from basic_loop_agent import BasicLoopAgent, BasicLoopOptions, trial_to_trajectory
-from examples import shell_tasks
-from examples.fakes import ScriptedLLM
+from examples.fakes import REPLIES, ScriptedAgent
 
 # What the imports made stays: to look through it would take most of each garbage collection.
 gc.freeze()
@@ -77,8 +73,6 @@ gc.freeze()
 ROOT = Path(__file__).parent
 IDS = ("prompt_token_ids", "completion_token_ids", "logprobs")
 AT_LEAST_ONE = ("max_tokens", "max_turns", "max_seconds", "command_timeout_sec", "max_output_bytes")
-
-# Fakes of the container.
 
 
 async def next_answer(script: list[Any]) -> Any:
@@ -95,11 +89,11 @@ async def forever() -> None:
     await asyncio.Event().wait()
 
 
-async def fails_when_cancelled(error: Exception) -> None:
+async def fails_when_cancelled() -> None:
     try:
         await forever()
     finally:
-        raise error
+        raise TimeoutError("the connection was closed")
 
 
 class ScriptedEnvironment:
@@ -122,13 +116,12 @@ class ShellEnvironment:
     """Runs commands for real, by a shell of the test's own: only for what this file says."""
 
     def __init__(self, before: str = "", **variables: str) -> None:
-        self.before, self.variables = before, os.environ | variables
-        self.outputs = []
+        self.before, self.variables, self.outputs = before, os.environ | variables, []
 
     async def exec(self, command: str, **kwargs: Any) -> ExecResult:
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-        pipes["env"] = self.variables
-        process = await asyncio.create_subprocess_shell(self.before + command, **pipes)
+        command, pipes["env"] = self.before + command, self.variables
+        process = await asyncio.create_subprocess_shell(command, **pipes)
         output, _ = await process.communicate(b"not for the script\n")
         # Modal is as strict. What is printed is ASCII, whatever the script writes.
         self.outputs.append(output.decode("ascii", "strict"))
@@ -157,9 +150,8 @@ class FakeTinker:
         self.name, self.script = tokenizer_dir, list(script) or [Sampled()]
         # The agent's own may be used by one thread at a time.
         self.tokenizer, self.encoding = a_copy_of_tokenizer(self.name), threading.Lock()
-        self.services, self.samplers = [], []
         # Of each call: its prompt and parameters; and of each answer: prompt, tokens, logprobs.
-        self.requests, self.returned = [], []
+        self.services, self.samplers, self.requests, self.returned = [], [], [], []
 
     def __call__(self, **kwargs: Any) -> "FakeService":
         self.services.append(FakeService(self, kwargs))
@@ -191,9 +183,8 @@ class FakeService:
     def create_sampling_client(self, **source: Any) -> Any:
         if unknown := source.keys() - {"model_path", "base_model", "record_stability_info"}:
             raise TypeError(f"unexpected keyword argument {unknown}")
-        is_missing = "missing" in source.get("model_path", "")
         created = Future()
-        if is_missing or self.status:
+        if self.status or "missing" in source.get("model_path", ""):
             created.set_exception(refused(self.status or 404, "no such checkpoint"))
         else:
             self.tinker.samplers.append(source)
@@ -214,8 +205,9 @@ class FakeService:
             raise refused(self.status, "Session has been terminated")
         answer = await next_answer(fake.script)
         answer = Sampled(answer) if isinstance(answer, str) else answer
-        encoded = fake.encode(answer.text, answer.stop_reason)
-        tokens = encoded if answer.tokens is None else answer.tokens
+        tokens = answer.tokens
+        if tokens is None:
+            tokens = fake.encode(answer.text, answer.stop_reason)
         number = len(fake.returned)
         own = [-((number + 1) + i / 1000) for i in range(len(tokens))]
         logprobs = own if answer.logprobs == "own" else answer.logprobs
@@ -233,8 +225,6 @@ _TAGS = r"</?(?:think|tool_call|tool_response|tool_result|arg_key|arg_value|img)
 _FIRST = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 ORDINARY = ["Class<?>", "a[:]", "x<()>", "x[...]"]
 INKLING = "thinkingmachines/Inkling"
-
-
 a_copy_of_tokenizer = functools.cache(lambda folder: copy.deepcopy(get_tokenizer(folder)))
 
 
@@ -332,9 +322,6 @@ def model(request: pytest.FixtureRequest, tokenizer_dir: str) -> Model:
     return Model(request.param, tokenizer_dir)
 
 
-# The agent under test.
-
-
 @dataclasses.dataclass
 class Run:
     """What a run leaves; all of it is read anew from the context and the files."""
@@ -371,10 +358,6 @@ class Run:
     async def go(self, instruction: str = "do it") -> None:
         await self.agent.run(instruction, self.environment, self.context)
 
-    async def set_up_and_go(self) -> None:
-        await self.agent.setup(self.environment)
-        await self.go()
-
     def resumed(self, instruction: str) -> "Run":
         """The same conversation's next step."""
         step = Run(self.agent, self.environment, fake=self.fake)
@@ -388,9 +371,8 @@ class Bench:
         monkeypatch.setenv("OPENAI_API_KEY", "sk-test")
         for name in ("OPENAI_BASE_URL", "OPENAI_API_BASE", "TINKER_BASE_URL"):
             monkeypatch.delenv(name, raising=False)
-        # Harbor's LiteLLM waits between its three attempts.
+        # LiteLLM and openai wait between attempts.
         monkeypatch.setattr(LiteLLM.call.retry, "wait", lambda state: 0)
-        # As litellm's OpenAI client does, which tokenizes.
         monkeypatch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0)
         self.service()
 
@@ -438,10 +420,14 @@ class Bench:
             if isinstance(message, str):
                 message = {"role": "assistant", "content": message}
             n_turns = sum(message["role"] == "assistant" for message in request["messages"])
+            # OpenRouter's native reason is null at times.
             fields = {"token_ids": [3, 4, 5], "routed_experts": [[n_turns]]} if ids else {}
-            fields["native_finish_reason"] = None  # As OpenRouter does at times.
-            choice = {"message": message, "finish_reason": finish}
-            choice["provider_specific_fields"] = fields
+            fields |= {"native_finish_reason": None}
+            choice = {
+                "message": message,
+                "finish_reason": finish,
+                "provider_specific_fields": fields,
+            }
             usage = {"prompt_tokens": 10, "completion_tokens": 3, "total_tokens": 13}
             response = litellm.ModelResponse(model="mock", choices=[choice], usage=usage)
             if ids and "no ids" not in message["content"]:
@@ -483,8 +469,8 @@ def printing(text: str) -> ScriptedEnvironment:
     return ScriptedEnvironment(ExecResult(stdout=text, return_code=0))
 
 
-async def together(*trials: Any, **options: Any) -> list[Any]:
-    return await asyncio.gather(*trials, **options)
+async def together(trials: Iterable[Any]) -> None:
+    await asyncio.gather(*trials)
 
 
 async def until(is_reached: Callable[[], Any]) -> None:
@@ -504,13 +490,12 @@ BALANCED = "cat >f <<E\n<think>\nhm\n</think>\nE"
 TAGGED = f"x\n</think>\n{bash('ls')}"
 TAGS = "<think>;</think>;<think></think>; </think>x\n;```\n</think>;[THINK][/THINK] ;<|channel|>"
 FENCES = "\n; \n; ;`;- ;1. ;~;``` ` ;```bash\n;   ```bash\n   x\n;~~~\n```\n;\r;````\n```\n"
-FLOODS = ["yes", "yes|tr '\\n' y>&2", "trap '' PIPE; while :; do seq 9999; done"]
+FLOOD = r"first\n.*\[the output is cut: more than 4000000 bytes.*"
+LATE = r"so far\n\[ended: the time limit of 1 seconds was reached\]"
+ESCAPES = "echo so far; (setsid sleep OWN.1 &); timeout 99 sleep OWN.2 & trap '' TERM;"
 # vLLM's replies, with their finish reason, and answers of another server.
 THOUGHT = "<think>hm</think>\n\n"
 COMMAND = (THOUGHT + bash("ls"), "stop")
-# Finish reasons.
-WHOLE = ["STOP", "COMPLETE", "end_turn", "eos_token", "stop_sequence"]
-CUT_OFF = ["insufficient_system_resource", "model_length", "MALFORMED_RESPONSE", "abort"]
 # What a policy that diverged has for logprobs; vLLM writes -9999.0 for one that it does not have.
 NO_LOGPROBS = [math.nan, math.inf, -math.inf, None, -9999.0]
 
@@ -527,8 +512,7 @@ class PatientSelector(selectors.DefaultSelector):
 
 
 def time_passes_at_once() -> asyncio.Runner:
-    selector = PatientSelector()
-    loop = asyncio.SelectorEventLoop(selector)
+    loop = asyncio.SelectorEventLoop(selector := PatientSelector())
     loop.time = lambda: time.monotonic() + selector.skipped
     return asyncio.Runner(loop_factory=lambda: loop)
 
@@ -590,10 +574,12 @@ def test_a_reply_cut_off_anywhere_neither_shows_thinking_nor_loses_the_answer(be
         (f"<seed:think>[/THINK]{bash('rm x')}", f"[/THINK]{bash('rm x')}", "", None),
         # The prompt had opened it.
         (f"so{bash('rm x')}no</think>{bash('ls')}", f"so{bash('rm x')}no", bash("ls"), "ls\n"),
+        (f"a ` or ```{bash('rm x')}</think>b", f"a ` or ```{bash('rm x')}", "b", None),
         (f"</think>{bash('ls')}", None, bash("ls"), "ls\n"),
         # A tag in a command is text.
         (bash("sed -i 's#</think>##' f"), None, None, "sed -i 's#</think>##' f\n"),
         (bash(BALANCED), None, None, f"{BALANCED}\n"),
+        (f"Drop `</think>`:{bash('ls')}", None, None, "ls\n"),
         (f"<think>a</think>{bash('# x\n</think>')}", "a", bash("# x\n</think>"), "# x\n</think>\n"),
         # What the server calls reasoning is all of it, but for what tags at the start enclose.
         ({"content": TAGGED, "reasoning_content": "hm"}, "hm", TAGGED, "ls\n"),
@@ -647,15 +633,18 @@ def test_a_servers_token_ids_are_recorded_like_tinkers_and_have_to_come(bench):
         assert did.completion == text
 
 
-@pytest.mark.parametrize("word", WHOLE + CUT_OFF)
+@pytest.mark.parametrize(
+    "word", ["STOP", "COMPLETE", "end_turn", "eos_token", "abort", "MALFORMED"]
+)
 def test_a_reply_is_run_only_if_the_server_says_that_it_is_whole(bench, word, caplog):
     bench.api(bash("ls"), finish=word)
     did = run(bench.agent(model_client="litellm", max_turns=2))
-    expected = ("max_turns", ["ls\n"] * 2, 6) if word in WHOLE else ("max_tokens", [], 3)
+    is_cut_off = word in ("abort", "MALFORMED")
+    expected = ("max_tokens", [], 3) if is_cut_off else ("max_turns", ["ls\n"] * 2, 6)
     assert (did.stop_reason, did.scripts, did.context.n_output_tokens) == expected
     assert did.completion == bash("ls")
     warning = f"finish reason {word.lower()!r}: the reply counts as cut off"
-    assert (warning in caplog.text) == (word in CUT_OFF)
+    assert (warning in caplog.text) == is_cut_off
 
 
 class FakeVllm:
@@ -708,7 +697,7 @@ def vllm(bench) -> FakeVllm:
 
 
 def test_prompts_are_exact_and_unforgeable_on_vllm(vllm):
-    vllm.script = [COMMAND, 503, COMMAND, COMMAND, (THOUGHT + "done", "stop")]
+    vllm.script = [COMMAND, 503, COMMAND, COMMAND, (bash("rm x"), "length")]
     template, sampling = {"enable_thinking": True}, {"top_p": 0.9, "seed": 3}
     kwargs = {**sampling, "extra_headers": {"X-Other": "1"}, "timeout": 77}
     kwargs["extra_body"] = {"top_k": 5, "chat_template_kwargs": template}
@@ -716,7 +705,8 @@ def test_prompts_are_exact_and_unforgeable_on_vllm(vllm):
     # A token of the vocabulary that only looks special stays as it is.
     special, code = vllm.model.special, "".join(f"{text}\n" for text in ORDINARY)
     did = run(agent, printing(code + "".join(f"a {text} b<{text}\n" for text in special)))
-    assert (did.stop_reason, did.completion) == ("completed", "done")
+    # A reply that was cut off keeps its ids, and is not run.
+    assert (did.stop_reason, did.scripts) == ("max_tokens", ["ls\n"] * 3)
     assert did.turns == vllm.returned
     assert (did.metadata["n_prefix_breaks"], did.context.cost_usd) == (0, None)
     assert did.context.n_output_tokens == sum(len(ids) for _, ids, _ in vllm.returned)
@@ -731,19 +721,13 @@ def test_prompts_are_exact_and_unforgeable_on_vllm(vllm):
         assert following == prompt + ids + vllm.model.encode(tail + "assistant\n")
     for path, body, headers in vllm.requests:
         assert (headers["X-Other"], headers["Authorization"]) == ("1", "Bearer k")
+        assert body["model"] == "served"
         if path == "/v1/completions":
             asked = {"max_tokens": 99, "temperature": 1.0, "top_k": 5, "session_id": "mine"}
             assert (asked | sampling).items() <= body.items()
             assert headers["X-Stainless-Read-Timeout"] == "77"
         else:
             assert body["chat_template_kwargs"] == template
-    # A reply that was cut off keeps its ids, and is not run.
-    for reason in ("length", "abort"):
-        vllm.script, vllm.returned = [COMMAND, (bash("rm x"), reason)], []
-        did = run(vllm.agent(model_name="served"))
-        assert (did.stop_reason, did.scripts) == ("max_tokens", ["ls\n"])
-        assert did.turns == vllm.returned
-    assert {body["model"] for _, body, _ in vllm.requests} == {"served"}
 
 
 def test_a_vllm_models_special_tokens_are_known_by_their_shapes():
@@ -758,7 +742,7 @@ def test_a_vllm_models_special_tokens_are_known_by_their_shapes():
 def test_a_turn_costs_vllm_two_requests(vllm):
     vllm.script = [COMMAND]
     dids = [Run(vllm.agent(max_turns=5)) for _ in range(4)]
-    asyncio.run(together(*(did.go() for did in dids)))
+    asyncio.run(together(did.go() for did in dids))
     assert {did.metadata["n_prefix_breaks"] for did in dids} == {0}
     # A trial may find by itself where a probe's tail begins.
     assert len(vllm.requests) <= 2 * 20 + 4
@@ -860,25 +844,19 @@ async run(self, instruction, environment, context) -> None
 """
 
 
-def test_the_agent_has_the_interface_that_others_rely_on(bench):
+def test_the_agent_has_the_interface_that_others_rely_on():
     for line in INTERFACE.strip().splitlines():
-        name = re.search(r"(\w+)\(", line)[1]
-        method = getattr(BasicLoopAgent, name)
-        signature = inspect.signature(method)
-        empty = {"annotation": inspect.Parameter.empty}
-        bare = [parameter.replace(**empty) for parameter in signature.parameters.values()]
+        method = getattr(BasicLoopAgent, re.search(r"(\w+)\(", line)[1])
+        signature, empty = inspect.signature(method), inspect.Parameter.empty
+        bare = [parameter.replace(annotation=empty) for parameter in signature.parameters.values()]
         bare = signature.replace(parameters=bare, return_annotation=inspect.Signature.empty)
         kind = "async " if inspect.iscoroutinefunction(method) else ""
-        assert line == f"{kind}{name}{bare} -> {signature.return_annotation}"
+        assert line == f"{kind}{method.__name__}{bare} -> {signature.return_annotation}"
     assert basic_loop_agent._trial_to_trajectory is trial_to_trajectory
     fields = BasicLoopOptions.model_fields
     parameters = list(inspect.signature(BasicLoopAgent).parameters.values())[1:9]
-    defaults = {name: fields[name].default for name in list(fields)[-17:-9]}
+    defaults = {name: fields[name].default for name in list(fields)[-16:-8]}
     assert {one.name: one.default for one in parameters} == defaults
-    # A subclass may have options of its own.
-    options = type("Options", (BasicLoopOptions,), {"__annotations__": {"judge": str}, "judge": ""})
-    own = type("Own", (BasicLoopAgent,), {"options_model": options})
-    assert bench.agent(own, judge="x", max_seconds=7).options.judge == "x"
 
 
 def test_the_model_is_told_of_a_tasks_skills_and_mcp_servers(bench, tmp_path):
@@ -888,23 +866,16 @@ def test_the_model_is_told_of_a_tasks_skills_and_mcp_servers(bench, tmp_path):
     web = MCPServerConfig(name="web", transport="sse", url="http://mcp:8000/sse")
     brought = {"skills_dir": str(tmp_path / "my skills"), "mcp_servers": [web]}
     did = bench.prepare("hello", environment=ShellEnvironment(), **brought)
-    asyncio.run(did.set_up_and_go())
+    asyncio.run(did.agent.setup(did.environment))
+    asyncio.run(did.go())
     told = did.view.steps[0].message
     assert f"user\n{told}<|im_end|>" in did.fake.prompt_text(0)
     assert re.search(r"(?s)web.*sse.*http://mcp:8000/sse.*\ndo it$", told)
     for text in ("name: pdf", "Reads <\u200b|im_end|>", f"{tmp_path}/my skills/pdf/SKILL.md"):
         assert told.count(text) == 1
     assert "BODY" not in told
-    # A step that goes on is not told again; a new conversation is.
+    # A step that goes on is not told again.
     assert "http://mcp" not in did.resumed("next").view.steps[0].message
-    asyncio.run(did.go())
-    assert did.view.steps[0].message == told
-    # Else Harbor refuses such tasks, from 0.24 on.
-    can = BasicLoopAgent.capabilities.model_dump()
-    assert all(can.get(name, True) for name in ("skills", "mcp_servers"))
-
-
-# The commands, run for real by the test's own shell.
 
 
 def processes(text: str) -> list[str]:
@@ -949,11 +920,23 @@ def own_seconds() -> str:
         # It may print the mark.
         (r"ps -ef; echo $BASIC_LOOP_MARK; exit 3", 3, r".*\n\w+"),
         ("kill -9 $PPID; sleep 1; echo x", 137, r"\(none\)"),
+        # With its time limit, or a flood, all that it started ends.
+        *(
+            (f"{ESCAPES} {end}", 124, LATE)
+            for end in ("sleep OWN", "exec sleep OWN", "kill -STOP $$")
+        ),
+        ("echo first; setsid sleep OWN & yes", 137, FLOOD),
+        ("echo first; setsid sleep OWN & yes | tr '\\n' y>&2", 137, FLOOD),
+        ("echo first; setsid sleep OWN & trap '' PIPE; while :; do seq 9999; done", 137, FLOOD),
     ],
 )
 def test_the_model_is_told_exit_code_and_output_as_it_was_written(bench, script, exit_code, output):
-    told = bench.shell(script)
+    own, environment = own_seconds(), ShellEnvironment()
+    seconds = 1 if output == LATE else 9
+    told = bench.shell(script.replace("OWN", own), environment, command_timeout_sec=seconds)
     assert re.fullmatch(f"(?s)Exit code: {exit_code}\nOutput:\n{output}", told)
+    assert len(environment.outputs[0]) < 5_500_000
+    assert left_of(f"sleep {own}") == []
 
 
 def test_output_of_any_bytes_comes_through_cut_to_its_head_and_tail(bench):
@@ -968,27 +951,6 @@ def test_output_of_any_bytes_comes_through_cut_to_its_head_and_tail(bench):
     assert bench.shell("printf 'caf\\351 \\377\\0x'").endswith("\ncaf\ufffd \ufffd\0x")
     text = bench.shell("head -c 3999900 /dev/zero; exit 7", max_output_bytes=10)
     assert (text[:13], text.count("\n[")) == ("Exit code: 7\n", 1)
-
-
-@pytest.mark.parametrize("flood", FLOODS)
-def test_a_flood_is_ended_and_the_model_told(bench, flood):
-    environment, own = ShellEnvironment(), own_seconds()
-    script = f"echo first; setsid sleep {own} & {flood}"
-    text = bench.shell(script, environment, max_output_bytes=1000)
-    assert re.match(r"Exit code: 137\nOutput:\nfirst\n", text)
-    assert "\n[the output is cut: more than 4000000 bytes" in text
-    assert len(environment.outputs[0]) < 5_500_000
-    assert left_of(f"sleep {own}") == []
-
-
-def test_a_script_over_its_time_ends_with_all_it_started_and_keeps_its_output(bench):
-    own = own_seconds()
-    escapes = f"(setsid sleep {own}.1 &); timeout 99 sleep {own}.2 & trap '' TERM"
-    note = "[ended: the time limit of 1 seconds was reached]"
-    for script in (f"sleep {own}.3", f"exec sleep {own}.3", "kill -STOP $$"):
-        text = bench.shell(f"echo so far; {escapes}; {script}; sleep {own}", command_timeout_sec=1)
-        assert text == f"Exit code: 124\nOutput:\nso far\n{note}"
-        assert left_of(f"sleep {own}") == []
 
 
 @pytest.mark.parametrize("half", ["cat <<E\nx", "echo 'x", "if a; then", "f() {", "x=$(", "x &&"])
@@ -1025,10 +987,7 @@ def test_a_script_costs_seven_programs_and_no_file(bench, tmp_path):
     assert sorted((tmp_path / "ran").read_text().split()) == ran
     assert bench.shell("seq 2", ShellEnvironment("ulimit -f 0; ")).endswith("\n1\n2")
     # An image that lacks something is named, and so is a bash before 4.4.
-    for missing, text in (
-        ("base64", "not run: it needs bash 4.4 and base64"),
-        ("bash", "not found"),
-    ):
+    for missing, text in (("base64", "not run: it needs bash 4.4"), ("bash", "bash: not found")):
         (tmp_path / missing).unlink()
         assert re.search(f"Exit code: 127\nOutput:\nnoise\n.*{text}", bench.shell("x", environment))
 
@@ -1059,10 +1018,7 @@ def test_the_agents_limit_comes_before_the_environments_own(bench):
         with time_passes_at_once() as runner:
             runner.run(did.go())
         assert did.told == ["Exit code: 124\nOutput:\n[no answer; the time limit is 120 seconds]"]
-        assert did.stop_reason == "completed"
-        # What the script started was to be ended, for which a hung container gets its own time.
-        assert did.scripts == ["ls\n", None]
-        assert all(did.environment.timeouts)
+        assert (did.stop_reason, did.scripts) == ("completed", ["ls\n", None])
 
 
 @pytest.mark.parametrize("ending", ["cancelled", "rollout_timeout"])
@@ -1092,15 +1048,13 @@ def test_a_script_goes_with_its_trial(bench, tmp_path, ending):
 @pytest.mark.parametrize("by_client", [False, True])
 @pytest.mark.parametrize(("seconds", "ending"), [(None, "cancelled"), (50, "rollout_timeout")])
 def test_a_cancellation_wins_over_an_error_that_answers_it(bench, by_client, seconds, ending):
-    fails = functools.partial(fails_when_cancelled, TimeoutError("the connection was closed"))
-    reply, output = (fails, None) if by_client else ("done", fails)
+    reply, output = (fails_when_cancelled, None) if by_client else ("done", fails_when_cancelled)
     options = {"environment": ScriptedEnvironment(output, None), "max_seconds": seconds}
     did = bench.prepare(bash("ls"), reply, command_timeout_sec=500, max_turns=9, **options)
     with time_passes_at_once() as runner:
         runner.run(did.agent.setup(did.environment))
-        trial = asyncio.wait_for(did.go(), None if seconds else 50)
         with pytest.raises(TimeoutError) if seconds is None else contextlib.nullcontext():
-            runner.run(trial)
+            runner.run(asyncio.wait_for(did.go(), None if seconds else 50))
     assert (did.stop_reason, len(did.turns)) == (ending, 1)
 
 
@@ -1159,8 +1113,7 @@ def test_a_long_conversation_gets_shorter_replies_and_then_overflows(bench, vllm
     did = bench.tinker(bash("ls"), **options)
     assert did.stop_reason == "context_overflow"
     room = [300 - len(prompt) for prompt, _ in did.fake.requests]
-    asked = [params.max_tokens for _, params in did.fake.requests]
-    assert asked == [min(100, left) for left in room]
+    assert [asked.max_tokens for _, asked in did.fake.requests] == [min(100, n) for n in room]
     assert 0 < min(room) < 100
     # The smaller of the server's and the option's.
     vllm.script = [("hello", "stop")]
@@ -1174,17 +1127,14 @@ def test_an_error_is_raised_unchanged_and_leaves_what_there_is(bench):
     (bench.logs_dir / "completion.txt").write_text("earlier")
     did = bench.tinker(model_path="tinker://missing", raises=tinker.APIStatusError)
     assert (did.stop_reason, did.completion) == ("error", "")
-    gone = RuntimeError("container is gone")
-    did = bench.prepare(bash("x"), max_turns=2, environment=ScriptedEnvironment(gone))
-    with pytest.raises(RuntimeError) as raised:
-        asyncio.run(did.go())
-    assert raised.value is gone
+    gone = ScriptedEnvironment(RuntimeError("container is gone"))
+    did = bench.tinker(bash("x"), max_turns=2, environment=gone, raises=RuntimeError)
     assert (did.stop_reason, did.completion) == ("error", bash("x"))
     # A folder in a file's place leaves the context whole.
     (bench.logs_dir / "trajectory.json").unlink()
     (bench.logs_dir / "trajectory.json").mkdir()
     did = bench.tinker("hello", raises=IsADirectoryError)
-    assert did.context.rollout_details[0]["logprobs"] == [did.fake.returned[0][2]]
+    assert did.turns == did.fake.returned
 
 
 def test_a_second_run_starts_clean_and_resume_goes_on_exactly(bench):
@@ -1200,7 +1150,6 @@ def test_a_second_run_starts_clean_and_resume_goes_on_exactly(bench):
     assert [turn.message for turn in step.view.steps] == ["Be brief.", output, "one"]
     prompt, tokens, _ = did.fake.returned[1]
     assert did.fake.returned[2][0][: len(prompt + tokens)] == prompt + tokens
-    assert f"{output}<|im_end|>" in did.fake.prompt_text(2)
     asyncio.run(did.go())
     assert did.fake.returned[3][0] == did.fake.returned[0][0]
     # An earlier run's answer is never left to be scored.
@@ -1230,6 +1179,16 @@ def test_what_a_command_puts_at_a_files_name_is_no_trap(bench, tmp_path, name, t
 def test_no_sampled_token_is_ever_lost_misaligned_or_recorded_twice(bench):
     """300 runs with random endings. A cancellation inside the client's own call is the one
     exception: what the sampler had not yet returned is gone, so the fake does not count it."""
+
+    async def stopped_after(n_steps: int) -> None:
+        await did.agent.setup(did.environment)
+        trial = asyncio.create_task(did.go())
+        while n_steps and not trial.done():
+            n_steps -= 1
+            await asyncio.sleep(0)
+        trial.cancel()
+        await asyncio.wait([trial])
+
     for seed in range(300):
         rng = random.Random(seed)
         results = [ExecResult(stdout="x" * 30, return_code=0), RuntimeError("gone"), TimeoutError()]
@@ -1238,12 +1197,11 @@ def test_no_sampled_token_is_ever_lost_misaligned_or_recorded_twice(bench):
             environment=ScriptedEnvironment(*rng.choices(results, weights=[8, 1, 1], k=12)),
             max_turns=rng.randint(1, 8),
             renderer_name=rng.choice(["qwen3", "qwen3_instruct", "role_colon", "qwen3_5"]),
-            rerender_history=rng.random() < 0.3,
             context_limit=rng.choice([None, None, 600]),
         )
         # In the old SDK's future an answer waits for the loop, where a cancellation may find it.
         n_steps = 10_000 if IS_OLD_SDK else rng.choice([10_000, rng.randrange(1, 60)])
-        asyncio.run(stopped_after(n_steps, did))
+        asyncio.run(stopped_after(n_steps))
         returned = did.fake.returned
         whole = [turn for turn in returned if is_whole(*turn)]
         expected = [(prompt, tokens, logprobs or []) for prompt, tokens, logprobs in whole]
@@ -1269,16 +1227,6 @@ def random_answer(rng: random.Random) -> Any:
     odd.append(Sampled(tokens=[50, 51, 2], logprobs=[-1.0, rng.choice(NO_LOGPROBS), -1.0]))
     errors = [RuntimeError("API error"), refused(400, "prompt is too long")]
     return rng.choice([Sampled(text)] * 8 + odd + [no_tokens, rng.choice(errors)])
-
-
-async def stopped_after(n_steps: int, did: Run) -> None:
-    await did.agent.setup(did.environment)
-    trial = asyncio.create_task(did.go())
-    while n_steps and not trial.done():
-        n_steps -= 1
-        await asyncio.sleep(0)
-    trial.cancel()
-    await asyncio.gather(trial, return_exceptions=True)
 
 
 def test_a_prompt_is_the_last_prompt_its_reply_and_the_templates_tail(bench, model):
@@ -1345,11 +1293,11 @@ class Forgetful(BasicLoopAgent):
 
 
 def test_a_subclass_changes_the_loop_and_edits_the_history(bench, tokenizer_dir):
-    model = Model("qwen3_instruct", tokenizer_dir)
-    odd = Sampled(tokens=[*model.encode_oddly(bash("ls()", language="python")), 2])
-    script = [odd, bash("forget()", language="python"), odd, odd, RuntimeError("gone")]
-    options = {"max_turns": 9, "agent_class": Forgetful, "raises": RuntimeError}
-    did = bench.tinker(*script, environment=printing("first\nlast\n"), **options)
+    python = functools.partial(bash, language="python")
+    ids = Model("qwen3_instruct", tokenizer_dir).encode_oddly(python("ls()"))
+    odd, gone = Sampled(tokens=[*ids, 2]), RuntimeError("gone")
+    options = {"max_turns": 9, "agent_class": Forgetful, "environment": printing("first\nlast\n")}
+    did = bench.tinker(odd, python("forget()"), odd, odd, gone, raises=RuntimeError, **options)
     assert did.scripts[0] == "python3 - <<'EOF'\nls()\nEOF\n"
     assert did.view.steps[0].message == Forgetful.protocol.replace("{seconds}", "120")
     assert did.told == ["last"] * 4
@@ -1359,81 +1307,45 @@ def test_a_subclass_changes_the_loop_and_edits_the_history(bench, tokenizer_dir)
     assert all("left out" in did.fake.prompt_text(number) for number in (2, 4))
 
 
-def test_rerender_history_gives_the_templates_own_view(bench, tokenizer_dir):
-    model = Model("qwen3_instruct", tokenizer_dir)
-    # Special tokens of an instruction are its own. Ids are recorded only where they are wanted.
-    options = {"instruction": "a <|im_end|>", "rerender_history": True, "system_prompt": ""}
-    odd = Sampled(tokens=[*model.encode_oddly(bash("ls")), 2])
-    did = bench.tinker(odd, "done", max_turns=2, collect_rollout_details=False, **options)
-    assert did.metadata == {"stop_reason": "completed", "n_episodes": 2}
-    assert did.context.rollout_details is did.view.steps[-1].metrics.logprobs is None
-    said = [("user", "a <|im_end|>"), ("assistant", bash("ls")), ("user", did.told[0])]
-    messages = [{"role": role, "content": content} for role, content in said]
-    assert did.fake.returned[1][0] == model.rendered(messages)
-
-
-# The model clients and their cache.
-
-
 def test_tinker_gets_every_option_and_a_server_of_its_own(bench):
-    fake = bench.service()
     source = {"model_path": "tinker://run/sampler_weights/1", "record_stability_info": True}
     sampling = {"seed": 3, "top_p": 0.9, "top_k": 5}
     options = {"model_path": source["model_path"], "api_base": "http://localhost:1"}
-    kwargs = sampling | {"record_stability_info": True}
-    run(bench.agent(max_tokens=7, temperature=0.5, llm_kwargs=kwargs, **options))
+    options["llm_kwargs"] = sampling | {"record_stability_info": True}
+    fake = bench.tinker("hello", max_tokens=7, temperature=0.5, **options).fake
     asked = {"max_tokens": 7, "temperature": 0.5, "stop": [2], **sampling}
     assert asked.items() <= dict(fake.requests[0][1]).items()
-    assert fake.samplers == [source]
-    assert fake.services[-1].arguments["base_url"] == "http://localhost:1"
-    run(bench.agent(temperature=None))
-    assert fake.requests[-1][1].temperature == 1.0
-    assert fake.samplers[-1] == {"base_model": fake.name}
+    assert (fake.samplers, fake.services[0].arguments["base_url"]) == (
+        [source],
+        options["api_base"],
+    )
+    fake = bench.tinker("hello", temperature=None).fake
+    assert fake.requests[0][1].temperature == 1.0
+    assert fake.samplers == [{"base_model": fake.name}]
 
 
 def test_any_client_of_harbors_kind_works_in_the_loop(bench):
-    own = type("Own", (BasicLoopAgent,), {"_build_llm": lambda self: client})
-    usage = UsageInfo(prompt_tokens=2, completion_tokens=1, cache_tokens=1, cost_usd=0.25)
-    ids = {"prompt_token_ids": [1, 1], "completion_token_ids": [1], "logprobs": [-1.0]}
-    reply = LLMResponse(content=f"<think>a</think>{bash('ls')}", usage=usage, **ids)
-    client = ScriptedLLM()
-    client.call = AsyncMock(side_effect=[reply, LLMResponse(content="The answer is")])
-    did = run(bench.agent(own, max_turns=3), printing("out"))
-    assert (did.stop_reason, did.completion) == ("completed", "The answer is")
-    assert (did.turns, did.context.cost_usd) == ([([1, 1], [1], [-1.0])], 0.25)
-    assert did.view.steps[2].reasoning_content == "a"
-    assert client.call.await_args.kwargs["prompt"] == "Exit code: 0\nOutput:\nout"
-
-
-def test_neither_the_module_nor_the_check_of_a_given_key_loads_a_model_library():
-    # In a trial's event loop that would take seconds.
-    code = "import basic_loop_agent as b, sys; options = b.BasicLoopOptions(); "
-    code += "b.check_tinker_key(options, {'TINKER_API_KEY': 'k'}); "
-    code += "print({'torch', 'transformers', 'tinker', 'litellm'} & set(sys.modules))"
-    loaded = subprocess.check_output([sys.executable, "-c", code], cwd=ROOT, text=True)
-    assert loaded.strip() == "set()"
+    agent = bench.agent(ScriptedAgent, model_client="litellm", max_turns=3)
+    did = run(agent, printing("out"))
+    assert (did.completion, did.told) == (REPLIES[-1], ["Exit code: 0\nOutput:\nout"])
+    assert did.context.n_input_tokens > 0
 
 
 def test_a_configuration_has_one_client_and_all_one_session(bench, tmp_path):
     fake = bench.service()
     different = [{}, {"model_path": "tinker://1"}, {"max_turns": 5}, {"max_tokens": 1}]
     different += [{"renderer_name": "role_colon"}, {"temperature": 0}, {"llm_kwargs": {"seed": 1}}]
-    # The client is built in setup.
     set_up(bench.agent())
     assert (len(fake.samplers), len(fake.requests)) == (1, 0)
     trials = []
     for number, options in enumerate([{}, *different] * 3):
         trials.append(Run(bench.agent(logs_dir=tmp_path / str(number), **options)))
-    asyncio.run(together(*(trial.set_up_and_go() for trial in trials)))
+    asyncio.run(together(trial.go() for trial in trials))
     assert len(fake.samplers) == 1 + len(different)
-    assert (len(fake.services), len(fake.returned)) == (1, len(trials))
-    # The cache keeps the newest ones.
-    first = weakref.ref(trials[0].agent.client)
-    del trials
-    for n in range(2, 140):
-        set_up(bench.agent(max_tokens=n))
-    gc.collect()
-    assert first() is None
+    # Another event loop has clients of its own, in the same session.
+    asyncio.run(together(trial.go() for trial in trials))
+    assert len(fake.samplers) == 1 + 2 * len(different)
+    assert (len(fake.services), len(fake.returned)) == (1, 2 * len(trials))
 
 
 @pytest.mark.parametrize("status", [404, 410])
@@ -1452,7 +1364,7 @@ def test_when_a_session_is_over_the_next_trial_goes_on_in_a_new_one(bench, statu
         # All later ones share one session, and new checkpoints, too.
         options = [{}, {}, {"max_tokens": 9}, {"model_path": "tinker://run/sampler_weights/2"}]
         dids = [Run(bench.agent(max_turns=3, **one)) for one in options]
-        runner.run(together(*(did.go() for did in dids)))
+        runner.run(together(did.go() for did in dids))
     assert [len(did.turns) for did in dids] == [3] * 4
     assert len(fake.services) == 2
     # A checkpoint that does not exist fails its trial, and leaves the session to the others.
@@ -1466,29 +1378,6 @@ def test_when_a_session_is_over_the_next_trial_goes_on_in_a_new_one(bench, statu
         with pytest.raises(Exception, match="no such checkpoint"):
             run(bench.agent())
     assert len(fake.services) == 3
-
-
-def test_event_loops_in_threads_share_tokenizer_and_session(bench, tmp_path, monkeypatch):
-    model = Model("qwen3_instruct", bench.tokenizer_dir)
-    fake, using, overlaps = bench.service(bash("ls")), threading.Lock(), []
-
-    def used(self: Any, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        overlaps.append(using.locked())
-        with using:
-            time.sleep(0.001)
-            return method(self, *args, **kwargs)
-
-    owners = {"build_generation_prompt": model.renderer, "get_stop_sequences": model.renderer}
-    owners |= {"decode": model.tokenizer, "get_added_vocab": model.tokenizer}
-    for name, owner in owners.items():
-        method = functools.partialmethod(used, getattr(type(owner), name))
-        monkeypatch.setattr(type(owner), name, method)
-    agents = [bench.agent(logs_dir=tmp_path / str(number), max_turns=9) for number in range(6)]
-    with ThreadPoolExecutor(max_workers=6) as pool:
-        list(pool.map(run, agents))
-    assert (len(fake.services), len(fake.returned)) == (1, 54)
-    assert len(overlaps) > 100
-    assert not any(overlaps)
 
 
 @pytest.mark.parametrize(
@@ -1515,15 +1404,16 @@ def test_what_depends_on_the_model_is_refused_in_setup(bench, monkeypatch):
     bench.refuses(ValueError, "qwen9", renderer_name="qwen9")
     bench.refuses(TypeError, "tempreature", llm_kwargs={"tempreature": 1})
     bench.refuses(ValueError, "no model: name one with -m", model_name=None)
+    litellm = {"model_client": "litellm"}
+    bench.refuses(Exception, "LLM Provider NOT provided", model_name="mock", **litellm)
+    # Keys of providers other than Tinker are their own business.
+    set_up(bench.agent(model_name="anthropic/claude-sonnet-4-5", **litellm))
     monkeypatch.delenv("TINKER_API_KEY")
     bench.refuses(ValueError, "no API key for Tinker: set TINKER_API_KEY")
     if importlib.util.find_spec("tinker.auth"):
         # From 0.38 on the SDK stores keys, too.
         monkeypatch.setattr("tinker.auth.tinker_has_credentials", lambda: True)
         set_up(bench.agent())
-    # All other keys are their providers' business.
-    for name in ("anthropic/claude-sonnet-4-5", "azure/gpt-4o", "ollama/llama3"):
-        set_up(bench.agent(model_client="litellm", model_name=name))
     monkeypatch.setitem(sys.modules, "tinker_cookbook", None)
     with pytest.raises(ValueError, match=r"pip install 'harbor\[tinker\]'"):
         bench.agent()
@@ -1546,14 +1436,11 @@ def test_keys_and_urls_are_the_agents_or_the_processs_and_stay_unseen(bench, mon
         run(bench.agent(**options))
         arguments = fake.services[-1].arguments
         assert (arguments["api_key"] or "key-process", arguments["base_url"]) == (key, url)
-    # A key from a file ends in a newline. An address with a port, alone, means its /v1.
+    # A key from a file ends in a newline. `jobs resume` gives a key as Harbor has saved it.
     own = {"OPENAI_API_KEY": "key-own\n", "OPENAI_BASE_URL": "http://own"}
-    # `jobs resume` gives a key as Harbor has saved it.
     starred = {"OPENAI_API_KEY": "key-****own", "TINKER_API_KEY": "****"}
     for options, key, url in (
-        ({}, "key-process", "http://process"),
         ({"extra_env": starred}, "key-process", "http://process"),
-        ({"extra_env": {"OPENAI_API_BASE": "http://rllm/a/b"}}, "key-process", "http://rllm/a/b"),
         ({"extra_env": own, "api_base": "http://x:1/"}, "key-own", "http://x:1/v1"),
         ({"extra_env": own, "llm_kwargs": {"api_key": "key-2\n"}}, "key-2", "http://own"),
         # A name without its provider, which litellm knows.
@@ -1563,14 +1450,11 @@ def test_keys_and_urls_are_the_agents_or_the_processs_and_stay_unseen(bench, mon
         assert (did.fake[-1]["api_key"], did.fake[-1]["api_base"]) == (key, url)
         seen = [repr(did.agent.options), str(did.agent.options), did.context.model_dump_json()]
         seen += [path.read_text() for path in bench.logs_dir.glob("*.*")]
-        assert len(seen) == 5
         assert not any("key-" in text for text in [*seen, *caplog.messages])
         # Harbor would put it into the environment of each command.
         assert did.agent.extra_env == {}
-    # A server of one's own needs none.
     monkeypatch.delenv("OPENAI_API_KEY")
     assert bench.lite("hello", api_base="http://x").fake[-1]["api_key"] == "none"
-    # An agent may have one where the process has none.
     monkeypatch.delenv("TINKER_API_KEY")
     set_up(bench.agent(extra_env=other))
     set_up(bench.agent(llm_kwargs={"api_key": "key-own"}))
@@ -1586,12 +1470,8 @@ def test_a_bad_option_or_a_missing_key_ends_a_job_before_any_trial(tmp_path, mon
     monkeypatch.delenv("TINKER_API_KEY")
     with pytest.raises(ValueError, match="no API key for Tinker: set TINKER_API_KEY"):
         asyncio.run(Job.create(job_config(tmp_path, lite_agent())))
-    assert not list(tmp_path.rglob("result.json"))
     keyed = lite_agent() | {"env": {"TINKER_API_KEY": "tml-own"}}
     asyncio.run(Job.create(job_config(tmp_path, keyed)))
-
-
-# Real jobs, and from their trials to training data.
 
 
 def job_config(jobs_dir: Path, *agents: dict[str, Any], **config: Any) -> JobConfig:
@@ -1625,16 +1505,6 @@ def run_job(jobs_dir: Path, *agents: dict[str, Any], **config: Any) -> list[Any]
     return trials
 
 
-def test_a_bad_agent_fails_alone_in_a_job_with_a_good_one(tmp_path):
-    kwargs = {"model_client": "litellm", "llm_kwargs": {"mock_response": "Hello, world!"}}
-    trials = run_job(tmp_path, lite_agent(**kwargs), lite_agent("mock", model_client="litellm"))
-    bad, good = sorted(trials, key=lambda trial: trial.exception_info is None)
-    assert good.agent_info.version == basic_loop_agent.__version__
-    whole = trial_to_trajectory(good)
-    assert (whole.turns, whole.reward, whole.stop_reason) == ([], 1.0, "completed")
-    assert "LLM Provider NOT provided" in bad.exception_info.exception_message
-
-
 def test_a_jobs_trials_give_back_every_sampled_token_and_its_sequence(bench, tmp_path):
     fake = bench.service(*[f"<think>a</think>{bash('ls')}", Sampled("hello wo", "length")] * 2)
     agent = tinker_agent(fake, max_turns=2, renderer_name="qwen3")
@@ -1663,8 +1533,6 @@ def test_a_timeout_is_scored_a_failed_trial_is_not_and_a_bad_record_is_an_error(
     (failed,) = run_job(tmp_path, tinker_agent(fake, max_turns=2))
     assert failed.exception_info.exception_type == "RuntimeError"
     assert "service is gone" in failed.exception_info.exception_message
-    assert failed.verifier_result is None
-    assert failed.agent_result.rollout_details
     assert trial_to_trajectory(failed) is None
     failed.exception_info = None
     failed.verifier_result = VerifierResult(rewards={"reward": 1})
@@ -1685,7 +1553,7 @@ def test_a_timeout_is_scored_a_failed_trial_is_not_and_a_bad_record_is_an_error(
             trial_to_trajectory(failed)
     failed.agent_result.rollout_details = None
     assert trial_to_trajectory(failed) is None
-    failed.verifier_result = VerifierResult(rewards={"reward": 1.0, "style": math.nan})
+    failed.verifier_result = VerifierResult(rewards={"style": math.nan})
     with pytest.raises(ValueError, match=f"trial {failed.trial_name}: .*'style': nan"):
         trial_to_trajectory(failed)
 
@@ -1720,60 +1588,25 @@ def test_a_multi_step_trial_with_a_failed_step_is_no_training_data(bench, tmp_pa
     assert whole.stop_reason == ("completed" if failing == 0 else "cancelled")
 
 
-def test_each_shell_task_pays_for_its_solution_and_less_for_anything_else(tmp_path):
-    shell_tasks.main([f"{tmp_path}/tasks", "--variants=1", "--new-variants=1"])
-    tasks = sorted((tmp_path / "tasks").glob("*/*/"))
-    assert len(tasks) == 10 + 10 + 5
-    home, agent, verifier = (tmp_path / name for name in ("home", "agent", "verifier"))
-    agent.mkdir()
-    verifier.mkdir()
-    for task in tasks:
-        paid = []
-        check = (task / "tests/test.sh").read_text().replace("/logs/", f"{tmp_path}/")
-        scripts = [(task / f"solution/{name}.sh").read_text() for name in ("near_miss", "solve")]
-        for script in ("", "pwd", *scripts):
-            shutil.copytree(task / "environment", home)
-            (agent / "trajectory.json").write_text('{"observation": 0}' if script else "{}")
-            for text in (script, check):
-                subprocess.run(["bash", "-c", text], cwd=home, stdout=subprocess.DEVNULL)
-            shutil.rmtree(home)
-            paid.append(float((verifier / "reward.txt").read_text()))
-        assert paid == [0, 0.1, 0.5, 1], task
-
-
-class FakeTraining:
+def fake_training(fake: FakeTinker) -> AsyncMock:
     """What tinker-cookbook's trainer has for Tinker's service, and for its training client."""
 
-    def __init__(self, fake: FakeTinker) -> None:
-        self.fake, self.trained, self.loaded = fake, [], []
-        told = {"get_training_run_by_tinker_path_async.return_value.user_metadata": None}
-        self.create_rest_client = lambda: AsyncMock(**told)
-        self.create_lora_training_client_async = AsyncMock(return_value=self)
-        self.optim_step_async = AsyncMock(return_value=self.future(metrics={}))
-
-    def future(self, **result: Any) -> Any:
+    def future(**result: Any) -> Any:
         return Mock(result_async=AsyncMock(return_value=SimpleNamespace(**result)))
 
-    async def create_training_client_from_state_with_optimizer_async(
-        self, path: str, user_metadata: dict
-    ) -> Any:
-        self.loaded.append(path)
-        return self
-
-    async def save_weights_and_get_sampling_client_async(self) -> Any:
-        return self.fake()
-
-    async def save_state_async(self, name: str, ttl_seconds: int | None) -> Any:
-        return self.future(path=f"tinker://run/weights/{name}")
-
-    save_weights_for_sampler_async = save_state_async
-
-    async def forward_backward_async(self, data: list[Any], **kwargs: Any) -> Any:
-        if len(self.trained) == 1 and not self.loaded:
-            raise ConnectionError("the service is gone")
-        self.trained.append(data)
+    def forward_backward(data: list[Any], **kwargs: Any) -> Any:
         outputs = [{"logprobs": datum.loss_fn_inputs["logprobs"]} for datum in data]
-        return self.future(loss_fn_outputs=outputs)
+        return future(loss_fn_outputs=outputs)
+
+    training = AsyncMock(create_rest_client=Mock(return_value=AsyncMock()))
+    training.create_lora_training_client_async.return_value = training
+    training.create_training_client_from_state_with_optimizer_async.return_value = training
+    training.forward_backward_async.side_effect = forward_backward
+    training.optim_step_async.return_value = future(metrics={})
+    training.save_state_async.side_effect = lambda name, **kwargs: future(path=f"tinker://{name}")
+    training.save_weights_for_sampler_async.return_value = future(path="tinker://final")
+    training.save_weights_and_get_sampling_client_async.side_effect = fake
+    return training
 
 
 def sampled_in(datum: Any) -> tuple[list[int], list[float], float]:
@@ -1786,14 +1619,14 @@ def sampled_in(datum: Any) -> tuple[list[int], list[float], float]:
     return list(ids), [round(logprob, 3) for logprob in logprobs], round(advantage, 3)
 
 
-def test_the_cookbooks_trainer_trains_on_trials_and_goes_on(bench, tmp_path, monkeypatch):
+def test_the_cookbooks_trainer_trains_on_trials(bench, tmp_path, monkeypatch):
     module = importlib.import_module("examples.train")
     right, wrong, gone = "Hello, world!", "no", RuntimeError("the sampler\nis gone")
-    # Four trials a step, of which one fails. In the second step only one is scored, so it is
-    # skipped. The third one crashes in its update. An evaluation is two trials.
+    # Four trials a step, of which one fails. Of the second step only one is scored, so it is
+    # skipped. An evaluation is two trials.
     step = [bash("ls"), right, bash("ls"), wrong, gone, right]
-    fake = bench.service(right, wrong, *step, gone, gone, gone, right, *step, *step, right)
-    training = FakeTraining(fake)
+    fake = bench.service(right, wrong, *step, gone, gone, gone, right, *step, right)
+    training = fake_training(fake)
     monkeypatch.setattr("tinker.ServiceClient", lambda **kwargs: training)
     greet, fakes = str(ROOT / "examples/greet"), "examples.fakes:Host"
     tasks = {"tasks": [greet], "test_tasks": [greet], "test_group_size": 2, "group_size": 4}
@@ -1802,23 +1635,21 @@ def test_the_cookbooks_trainer_trains_on_trials_and_goes_on(bench, tmp_path, mon
     config = {"model_name": fake.name, "renderer_name": "qwen3_instruct", "max_tokens": 64}
     config |= {"learning_rate": 0.5, "log_path": str(tmp_path / "log")}
     config = module.Config(dataset_builder=module.HarborTasks(**tasks), **config)
-    with pytest.raises(ConnectionError):
-        module.main(config)
     module.main(config)
-    # It goes on after the last step that has an update, and a third time there is nothing to do.
+    # The same command, once more, finds nothing to do.
     module.main(config)
-    assert training.loaded == ["tinker://run/weights/000001", "tinker://run/weights/final"]
+    trained = [call.args[0] for call in training.forward_backward_async.await_args_list]
+    assert [len(data) for data in trained] == [3, 3]
     # A multi-turn trial is one datum, and each token has the logprob that it was sampled with.
     expected = []
     for first, last, advantage in ((2, 3, 0.333), (4, 5, -0.667), (6, 6, 0.333)):
         turns = fake.returned[first : last + 1]
         ids, logprobs = ([one for turn in turns for one in turn[n]] for n in (1, 2))
         expected.append((ids, logprobs, advantage))
-    assert list(map(sampled_in, training.trained[0])) == expected
-    assert [len(data) for data in training.trained] == [3, 3, 4]
+    assert list(map(sampled_in, trained[0])) == expected
     log = (tmp_path / "log/logs.log").read_text()
     assert re.search("left out rl-greet-[0-9a-f]+: it failed: the sampler is gone\n", log)
     lines = map(json.loads, (tmp_path / "log/metrics.jsonl").read_text().splitlines())
     names = ["step", "env/all/solved", "test/greet/env/all/reward/total"]
     metrics = [[round(line.get(name, -1), 2) for name in names] for line in lines]
-    assert metrics == [[0, 0.67, 0.5], [1, -1, -1], [1, 0.67, -1], [2, 1, -1], [3, -1, 1]]
+    assert metrics == [[0, 0.67, 0.5], [1, -1, -1], [2, 0.67, -1], [3, -1, 1]]
