@@ -64,7 +64,6 @@ from transformers import PreTrainedTokenizerFast
 
 import basic_loop_agent
 from basic_loop_agent import BasicLoopAgent, BasicLoopOptions, trial_to_trajectory
-from examples.fakes import REPLIES, ScriptedAgent
 
 # What the imports made stays: to look through it would take most of each garbage collection.
 gc.freeze()
@@ -487,9 +486,8 @@ TAGGED = f"x\n</think>\n{bash('ls')}"
 FLOOD = r"first\n.*\[the output is cut: more than 4000000 bytes.*"
 LATE = r"so far\n\[ended: the time limit of 1 seconds was reached\]"
 ESCAPES = "echo so far; (setsid sleep OWN.1 &); timeout 99 sleep OWN.2 & trap '' TERM;"
-# vLLM's replies, with their finish reason, and answers of another server.
-THOUGHT = "<think>hm</think>\n\n"
-COMMAND = (THOUGHT + bash("ls"), "stop")
+# A reply of vLLM's, with its finish reason.
+COMMAND = ("<think>hm</think>\n\n" + bash("ls"), "stop")
 # What a policy that diverged has for logprobs; vLLM writes -9999.0 for one that it does not have.
 NO_LOGPROBS = [math.nan, math.inf, -math.inf, None, -9999.0]
 
@@ -708,8 +706,8 @@ def test_prompts_are_exact_and_unforgeable_on_vllm(vllm):
     assert did.context.rollout_details[0]["extra"]["routed_experts"] == experts
     # What is put behind a turn is what the template puts there, with special tokens broken up.
     broken = [f"{text[0]}\u200b{text[1:]}" for text in special]
-    out = code + "".join(f"a {text} b<{text}\n" for text in broken)
-    tail = f"\n<|im_start|>user\nExit code: 0\nOutput:\n{out.rstrip()}<|im_end|>\n<|im_start|>"
+    out = (code + "".join(f"a {text} b<{text}\n" for text in broken)).rstrip()
+    tail = f"\n<|im_start|>user\nExit code: 0\nOutput:\n{out}<|im_end|>\n<|im_start|>"
     for (prompt, ids, _), (following, _, _) in itertools.pairwise(vllm.returned):
         assert following == prompt + ids + vllm.model.encode(tail + "assistant\n")
     # A turn costs two requests; once, the tail's beginning is looked for.
@@ -775,7 +773,6 @@ def test_the_blocks_of_a_reply_run_as_one_script_until_it_has_none(bench):
         ("```bash\nrm x", None),
         ("- ```bash\n  rm x\n```\n", None),
         ("```bash\nrm x\n    ```", None),
-        ("```bash\r\na\r\n```", "a\n"),
         ("```bash\nprintf 'a\0b'\n```", "printf 'ab'\n"),
     ],
 )
@@ -884,10 +881,9 @@ def own_seconds() -> str:
         ("trap 'kill 0' EXIT; sleep 99 & echo a; exit 4", "(4|143)", "a"),
         # What is whole is run, whatever its syntax.
         ("shopt -s extglob\necho /!(*)", 0, r"/!\(\*\)"),
-        # A script does not see what runs it: no variable but the mark, no text in an argument.
+        # A script sees of what runs it the mark alone; no argument holds its text.
         ("env | sed 's/=.*//' | grep BASIC", 0, "BASIC_LOOP_MARK"),
         (r"cat /proc/*/cmdline 2>/dev/null | tr '\0' '\n' | grep -c '[m]apfile'", 1, "0"),
-        # It may print the mark.
         (r"ps -ef; echo $BASIC_LOOP_MARK; exit 3", 3, r".*\n\w+"),
         ("kill -9 $PPID; sleep 1; echo x", 137, r"\(none\)"),
         # With its time limit, or a flood, all that it started ends.
@@ -1121,8 +1117,8 @@ def test_a_second_run_starts_clean_and_resume_goes_on_exactly(bench):
     assert did.fake.returned[2][0][: len(prompt + tokens)] == prompt + tokens
     asyncio.run(did.go())
     assert did.fake.returned[3][0] == did.fake.returned[0][0]
-    # An earlier run's answer is never left to be scored.
     assert did.completion == "two"
+    # An earlier run's answer is never left to be scored.
     with pytest.raises(RuntimeError, match="gone"):
         asyncio.run(did.go())
     assert did.completion == ""
@@ -1284,13 +1280,6 @@ def test_tinker_gets_every_option_and_a_server_of_its_own(bench):
     fake = bench.tinker("hello", temperature=None).fake
     assert fake.requests[0][1].temperature == 1.0
     assert fake.samplers == [{"base_model": fake.name}]
-
-
-def test_any_client_of_harbors_kind_works_in_the_loop(bench):
-    agent = bench.agent(ScriptedAgent, model_client="litellm", max_turns=3)
-    did = run(agent, printing("out"))
-    assert (did.completion, did.told) == (REPLIES[-1], ["Exit code: 0\nOutput:\nout"])
-    assert did.context.n_input_tokens > 0
 
 
 def test_a_configuration_has_one_client_and_all_one_session(bench, tmp_path):
@@ -1472,7 +1461,7 @@ def test_a_jobs_trials_give_back_every_sampled_token_and_its_sequence(bench, tmp
     wholes = [trial_to_trajectory(trial) for trial in trials]
     assert {whole.stop_reason for whole in wholes} == {"max_tokens"}
     turns = [turn for whole in wholes for turn in whole.turns]
-    ids = [(turn.prompt_token_ids, turn.completion_token_ids, turn.logprobs) for turn in turns]
+    ids = [tuple(getattr(turn, name) for name in IDS) for turn in turns]
     assert sorted(ids) == sorted(fake.returned)
     numbers = [fake.returned.index(turn) for turn in ids]
     sequences = [None if IS_OLD_SDK else f"sequence-{number}" for number in numbers]
@@ -1506,8 +1495,7 @@ def test_a_timeout_is_scored_a_failed_trial_is_not_and_a_bad_record_is_an_error(
         failed.verifier_result = VerifierResult(rewards=rewards)
         assert trial_to_trajectory(failed).reward == reward
     (record,) = failed.agent_result.rollout_details
-    bad = [{"logprobs": [[]]}, {"logprobs": [[math.nan]]}, {"prompt_token_ids": [[1], [1]]}]
-    for wrong in bad:
+    for wrong in {"logprobs": [[]]}, {"logprobs": [[math.nan]]}, {"prompt_token_ids": [[1], [1]]}:
         failed.agent_result.rollout_details = [record | wrong]
         with pytest.raises(ValueError, match=r"argument \d|differ in length"):
             trial_to_trajectory(failed)
