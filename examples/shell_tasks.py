@@ -1,11 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write a family of Harbor tasks, each of which one shell command solves.
+r"""Write a family of Harbor tasks, each of which one shell command solves.
 
     uv run python examples/shell_tasks.py shell-tasks
 
 writes shell-tasks/train, to train on, and two folders to evaluate on: shell-tasks/new_variants,
 the same kinds of task with words that no trained task has, and shell-tasks/new_kinds. The same
 --seed gives the same tasks.
+
+The README's run (`train` is its shell function):
+
+    train log_path=runs/shell max_tokens=48 temperature=0.7 \
+      dataset_builder.agent=one_script:OneScript dataset_builder.tasks=shell-tasks/train \
+      dataset_builder.tasks_per_step=6 dataset_builder.group_size=8 dataset_builder.steps=18 \
+      dataset_builder.test_tasks=shell-tasks/new_variants,shell-tasks/new_kinds \
+      dataset_builder.test_group_size=4 dataset_builder.concurrency=20
 
 The reward is 1 if the files that the commands left are right. Less is paid on the way there, so
 that a model which solves nothing yet has something to learn from: 0.1 for any command, 0.2 for one
