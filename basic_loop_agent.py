@@ -57,10 +57,11 @@ try:
     from harbor.agents.capabilities import AgentCapabilities
     from harbor.agents.options import AgentOptions
 except ImportError:
-    # Harbor before 0.23 has neither class, and never asks for them. This stands in for both.
+    # Harbor before 0.23 has neither class, and never asks for them.
     class AgentOptions(BaseModel, extra="forbid"): ...
 
-    AgentCapabilities = AgentOptions
+    class AgentCapabilities(BaseModel): ...
+
 
 __version__ = "0.9.0"
 
@@ -68,7 +69,7 @@ __version__ = "0.9.0"
 class BasicLoopOptions(
     AgentOptions, allow_inf_nan=False, hide_input_in_errors=True, use_attribute_docstrings=True
 ):
-    """The options of `--ak key=value`. The constructor spells out the first eight, for Python."""
+    """The options of `--ak key=value`. The first eight are parameters of the constructor, too."""
 
     model_path: str | None = Field(None, pattern="^tinker://")
     """Tinker checkpoint to sample, tinker://...; default: the base model."""
@@ -97,7 +98,7 @@ class BasicLoopOptions(
     interleaved_thinking: bool = False
     """Send back the reasoning that the server gave apart from the text (litellm)."""
     session_id: str | None = None
-    """For routers: sent with each model call (litellm, vllm). Each id gets a client of its own."""
+    """Sent with each model call, for routers (litellm, vllm). Each id has a client of its own."""
     command_timeout_sec: PositiveInt = Field(120, le=7 * 24 * 3600)
     """Time limit of a script in seconds; at most a week."""
     max_output_bytes: PositiveInt = 10_000
@@ -113,6 +114,8 @@ class BasicLoopOptions(
             raise ValueError(f"llm_kwargs holds {', '.join(duplicates)}: use the option instead")
         if client != "tinker" and (self.model_path or self.renderer_name):
             raise ValueError("model_path and renderer_name are for model_client=tinker: drop them")
+        if client == "litellm" and self.context_limit:
+            raise ValueError("context_limit is not for model_client=litellm: drop it")
         if client == "vllm" and not self.api_base:
             raise ValueError("model_client=vllm needs api_base, such as http://localhost:8000")
         if client == "tinker" and not importlib.util.find_spec("tinker_cookbook"):
@@ -127,15 +130,18 @@ class BasicLoopAgent(BaseAgent):
     rollout (see `rollout_details`). `logs_dir` holds completion.txt, which is the last answer, and
     trajectory.json, in Harbor's format ATIF.
 
-    Attributes for the loop (`run` and `resume` create them, and explain the private ones):
+    Attributes for the loop (`run` and `resume` create them):
         client: The model client, which the trials of a job share.
         messages: The conversation so far, without thinking. The loop may edit it.
         turns: The turns of this run.
         metadata: The loop may keep JSON values here. They go into the context's metadata.
+        _pending: The texts that the next `sample` sends.
+        _last_ids, _last_messages: The ids of the last turn, and a copy of `messages` then, which
+            shows whether the loop has edited them since.
     """
 
     options_model = BasicLoopOptions
-    # `model_construct` does not validate: Harbor 0.23 would refuse the last two fields.
+    # Harbor 0.23 does not know the last two fields. `model_construct` lets them pass.
     capabilities = AgentCapabilities.model_construct(
         atif=True, resume=True, skills=True, mcp_servers=True
     )
@@ -178,13 +184,13 @@ message. Each script starts in a fresh shell (files stay, variables and director
         text become plain text. (Behind a chat endpoint that is the server's part.)"""
         text = valid_text(text)
         if isinstance(self.client, TokenClient):
-            text = self.client.with_plain_tokens(text)
+            # A zero-width space inside makes a special token plain text.
+            text = self.client.special_tokens.sub("\\g<0>\u200b", text)
         self._pending.append(text)
 
     async def sample(self) -> Turn:
-        """Send the queued texts, and record the reply as a turn.
+        """Send the queued texts, and record the reply as a turn, with no await after it has come.
 
-        Nothing is awaited between the reply and its record, so no cancellation can lose a reply.
         Raises ContextLengthExceededError; RuntimeError if no text is queued, or the server gives no
         token ids; and any error of the client.
         """
@@ -214,8 +220,8 @@ message. Each script starts in a fresh shell (files stay, variables and director
         self.messages[-1]["content"] = turn.content
         self._last_messages = [dict(message) for message in self.messages]
         self._last_ids = turn.all_ids
-        # After the record, so that the files show the reply. Later turns may lack ids, and are
-        # counted.
+        # This comes after the record, so that the files show the reply. A later turn without ids is
+        # left out of the rollout, and counted (`n_turns_without_ids`).
         ids = (turn.prompt_token_ids, turn.completion_token_ids, turn.logprobs)
         if self.options.collect_rollout_details and len(self.turns) == 1 and None in ids:
             raise RuntimeError("collect_rollout_details=true, but the server returned no token ids")
@@ -254,7 +260,7 @@ message. Each script starts in a fresh shell (files stay, variables and director
         # From 0.23 on Harbor parses the options, and sets `self.options`.
         super().__init__(model_name=model_name, **options, **kw)
         if not hasattr(self, "options"):
-            # Earlier versions ignore unknown arguments. What BaseAgent does not take is an option.
+            # Earlier versions ignore unknown arguments. What is not Harbor's is an option.
             harbor_names = {*inspect.signature(BaseAgent).parameters, "override_setup_timeout_sec"}
             options |= {name: kw[name] for name in kw.keys() - harbor_names}
             self.options = self.options_model(**options)
@@ -284,7 +290,7 @@ message. Each script starts in a fresh shell (files stay, variables and director
         check_tinker_key(self.options, self._env)
         self.client = await self._shared_llm()
         if self.skills_dir:
-            # Each skill's path and first lines, which have name and description; or the error.
+            # Each skill's path, and the lines that hold its name and description; or the error.
             command = f"head -v -n 10 -- {shlex.quote(self.skills_dir)}/*/SKILL.md 2>&1"
             listed = await environment.exec(command, timeout_sec=60)
             self._introduction += ["Skills. Read a skill's file before you use it.", listed.stdout]
@@ -299,9 +305,7 @@ message. Each script starts in a fresh shell (files stay, variables and director
         if self.options.system_prompt is None and self.options.max_turns > 1:
             self._system = self.protocol.replace("{seconds}", str(self.options.command_timeout_sec))
         self.messages = [{"role": "system", "content": self._system}] if self._system else []
-        # The texts that the next `sample` sends.
         self._pending: list[str] = []
-        # The ids of the last turn, and a copy of `messages` then, to see whether the loop edits it.
         self._last_ids: list[int] = []
         self._last_messages: list[dict] = []
         for text in self._introduction:
@@ -318,12 +322,12 @@ message. Each script starts in a fresh shell (files stay, variables and director
             raise RuntimeError("`resume` continues a conversation: call `run` first")
         self.turns: list[Turn] = []
         self.metadata: dict[str, Any] = {}
-        # An instruction may hold special tokens on purpose.
+        # Not by `tell`: the task's author may use special tokens on purpose.
         self._pending.append(valid_text(instruction))
         stop_reason = StopReason.ERROR
         try:
             async with asyncio.timeout(self.options.max_seconds) as timer:
-                # The client of `setup` may be dropped by now, after an error in another trial.
+                # Since `setup` an error in another trial may have dropped the client: see below.
                 self.client = await self._shared_llm()
                 stop_reason = await self._converse(environment)
         except (Exception, asyncio.CancelledError) as error:
@@ -337,7 +341,7 @@ message. Each script starts in a fresh shell (files stay, variables and director
                 # Return, so that Harbor scores the trial.
                 stop_reason = StopReason.ROLLOUT_TIMEOUT
                 return
-            # The client may be broken. Other trials share this entry: the next builds a new one.
+            # The client may be broken. Trials share it, so the next one has to build another.
             self._cache_entry.client = None
             if isinstance(error, TimeoutError):
                 # Harbor takes any TimeoutError for the agent's timeout, and would score the trial.
@@ -352,7 +356,7 @@ message. Each script starts in a fresh shell (files stay, variables and director
         context.n_cache_tokens = sum(turn.usage.cache_tokens for turn in self.turns)
         # Harbor's clients give 0.0 for an unknown price.
         context.cost_usd = sum(turn.usage.cost_usd for turn in self.turns) or None
-        # SkyRL and verl read the number of self.turns under the name n_episodes.
+        # SkyRL and verl call the number of turns n_episodes.
         metadata = {**self.metadata, "stop_reason": stop_reason, "n_episodes": len(self.turns)}
         if self.options.collect_rollout_details:
             context.rollout_details = rollout_details(self.turns)
@@ -362,10 +366,10 @@ message. Each script starts in a fresh shell (files stay, variables and director
                 later.prompt_token_ids[: len(turn.all_ids)] != turn.all_ids
                 for turn, later in itertools.pairwise(trainable)
             )
-        # A value that JSON does not have becomes text: with it Harbor could not save the job.
+        # The loop may keep what JSON cannot hold. As text it does not keep Harbor from saving.
         text = json.dumps(metadata, default=str, ensure_ascii=False)
         context.metadata = json.loads(valid_text(text))
-        # It is always written, because it may hold the answer of the step before.
+        # Without a turn, too: the file may still hold the answer of the step before.
         write_file(self.logs_dir / "completion.txt", self.turns[-1].content if self.turns else "")
         trajectory = atif.Trajectory(
             # Without an option, the trial's name.
@@ -377,13 +381,13 @@ message. Each script starts in a fresh shell (files stay, variables and director
         write_file(self.logs_dir / "trajectory.json", trajectory.model_dump_json(exclude_none=True))
 
     def _steps(self) -> list[dict]:
-        # This run as ATIF's steps, without their numbers. The first text that was sent is the
-        # user's message. A later one, or one that waits, is what the turn before it observed.
-        waiting = ["\n\n".join(self._pending)] if self._pending else []
-        message, *observations = [turn.prompt for turn in self.turns] + waiting
+        # This run as ATIF's steps, without their numbers. The texts are those that were sent, and
+        # those that wait. The first is the user's message; each later one is what a turn observed.
+        texts = [turn.prompt for turn in self.turns] + ["\n\n".join(self._pending)]
+        message, *observations = texts
         steps = [{"source": "system", "message": self._system}] if self._system else []
         steps.append({"source": "user", "message": message})
-        for turn, observed in itertools.zip_longest(self.turns, observations):
+        for turn, observed in zip(self.turns, observations, strict=True):
             metrics = {
                 "prompt_tokens": turn.usage.prompt_tokens,
                 "completion_tokens": turn.usage.completion_tokens,
@@ -401,7 +405,7 @@ message. Each script starts in a fresh shell (files stay, variables and director
                 "timestamp": turn.timestamp,
                 "metrics": metrics,
             }
-            if observed is not None:
+            if observed:
                 step["observation"] = {"results": [{"content": observed}]}
             steps.append(step)
         return steps
@@ -448,9 +452,8 @@ message. Each script starts in a fresh shell (files stay, variables and director
         return make_client[options.model_client](**given)
 
     def _cache_key(self) -> tuple:
-        # It is hashed, because some tracebacks show the values of variables, and it has API keys.
-        hashed = hash((repr(self.options.model_dump()), frozenset(self._agent_env.items())))
-        return (type(self), self.model_name, hashed, _given_service)
+        options, env = repr(self.options.model_dump()), frozenset(self._agent_env.items())
+        return (type(self), self.model_name, options, env, _given_service)
 
     async def _shared_llm(self) -> Any:
         """The client: the first trial builds it, the others wait. If that fails, the next tries."""
@@ -473,21 +476,21 @@ class CacheEntry:
     client: Any = None
 
 
-# The cache: the same event loop and key give the same entry. The 128 used last are kept.
+# lru_cache is the cache: for the same event loop and key it returns the same entry.
 @functools.lru_cache(maxsize=128)
 def cache_entry(event_loop: asyncio.AbstractEventLoop, key: tuple) -> CacheEntry:
-    """The entry of an event loop, to which its lock and client belong, and of a `_cache_key`."""
+    """A new entry, for a `_cache_key` in the event loop to which its lock and client belong."""
     return CacheEntry(asyncio.Lock())
 
 
 def without_masked(env: Mapping[str, str] | None) -> dict[str, str]:
-    """The variables without those that Harbor has masked, as sk-r****456, in a resumed job."""
+    """The variables but those that `harbor jobs resume` gives in masked form, as sk-r****456."""
     return {name: value for name, value in (env or {}).items() if "****" not in value}
 
 
 class StopReason(StrEnum):
-    """Why a run ended. Harbor scores no trial that ended in ERROR or by Ctrl-C. But it does score a
-    step of a multi-step task then; `trial_to_trajectory` leaves such a trial out."""
+    """Why a run ended. Harbor does not score a trial that ended in ERROR or by Ctrl-C. It scores a
+    multi-step trial of which one step ended so; `trial_to_trajectory` leaves that trial out."""
 
     # The reply holds no command, or max_turns is 1.
     COMPLETED = "completed"
@@ -554,8 +557,8 @@ class Turn(LLMResponse):
         return bool(self.prompt_token_ids) and is_aligned and is_finite
 
 
-# The tag that opens thinking, and the one that closes it. gpt-oss and Inkling have headers in
-# their place: thinking begins with any header, and ends with the header of the answer:
+# The tag that opens thinking, and the one that closes it. gpt-oss and Inkling have headers in place
+# of tags. All that they write before the header of the answer is thinking:
 #
 #     <|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>hi
 THINKING_TAGS = {
@@ -590,13 +593,13 @@ def split_thinking(text: str) -> tuple[str, str]:
 def with_opening_tag(text: str) -> str:
     """Put an opening tag before the reply of a chat endpoint whose template opens thinking.
 
-    Such a reply has only the closing tag. A tag in a ``` block, or between backticks on a line, is
-    text, so a command that writes </think> does not turn the reply into thinking.
+    Such a reply has only the closing tag. In code, which is a ``` block or stands between backticks
+    on a line, a tag is text: a command that writes </think> must not turn the reply into thinking.
     """
+    without_code = re.sub(r"(?ms)^ *```.*?^ *```|`[^`\n]*`", "", text)
+    before_opening = re.split(_OPENING, without_code)[0]
     for opening, closing in THINKING_TAGS.items():
-        # Code is skipped, and all that follows an opening tag.
-        skipped = rf"^ *```.*?^ *```|`[^`\n]*`|(?:{_OPENING}).*"
-        if any(found[1] for found in re.finditer(f"(?ms){skipped}|({re.escape(closing)})", text)):
+        if closing in before_opening:
             return opening + text
     return text
 
@@ -608,7 +611,7 @@ class TokenClient(ABC):
     max_tokens: int
     # Matches the first character of each special token in a text.
     special_tokens: re.Pattern[str]
-    # What `next_prompt` knows of its probes: the ids that they begin with.
+    # Of `next_prompt`: the ids that its probes begin with. None before the first probe.
     _probe_start: list[int] | None = None
 
     @abstractmethod
@@ -619,10 +622,6 @@ class TokenClient(ABC):
     @abstractmethod
     async def generate(self, prompt_ids: list[int], max_tokens: int) -> Turn:
         """Sample a reply to a prompt. Raises any error of the server."""
-
-    def with_plain_tokens(self, text: str) -> str:
-        """Put a zero-width space into each special token of a text, so that it is plain text."""
-        return self.special_tokens.sub("\\g<0>\u200b", text)
 
     async def call(
         self,
@@ -686,10 +685,10 @@ class TokenClient(ABC):
         probe_start = self._probe_start
         if probe_start is None or ids[: len(probe_start)] != probe_start:
             other, _ = await self.render([*start, {"role": "assistant", "content": "c"}, new])
-            n_same = next(n for n, (x, y) in enumerate(zip(ids, other, strict=False)) if x != y)
-            probe_start = self._probe_start = ids[: n_same + 1]
+            differs = [x != y for x, y in zip(ids, other, strict=False)] + [True]
+            probe_start = self._probe_start = ids[: differs.index(True) + 1]
         tail = ids[len(probe_start) :]
-        # The reply already ends in the stop token, so it is left out of the tail. Inkling has two.
+        # The reply already ends in the stop token (Inkling: in two), so the tail goes without it.
         for n_stop in (1, 2):
             if previous_ids[-n_stop:] == tail[:n_stop]:
                 return previous_ids + tail[n_stop:], prompt_end
@@ -705,8 +704,8 @@ def says_context_is_full(error: Exception) -> bool:
     return (is_user_error or is_bad_request) and bool(re.search(phrases, str(error)))
 
 
-# The process's Tinker services, by server and key. Each has a session with Tinker and about 11 file
-# descriptors, so clients share one.
+# The Tinker clients of a process share these services, by server and key. Each service has a
+# session with Tinker, and about 11 file descriptors.
 _services: dict[tuple, Any] = {}
 _services_lock = threading.Lock()
 _given_service: Any = None
@@ -755,6 +754,7 @@ def open_checkpoint(client_args: dict, api_base: str | None, api_key: str | None
     server = (api_base, api_key)
     with _services_lock:
         if server in _services:
+            # After an error, go on below.
             with suppress(tinker.TinkerError):
                 return open_in(_services[server])
         service = tinker.ServiceClient(base_url=api_base, api_key=api_key)
@@ -856,7 +856,8 @@ SPECIAL_SHAPES = re.compile(
     r"""(?x)(?=
       <[|\uFF5C][^<>\s]{1,99}> | <[^<>\s]{1,99}[|\uFF5C]>  # in bars, or full-width bars
     | </?(?:s|pad|unk|mask|cls|sep|bos|eos|sop|eop|think|img|image)>
-    | </?(?:arg|end|extra|fim|file|image|repo|reserved|start|tool)_\w+> | <unused\d+>
+    | </?(?:arg|end|extra|fim|file|image|jupyter|repo|reserved|start|tool|SPECIAL)_\w+>
+    | <unused\d+> | <filename> | \[\|\w+\|\] | \[@\w+@\]
     | </?(?:seed|minimax):\w+>
     | \[/?(?:INST|THINK|IMG|IMG_BREAK|IMG_END|ARGS|CALL_ID|SYSTEM_PROMPT|MODEL_SETTINGS|PREFIX
         |MIDDLE|SUFFIX|AUDIO|BEGIN_AUDIO|TOOL_\w+|AVAILABLE_TOOLS|BOS|EOS|PAD|UNK|[gs]?MASK)\]
@@ -865,7 +866,7 @@ SPECIAL_SHAPES = re.compile(
 )
 # The finish reasons of complete replies. After another one (length, abort, ...) nothing is run. If
 # this agent warns of "finish reason 'x'" where a reply is complete, add x here.
-COMPLETED_REASONS = {"stop", "end_turn", "stop_sequence", "eos", "eos_token", "complete"}
+END_REASONS = {"stop", "stop_sequence", "end_turn", "eos", "eos_token", "complete", "completed"}
 
 
 class VllmClient(TokenClient):
@@ -923,7 +924,9 @@ class VllmClient(TokenClient):
             self.context_limit = min(self.context_limit, answer["max_model_len"])
             end = "".join(answer["token_strs"][-8:])
         except (NotFoundError, KeyError, TypeError) as error:
-            message = f"the server has no /tokenize as vLLM's: use model_client=litellm ({error})"
+            message = (
+                f"no /tokenize as vLLM's, or no such model: use model_client=litellm ({error})"
+            )
             raise RuntimeError(message) from error
         # In token strings, newlines and blanks have other characters.
         return answer["tokens"], re.sub("Ċ|Ġ|▁|<0x0A>", " ", end)
@@ -942,11 +945,10 @@ class VllmClient(TokenClient):
         reply = answer["choices"][0]
         turn = Turn(
             content=reply.pop("text"),
-            # An option such as truncate_prompt_tokens may shorten the prompt.
             prompt_token_ids=reply.pop("prompt_token_ids", None) or prompt_ids,
             completion_token_ids=reply.pop("token_ids", None),
             logprobs=(reply.pop("logprobs", None) or {}).get("token_logprobs"),
-            cut_off=reply.pop("finish_reason") not in COMPLETED_REASONS,
+            cut_off=reply.pop("finish_reason") not in END_REASONS,
             # The rest, such as routed_experts.
             extra=reply,
         )
@@ -955,13 +957,16 @@ class VllmClient(TokenClient):
         return turn
 
 
-def chat_client(*, context_limit: int | None = None, **arguments: Any) -> Any:
+def chat_client(**arguments: Any) -> Any:
     """Make a LiteLLM of Harbor's that also returns replies which were cut off.
 
-    For the finish reason "length" LiteLLM raises an error, which has neither ids nor usage. Here it
-    never sees that reason: `_extract_usage_info`, which it calls just before it looks (private;
-    Harbor 0.13 to 0.25), keeps the reason and writes "stop" in its place. Each call is made on a
-    copy of the client, which keeps the reason of that call. `context_limit` is for other clients.
+    For the finish reason "length" LiteLLM raises an error, which has neither ids nor usage. So it
+    must not see that reason:
+
+    1. `call` makes a copy of the client, which keeps the reason of this call.
+    2. LiteLLM calls `_extract_usage_info` (private; Harbor 0.13 to 0.25) just before it looks at
+       the reason. Here that keeps the reason, and writes "stop" in its place.
+    3. `call` looks at the reason that was kept.
     """
     # Importing LiteLLM takes seconds, so the class is defined in here.
     from harbor.llms.lite_llm import LiteLLM
@@ -973,7 +978,7 @@ def chat_client(*, context_limit: int | None = None, **arguments: Any) -> Any:
             this_call = copy.copy(self)
             response = await LiteLLM.call(this_call, prompt, **request)
             reason = str(this_call.finish_reason).lower()
-            turn = Turn(**vars(response), cut_off=reason not in COMPLETED_REASONS)
+            turn = Turn(**vars(response), cut_off=reason not in END_REASONS)
             if turn.cut_off and reason != "length":
                 self._logger.warning(f"finish reason {reason!r}: the reply counts as cut off")
             if not turn.reasoning_content:
@@ -981,7 +986,6 @@ def chat_client(*, context_limit: int | None = None, **arguments: Any) -> Any:
             return turn
 
         def _extract_usage_info(self, response: Any) -> UsageInfo | None:
-            # LiteLLM calls this just before it looks at the finish reason.
             choice = response["choices"][0]
             # litellm replaces an unknown finish reason by "stop", and keeps the original here.
             fields = getattr(choice, "provider_specific_fields", None) or {}
@@ -998,8 +1002,7 @@ class Trajectory:
 
     Attributes:
         turns: The trainable turns of all steps: ids, logprobs and `extra`, but no text.
-        reward: The reward named "reward", or the only one. None if the trial has no score, or has
-            several without that name.
+        reward: The reward named "reward", or else the only one. None if there is no such reward.
         stop_reason: The `StopReason` of the last step; None for another agent's trial.
         trial: Harbor's result, with all rewards, tokens, cost and names.
     """
@@ -1039,7 +1042,7 @@ def trial_to_trajectory(trial: TrialResult) -> Trajectory | None:
     return Trajectory(turns, reward, stop_reasons[-1], trial)
 
 
-# Trainers import it by this name, too.
+# The users of earlier versions import it by this name.
 _trial_to_trajectory = trial_to_trajectory
 
 
@@ -1087,23 +1090,20 @@ def valid_text(text: str | None) -> str:
     return (text or "").encode("utf-8", "replace").decode()
 
 
-# Of CommonMark: list items may hold fenced blocks; a fence after four more spaces is code.
+# With the rule "list" a list item may hold a block. With "code" an indented fence is no fence.
 _MARKDOWN = MarkdownIt("zero").enable(["fence", "list", "code"]).disable("inline")
 
 
 def fenced_blocks(text: str) -> list[tuple[str, str]]:
-    """The ``` blocks of a Markdown text, as (language in lower case, content without NULs).
-
-    A block that is not closed, or that stands inside another one or inside ~~~, does not count.
-    """
+    """The ``` blocks of a Markdown text, as (language in lower case, content without NULs). A block
+    that is not closed, or that stands inside another one or inside ~~~, does not count."""
     blocks = []
     # The parser recognises a closing fence only if a newline follows, so one is added.
     for token in _MARKDOWN.parse(text.replace("\0", "") + "\n"):
         if token.markup.startswith("`"):
             first_line, end_line = token.map
-            # A closed block has two more lines than its content: its fences.
-            is_closed = end_line - first_line == token.content.count("\n") + 2
-            if is_closed:
+            n_fences = end_line - first_line - token.content.count("\n")
+            if n_fences == 2:
                 language = "".join(token.info.lower().split()[:1])
                 blocks.append((language, token.content))
     return blocks
@@ -1111,9 +1111,12 @@ def fenced_blocks(text: str) -> list[tuple[str, str]]:
 
 # A script that writes more is killed, because Harbor keeps all output of an exec in memory.
 FLOOD_BYTES = 4_000_000
-# `timeout` kills a script at its time limit. So long after that the agent stops waiting.
+# Three limits end a script, one after the other:
+#
+#     its time limit   `timeout` kills it; the model sees the output so far
+#     30 seconds more  the agent stops waiting, and kills it by another exec
+#     90 seconds more  exec gives up, with Docker by a RuntimeError, which would end the run
 ANSWER_MARGIN_SEC = 30
-# And so long after it exec gives up, with Docker by a RuntimeError, which would end the run.
 EXEC_MARGIN_SEC = 90
 # The time limit of killing a script from outside.
 KILL_SEC = 15
@@ -1122,12 +1125,13 @@ KILL_SEC = 15
 #
 #     :MARK:<base64 of the output and of a last line "end-of-MARK CODE SECONDS">
 #
-# in base64, because some environments change what a command prints. The last line marks the end,
-# because a server in the background may keep the pipe open. MARK is random hex. Processes inherit
-# it in their environment, where `kill_script` finds them; so a script can forge the last line, and
-# deceive its own model. Program and script are in variables: as arguments, a `pkill -f` in the
-# script could match them. No file is written, because a container's disk may be full or read-only.
-# The image needs bash 4.4, coreutils, sed and grep.
+# - Base64, because some environments change what a command prints.
+# - The last line marks the end, because a server in the background may keep the pipe open.
+# - MARK is random hex. All processes of the script have it in their environment, where
+#   `kill_script` finds them. (So a script can forge the last line. It deceives its own model only.)
+# - Program and script are in variables. In arguments a `pkill -f` of the script could find them.
+# - No file is written, because a container's disk may be full or read-only.
+# - The image needs bash 4.4, coreutils, sed and grep.
 _SHELL = r"""
 # bash reports killed processes on stderr, and the model would see that.
 exec 2>/dev/null
@@ -1154,11 +1158,11 @@ exec 5< <(
   timeout -s KILL "$1" bash -c 'eval "unset BASIC_LOOP_TEXT; $BASIC_LOOP_TEXT"' </dev/null 2>&1
   printf "\nend-of-%s %s %s\n" "$BASIC_LOOP_MARK" "$?" "$SECONDS"
 )
-# sed reads up to the last line. ([e]nd: a script may print `ps`, which shows the arguments of sed.)
-# sed keeps a whole line in memory, so a line may have at most 300 MB.
+# sed ends at the last line, though a server may still have the pipe open; head ends a flood. ([e]nd
+# does not match itself, where a script prints `ps`. ulimit: sed keeps a whole line in memory.)
 (ulimit -d 300000; exec sed "/[e]nd-of-$BASIC_LOOP_MARK/q") <&5 | head -c "$2" | base64
-# If a process still has the pipe open, such as a server, cat reads what it writes: else it would
-# block. (`read` returns 1 at the end of the pipe, which nobody has open then.)
+# A server that still has the pipe open would block when the pipe is full, so cat reads on. (`read`
+# returns 1 at the end of a pipe that nobody has open.)
 read -r -t 0.1 -N 1 <&5
 if [ $? != 1 ]; then
   cat <&5 >/dev/null &
@@ -1194,7 +1198,7 @@ async def run_script(
         if timer.expired() or isinstance(error, TimeoutError):
             return f"Exit code: 124\nOutput:\n[no answer; the time limit is {seconds} seconds]"
         raise
-    code, output, note = read_answer(result, mark, seconds)
+    code, output, note = parse_output(result, mark, seconds)
     if note:
         await kill_script(mark, environment)
     shown = middle_cut(output, shown_bytes).removesuffix("\n")
@@ -1215,11 +1219,9 @@ async def kill_script(mark: str, environment: BaseEnvironment) -> None:
         await asyncio.shield(asyncio.wait_for(exec_call, KILL_SEC))
 
 
-def read_answer(result: ExecResult, mark: str, seconds: int) -> tuple[str, bytes, str]:
-    """Read what the bash program printed: the exit code, the output, and a note.
-
-    With a note, a part of the script may still be running.
-    """
+def parse_output(result: ExecResult, mark: str, seconds: int) -> tuple[str, bytes, str]:
+    """The exit code, the output and a note from what the bash program printed. With a note, a part
+    of the script may still be running."""
     before, found, encoded = valid_text(result.stdout).partition(f":{mark}:")
     if not found:
         # bash did not start. What exec itself printed says why.

@@ -704,7 +704,7 @@ def test_prompts_are_exact_and_unforgeable_on_vllm(vllm):
     assert did.context.n_cache_tokens == 4 * 7
     experts = [[[number]] for number in range(1, 5)]
     assert did.context.rollout_details[0]["extra"]["routed_experts"] == experts
-    # What is put behind a turn is what the template puts there, with special tokens broken up.
+    # The template's own tail follows a turn, with special tokens broken up.
     broken = [f"{text[0]}\u200b{text[1:]}" for text in special]
     out = (code + "".join(f"a {text} b<{text}\n" for text in broken)).rstrip()
     tail = f"\n<|im_start|>user\nExit code: 0\nOutput:\n{out}<|im_end|>\n<|im_start|>"
@@ -868,7 +868,6 @@ def own_seconds() -> str:
     ("script", "exit_code", "output"),
     [
         ("for i in 1 2; do echo $i; echo e$i >&2; done; exit 3", 3, "1\ne1\n2\ne2"),
-        # bash 4.4 does not name the line.
         ("-n\necho y", 0, "bash: (line 1: )?-n: command not found\ny"),
         ("cat", 0, r"\(none\)"),
         (r"printf '\n\nx'", 0, "\n\nx"),
@@ -1339,6 +1338,7 @@ def test_when_a_session_is_over_the_next_trial_goes_on_in_a_new_one(bench, statu
         ({"model_path": ""}, "model_path.*tinker://"),
         ({"llm_kwargs": {"max_tokens": 3}}, "llm_kwargs holds max_tokens: use the option"),
         ({"model_client": "litellm", "renderer_name": "qwen3"}, "are for model_client=tinker"),
+        ({"model_client": "litellm", "context_limit": 9}, "context_limit is not for"),
         ({"model_client": "vllm"}, "vllm needs api_base, such as http://localhost:8000"),
     ],
 )
