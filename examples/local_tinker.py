@@ -141,6 +141,7 @@ class Bridge:
     - `load_weights` may create the model that it loads, by a name that the SDK makes of the session
       and a number, such as session_1:train:0.
     - The checkpoints of such a model can be deleted, though SkyRL allows no ":" in a name.
+    - A session can be finished, though at SkyRL it only ends by itself.
     """
 
     def __init__(self, skyrl: Callable) -> None:
@@ -151,13 +152,15 @@ class Bridge:
         self.client = httpx.AsyncClient(transport=transport, base_url="http://skyrl/api/v1")
 
     async def __call__(self, scope: dict, receive: Callable, send: Callable) -> None:
-        """Answer these three. Anything else, such as the start of the server, is SkyRL's."""
+        """Answer these. Anything else, such as the start of the server, is SkyRL's."""
         from fastapi import Request, Response
         from fastapi.responses import JSONResponse
 
         name = scope.get("path", "").removeprefix("/api/v1/")
         if scope.get("method") == "DELETE" and ":" in name:
             await self.delete_checkpoint(Request({**scope, "app": self.skyrl}), name)
+            return await Response(status_code=204)(scope, receive, send)
+        if name.startswith("sessions/") and name.endswith("/finish"):
             return await Response(status_code=204)(scope, receive, send)
         if name not in ("asample", "load_weights"):
             return await self.skyrl(scope, receive, send)
