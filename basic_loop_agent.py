@@ -24,7 +24,6 @@ import copy
 import functools
 import importlib.util
 import inspect
-import itertools
 import json
 import math
 import os
@@ -362,9 +361,10 @@ message. Each script starts in a fresh shell (files stay, variables and director
             context.rollout_details = rollout_details(self.turns)
             trainable = [turn for turn in self.turns if turn.is_trainable]
             metadata["n_turns_without_ids"] = len(self.turns) - len(trainable)
+            starts = (turn.all_ids for turn in trainable)
             metadata["n_prefix_breaks"] = sum(
-                later.prompt_token_ids[: len(turn.all_ids)] != turn.all_ids
-                for turn, later in itertools.pairwise(trainable)
+                later.prompt_token_ids[: len(start)] != start
+                for start, later in zip(starts, trainable[1:], strict=False)
             )
         # The loop may keep what JSON cannot hold. As text it does not keep Harbor from saving.
         text = json.dumps(metadata, default=str, ensure_ascii=False)
