@@ -485,7 +485,7 @@ BALANCED = "cat >f <<E\n<think>\nhm\n</think>\nE"
 TAGGED = f"x\n</think>\n{bash('ls')}"
 FLOOD = r"first\n.*\[the output is cut: more than 4000000 bytes.*"
 LATE = r"so far\n\[ended: the time limit of 1 seconds was reached\]"
-ESCAPES = "echo so far; (setsid sleep OWN.1 &); timeout 99 sleep OWN.2 & trap '' TERM;"
+ESCAPES = "echo so far; setsid bash -c 'sleep OWN.1 &'; timeout 99 sleep OWN.2 & trap '' TERM;"
 # A reply of vLLM's, with its finish reason.
 COMMAND = ("<think>hm</think>\n\n" + bash("ls"), "stop")
 # What a policy that diverged has for logprobs; vLLM writes -9999.0 for one that it does not have.
@@ -878,13 +878,11 @@ def own_seconds() -> str:
         # A script may signal its process group. bash before 5.2 keeps the second one's exit code.
         ("echo a; kill 0; echo b", 143, "a"),
         ("trap 'kill 0' EXIT; sleep 99 & echo a; exit 4", "(4|143)", "a"),
-        # What is whole is run, whatever its syntax.
         ("shopt -s extglob\necho /!(*)", 0, r"/!\(\*\)"),
         # A script sees of what runs it the mark alone; no argument holds its text.
         ("env | sed 's/=.*//' | grep BASIC", 0, "BASIC_LOOP_MARK"),
-        (r"cat /proc/*/cmdline 2>/dev/null | tr '\0' '\n' | grep -c '[m]apfile'", 1, "0"),
+        (r"t=OWN; cat /proc/*/cmdline 2>/dev/null | tr '\0' '\n' | grep -c [6]${t#6}", 1, "0"),
         (r"ps -ef; echo $BASIC_LOOP_MARK; exit 3", 3, r".*\n\w+"),
-        ("kill -9 $PPID; sleep 1; echo x", 137, r"\(none\)"),
         # With its time limit, or a flood, all that it started ends.
         *(
             (f"{ESCAPES} {end}", 124, LATE)
@@ -960,9 +958,9 @@ def test_a_script_costs_seven_programs_and_no_file(bench, tmp_path):
 def test_a_process_in_the_background_neither_holds_up_the_turn_nor_dies(bench, tmp_path):
     own, ticks = own_seconds(), tmp_path / "ticks"
     # It goes on to write to its standard output, far more than a script may.
-    server = f"for i in {{1..2000}}; do echo >>{ticks}; head -c 99999 /dev/zero; sleep .01; done"
+    server = f"for i in {{1..2000}}; do echo >>{ticks}; printf %99999d; sleep .01; done"
     try:
-        text = bench.shell(f"echo started; ({server}) & sleep {own} &", command_timeout_sec=1)
+        text = bench.shell(f"echo started; ({server}) & sleep {own} &", command_timeout_sec=9)
         assert re.match(r"(?s)Exit code: 0\nOutput:\n.*started", text)
         assert len([line for line in processes(own) if line.startswith("sleep")]) == 1
         n_ticks = len(ticks.read_bytes())
@@ -990,7 +988,8 @@ def test_the_agents_limit_comes_before_the_environments_own(bench):
 def test_a_script_goes_with_its_trial(bench, tmp_path, ending):
     own, passed = own_seconds(), []
     # It stops what runs it, too.
-    script = f"setsid sleep {own} & kill -STOP $PPID; touch {tmp_path}/stopped; sleep {own}"
+    script = f"setsid sleep {own} & env -i sleep {own} & kill -STOP $PPID;"
+    script += f"touch {tmp_path}/stopped; sleep {own}"
     options = {"max_turns": 2, "max_seconds": 3000, "command_timeout_sec": 7000}
     did = bench.prepare(bash(script), environment=ShellEnvironment(), **options)
 
@@ -1247,7 +1246,7 @@ class Forgetful(BasicLoopAgent):
         # Also what JSON cannot hold: it would cost the whole job its results.
         self.metadata |= {"judge": 0.5, "by": Path("me"), "cut": "\ud83d"}
         if "forget" in blocks[0]:
-            self.messages[2]["content"] = "(left out)"
+            self.messages[0]["content"] = self.messages[2]["content"] = "(left out)"
         return (await super().execute(blocks, environment)).splitlines()[-1]
 
 
@@ -1263,7 +1262,9 @@ def test_a_subclass_changes_the_loop_and_edits_the_history(bench, tokenizer_dir)
     assert [did.metadata[name] for name in ("judge", "by", "cut")] == [0.5, "me", "?"]
     # After the edit it is rendered anew, once.
     assert (did.stop_reason, did.metadata["n_prefix_breaks"]) == ("error", 1)
-    assert all("left out" in did.fake.prompt_text(number) for number in (2, 4))
+    tail = "<|im_end|>\n<|im_start|>user\nlast<|im_end|>\n<|im_start|>assistant\n"
+    texts = [did.fake.prompt_text(number) for number in (2, 3, 4)]
+    assert all(text.count("left out") == 2 and text.endswith(tail) for text in texts)
 
 
 def test_tinker_gets_every_option_and_a_server_of_its_own(bench):
@@ -1521,7 +1522,6 @@ def test_a_multi_step_trial_with_a_failed_step_is_no_training_data(bench, tmp_pa
     # Harbor resumes steps since 0.20.
     resumes = {"resume_trajectory": True} if failing and hasattr(BaseAgent, "resume") else {}
     (trial,) = run_job(tmp_path, tinker_agent(fake) | resumes, tasks=[{"path": task}])
-    # Harbor scores it all the same.
     assert trial.exception_info is None
     assert trial.verifier_result.rewards["reward"] is not None
     assert trial_to_trajectory(trial) is None
