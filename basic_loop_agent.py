@@ -89,7 +89,7 @@ class BasicLoopOptions(
     max_seconds: PositiveFloat | None = None
     """Seconds after which the loop ends and the trial is scored."""
     llm_kwargs: dict = Field({}, repr=False)
-    """More arguments for the client: top_p, seed, ... Errors do not show them: api_key is one."""
+    """More arguments for the client: top_p, seed, ... Errors hide them: one may be an api_key."""
     collect_rollout_details: bool | None = None
     """Record token ids and logprobs; default: true for tinker and vllm."""
     context_limit: PositiveInt | None = None
@@ -139,6 +139,7 @@ class BasicLoopAgent(BaseAgent):
             shows whether the loop has edited them since.
     """
 
+    client: Any = None
     options_model = BasicLoopOptions
     # Harbor 0.23 does not know the last two fields. `model_construct` lets them pass.
     capabilities = AgentCapabilities.model_construct(
@@ -188,11 +189,9 @@ message. Each script starts in a fresh shell (files stay, variables and director
         self._pending.append(text)
 
     async def sample(self) -> Turn:
-        """Send the queued texts, and record the reply as a turn, with no await after it has come.
-
-        Raises ContextLengthExceededError; RuntimeError if no text is queued, or the server gives no
-        token ids; and any error of the client.
-        """
+        """Send the queued texts, and record the reply as a turn. There is no await between the two,
+        so a cancellation cannot lose a reply that has come. Raises RuntimeError if no text is
+        queued, or the server gives no token ids; ContextLengthExceededError; any client's error."""
         if not self._pending:
             raise RuntimeError("there is nothing to send: `tell` the model something first")
         prompt = "\n\n".join(self._pending)
@@ -279,11 +278,9 @@ message. Each script starts in a fresh shell (files stay, variables and director
         check_tinker_key(cls.parse_options(kwargs, env), ChainMap(without_masked(env), os.environ))
 
     async def setup(self, environment: BaseEnvironment) -> None:
-        """Build the model client, and list the task's skills and MCP servers for the model.
-
-        A client's packages take seconds to import. Harbor does not count that as the agent's time.
-        Raises ValueError if the model has no name, or Tinker no key, and any error of the client.
-        """
+        """Build the model client, and list the task's skills and MCP servers for the model. Harbor
+        does not count the seconds of imports here as the agent's time. Raises ValueError if the
+        model has no name, or Tinker no key, and any error of the client."""
         if not self.model_name:
             raise ValueError("no model: name one with -m, such as -m Qwen/Qwen3-8B")
         check_tinker_key(self.options, self._env)
@@ -294,7 +291,9 @@ message. Each script starts in a fresh shell (files stay, variables and director
             listed = await environment.exec(command, timeout_sec=60)
             self._introduction += ["Skills. Read a skill's file before you use it.", listed.stdout]
         for server in self.mcp_servers:
-            self._introduction.append(f"MCP server: {server.model_dump_json(exclude_none=True)}")
+            # Harbor 0.25 has headers, which may hold a key.
+            shown = server.model_dump_json(exclude_none=True, exclude={"headers"})
+            self._introduction.append(f"MCP server: {shown}")
 
     async def run(
         self, instruction: str, environment: BaseEnvironment, context: AgentContext
@@ -326,7 +325,7 @@ message. Each script starts in a fresh shell (files stay, variables and director
         stop_reason = StopReason.ERROR
         try:
             async with asyncio.timeout(self.options.max_seconds) as timer:
-                # Since `setup` an error in another trial may have dropped the client: see below.
+                # Another trial's error may have dropped the client of `setup` (see the end).
                 self.client = await self._shared_llm()
                 stop_reason = await self._converse(environment)
         except (Exception, asyncio.CancelledError) as error:
@@ -340,10 +339,11 @@ message. Each script starts in a fresh shell (files stay, variables and director
                 # Return, so that Harbor scores the trial.
                 stop_reason = StopReason.ROLLOUT_TIMEOUT
                 return
-            # The client may be broken. Trials share it, so the next one has to build another.
-            self._cache_entry.client = None
-            if isinstance(error, TimeoutError):
-                # Harbor takes any TimeoutError for the agent's timeout, and would score the trial.
+            # The client may be broken: have the next trial build another, unless one has done so.
+            if self._cache_entry.client is self.client:
+                self._cache_entry.client = None
+            if isinstance(error, TimeoutError | asyncio.CancelledError):
+                # Harbor would take it for the agent's timeout, and score the trial, or for Ctrl-C.
                 raise RuntimeError(f"a call timed out: {error!r}") from error
             raise
         finally:
@@ -366,10 +366,10 @@ message. Each script starts in a fresh shell (files stay, variables and director
                 later.prompt_token_ids[: len(start)] != start
                 for start, later in zip(starts, trainable[1:], strict=False)
             )
-        # The loop may keep what JSON cannot hold. As text it does not keep Harbor from saving.
+        # What JSON cannot hold becomes text: else Harbor could not save the result.
         text = json.dumps(metadata, default=str, ensure_ascii=False)
         context.metadata = json.loads(valid_text(text))
-        # Without a turn, too: the file may still hold the answer of the step before.
+        # It is written even without a turn, because the last step's answer may still be there.
         write_file(self.logs_dir / "completion.txt", self.turns[-1].content if self.turns else "")
         trajectory = atif.Trajectory(
             # Without an option, the trial's name.
@@ -381,8 +381,9 @@ message. Each script starts in a fresh shell (files stay, variables and director
         write_file(self.logs_dir / "trajectory.json", trajectory.model_dump_json(exclude_none=True))
 
     def _steps(self) -> list[dict]:
-        # This run as ATIF's steps, without their numbers. The texts are those that were sent, and
-        # those that wait. The first is the user's message; each later one is what a turn observed.
+        # This run as ATIF's steps, without their numbers. A text was sent before each turn, and one
+        # may still be queued ("" if not). The first text is the user's message. Each later one is
+        # what the turn before it observed.
         texts = [turn.prompt for turn in self.turns] + ["\n\n".join(self._pending)]
         message, *observations = texts
         steps = [{"source": "system", "message": self._system}] if self._system else []
@@ -484,13 +485,13 @@ def cache_entry(event_loop: asyncio.AbstractEventLoop, key: tuple) -> CacheEntry
 
 
 def without_masked(env: Mapping[str, str] | None) -> dict[str, str]:
-    """The variables but those that `harbor jobs resume` gives in masked form, as sk-r****456."""
+    """The variables without those that Harbor has masked in a saved job, as sk-r****456."""
     return {name: value for name, value in (env or {}).items() if "****" not in value}
 
 
 class StopReason(StrEnum):
     """Why a run ended. Harbor does not score a trial that ended in ERROR or by Ctrl-C. It scores a
-    multi-step trial of which one step ended so; `trial_to_trajectory` leaves that trial out."""
+    multi-step trial with such a step, but `trial_to_trajectory` leaves that out."""
 
     # The reply holds no command, or max_turns is 1.
     COMPLETED = "completed"
@@ -591,10 +592,10 @@ def split_thinking(text: str) -> tuple[str, str]:
 
 
 def with_opening_tag(text: str) -> str:
-    """Put an opening tag before the reply of a chat endpoint whose template opens thinking.
+    """Put back the opening tag, if the template of a chat endpoint has written it into the prompt.
 
-    Such a reply has only the closing tag. In code, which is a ``` block or stands between backticks
-    on a line, a tag is text: a command that writes </think> must not turn the reply into thinking.
+    The reply then has a closing tag only. A closing tag in code (a ``` block, or `...`) is text: a
+    command that writes </think> must not turn the reply into thinking.
     """
     without_code = re.sub(r"(?ms)^ *```.*?^ *```|`[^`\n]*`", "", text)
     before_opening = re.split(_OPENING, without_code)[0]
@@ -611,7 +612,7 @@ class TokenClient(ABC):
     max_tokens: int
     # Matches the first character of each special token in a text.
     special_tokens: re.Pattern[str]
-    # Of `next_prompt`: the ids that its probes begin with. None before the first probe.
+    # `next_prompt` explains its probes. This is what they begin with, up to the probe's reply.
     _probe_start: list[int] | None = None
 
     @abstractmethod
@@ -630,11 +631,9 @@ class TokenClient(ABC):
         previous_ids: list[int] | None = None,
         **others: Any,
     ) -> Turn:
-        """Sample a reply to `prompt`, as Harbor's Chat asks for it. (`others` are not used.) Raises
-        ContextLengthExceededError, and any error of the server.
-
-        `previous_ids` are the ids of the history as sampled; without them the history is rendered.
-        """
+        """Sample a reply to `prompt`, as Harbor's Chat asks for it. `previous_ids` are the history
+        as sampled; without them it is rendered. (`others` are not used.) Raises
+        ContextLengthExceededError, and any error of the server."""
         messages = [*message_history, {"role": "user", "content": prompt}]
         prompt_ids, prompt_end = await self.next_prompt(messages, previous_ids or [])
         room = self.context_limit - len(prompt_ids)
@@ -666,9 +665,9 @@ class TokenClient(ABC):
             <|im_start|> user a <|im_end|> <|im_start|> assistant b
             <|im_end|> <|im_start|> user NEW <|im_end|> <|im_start|> assistant
 
-        2. Render it again with "c" in place of "b". The tail begins after the first difference:
-           here it is the second line. The ids before the tail are kept, and this step is left out
-           if a later probe begins with them. (A probe that shows another date does not.)
+        2. The tail begins after the reply "b", where a probe with "c" differs first. The ids up to
+           there are kept, and this step is left out while later probes begin with them. (With
+           another date, or an edited system message, they do not.)
         3. Drop the stop token from the tail, because the sampled reply ends in it already.
 
         Without previous ids (in the first turn, or after an edit), or if the reply does not end in
@@ -736,12 +735,10 @@ def check_tinker_key(options: BasicLoopOptions, env: Mapping[str, str]) -> None:
 
 
 def open_checkpoint(client_args: dict, api_base: str | None, api_key: str | None) -> Any:
-    """Open a checkpoint in the process's service, or in a new one if its session has ended.
-
-    Tinker gives the same error for an ended session and for a missing checkpoint. If the new
-    session gives it, too, the checkpoint is missing. `client_args` are those of
-    `create_sampling_client`. If URL or key are None, the SDK finds its own.
-    """
+    """Open a checkpoint in the process's service, or in a new one if its session has ended. Tinker
+    gives the same error for that and for a missing checkpoint. If a new session gives it, too, the
+    checkpoint is missing, and the error is raised. `client_args` are those of
+    `create_sampling_client`. If URL or key are None, the SDK finds its own."""
     import tinker
 
     def open_in(service: Any) -> Any:
@@ -1018,10 +1015,11 @@ _TOKEN_FIELDS = ("prompt_token_ids", "completion_token_ids", "logprobs")
 
 
 def trial_to_trajectory(trial: TrialResult) -> Trajectory | None:
-    """Training data from a finished trial, live or from `TrialResult.model_validate_json`. None if
-    the trial failed (by an exception other than a timeout or an exit code, or in a step that ended
-    in ERROR), or has neither a reward nor a trainable turn. Raises ValueError if ids and logprobs
-    do not align, or a number is not finite."""
+    """Training data from a finished trial, live or from `TrialResult.model_validate_json`. None for
+    a trial that failed, that has a step which ended in ERROR, or that has neither a reward nor a
+    trainable turn. A timeout of the agent and an exit code are no failures. If there is a reward,
+    Harbor 0.25 and later says itself whether it is valid. Raises ValueError if ids and logprobs do
+    not align, or a number is not finite."""
     steps = trial.step_results or [trial]
     contexts = [step.agent_result or AgentContext() for step in steps]
     turns = [turn for context in contexts for turn in turns_of(context)]
@@ -1034,7 +1032,6 @@ def trial_to_trajectory(trial: TrialResult) -> Trajectory | None:
     scored = ("AgentTimeoutError", "NonZeroAgentExitCodeError")
     is_valid = all(error.exception_type in scored for error in errors)
     if rewards:
-        # From 0.25 on Harbor says itself whether a reward is valid.
         is_valid = getattr(trial, "reward_valid", is_valid)
     if not is_valid or StopReason.ERROR in stop_reasons or not (rewards or turns):
         return None
@@ -1101,9 +1098,10 @@ def fenced_blocks(text: str) -> list[tuple[str, str]]:
     # The parser recognises a closing fence only if a newline follows, so one is added.
     for token in _MARKDOWN.parse(text.replace("\0", "") + "\n"):
         if token.markup.startswith("`"):
-            first_line, end_line = token.map
-            n_fences = end_line - first_line - token.content.count("\n")
-            if n_fences == 2:
+            n_lines = token.map[1] - token.map[0]
+            # A closed block has two more lines than its content: its fences.
+            is_closed = n_lines == token.content.count("\n") + 2
+            if is_closed:
                 language = "".join(token.info.lower().split()[:1])
                 blocks.append((language, token.content))
     return blocks
@@ -1111,11 +1109,11 @@ def fenced_blocks(text: str) -> list[tuple[str, str]]:
 
 # A script that writes more is killed, because Harbor keeps all output of an exec in memory.
 FLOOD_BYTES = 4_000_000
-# Three limits end a script, one after the other:
+# Three limits end a script. All count from its start:
 #
-#     its time limit   `timeout` kills it; the model sees the output so far
-#     30 seconds more  the agent stops waiting, and kills it by another exec
-#     90 seconds more  exec gives up, with Docker by a RuntimeError, which would end the run
+#     seconds       `timeout` kills it; the model sees the output so far
+#     seconds + 30  the agent stops waiting, and kills it by another exec
+#     seconds + 90  exec gives up, with Docker by a RuntimeError, which would end the run
 ANSWER_MARGIN_SEC = 30
 EXEC_MARGIN_SEC = 90
 # The time limit of killing a script from outside.
@@ -1129,7 +1127,7 @@ KILL_SEC = 15
 # - The last line marks the end, because a server in the background may keep the pipe open.
 # - MARK is random hex. All processes of the script have it in their environment, where
 #   `kill_script` finds them. (So a script can forge the last line. It deceives its own model only.)
-# - Program and script are in variables. In arguments a `pkill -f` of the script could find them.
+# - Program and script are in variables. As arguments they could match a `pkill -f` in the script.
 # - No file is written, because a container's disk may be full or read-only.
 # - The image needs bash 4.4, coreutils, sed and grep.
 _SHELL = r"""
@@ -1152,14 +1150,15 @@ done
 unset BASIC_LOOP_BLOCKS BASIC_LOOP_PROGRAM
 export BASIC_LOOP_TEXT
 printf ":%s:" "$BASIC_LOOP_MARK"
-# fd 5 is a pipe. The script writes to it, and then printf writes the last line. (The script itself
-# does not see BASIC_LOOP_TEXT: it is expanded before `unset` runs.)
+# fd 5 is a pipe: the script writes to it, and then printf writes the last line. (bash expands the
+# whole argument of eval, with the script, before `unset` runs: the script does not see itself.)
 exec 5< <(
   timeout -s KILL "$1" bash -c 'eval "unset BASIC_LOOP_TEXT; $BASIC_LOOP_TEXT"' </dev/null 2>&1
   printf "\nend-of-%s %s %s\n" "$BASIC_LOOP_MARK" "$?" "$SECONDS"
 )
-# sed ends at the last line, though a server may still have the pipe open; head ends a flood. ([e]nd
-# does not match itself, where a script prints `ps`. ulimit: sed keeps a whole line in memory.)
+# sed ends at the last line, even if a server still has the pipe open; head ends a flood. (The
+# pattern [e]nd does not match sed's own arguments, if a script prints them by `ps`. ulimit is for a
+# line without an end, which sed would keep in memory.)
 (ulimit -d 300000; exec sed "/[e]nd-of-$BASIC_LOOP_MARK/q") <&5 | head -c "$2" | base64
 # A server that still has the pipe open would block when the pipe is full, so cat reads on. (`read`
 # returns 1 at the end of a pipe that nobody has open.)
