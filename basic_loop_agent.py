@@ -152,7 +152,7 @@ Solve the task by running commands in its environment. Put them in fenced blocks
 message. Each script starts in a fresh shell (files stay, variables and directory do not) and has \
 {seconds} seconds. When the task is done, reply without such a block."""
 
-    async def _converse(self, environment: BaseEnvironment) -> StopReason:
+    async def _converse(self, environment: BaseEnvironment) -> StopReason | str:
         """Sample a reply, run its script, tell the model the script's output, and so on."""
         for _ in range(self.options.max_turns):
             try:
@@ -349,7 +349,7 @@ message. Each script starts in a fresh shell (files stay, variables and director
         finally:
             self._record(stop_reason, context)
 
-    def _record(self, stop_reason: StopReason, context: AgentContext) -> None:
+    def _record(self, stop_reason: StopReason | str, context: AgentContext) -> None:
         context.n_input_tokens = sum(turn.usage.prompt_tokens for turn in self.turns)
         context.n_output_tokens = sum(turn.usage.completion_tokens for turn in self.turns)
         context.n_cache_tokens = sum(turn.usage.cache_tokens for turn in self.turns)

@@ -783,14 +783,14 @@ def test_only_whole_fenced_bash_blocks_are_run(bench, reply, runs):
 def test_a_copy_with_the_readmes_reminder_records_it(bench, tmp_path, monkeypatch):
     no_script = "if not blocks:\n                return StopReason.COMPLETED\n"
     readme, source = ((ROOT / name).read_text() for name in ("README.md", "basic_loop_agent.py"))
-    recipe = re.search(r"(?s)A bounded reminder:\n\n```python\n(.*?)```", readme)[1]
+    recipe = re.search(r"(?s)A bounded reminder.*?```python\n(.*?)```", readme)[1]
     source = source.replace(no_script, textwrap.indent(recipe, " " * 12).lstrip())
     (tmp_path / "changed_copy.py").write_text(source)
     monkeypatch.syspath_prepend(tmp_path)
     copied = importlib.import_module("changed_copy").BasicLoopAgent
     replies = "hm", bash("ls"), "so?", "last"
     did = bench.tinker(*replies, max_turns=9, agent_class=copied)
-    reminder = "No bash block: are you done?"
+    reminder = "No bash block. If you are done, repeat your answer. If not, write a block."
     assert did.told == [reminder, "Exit code: 0\nOutput:\n(none)", reminder]
     assert (did.stop_reason, did.completion) == ("completed", "last")
     assert did.metadata["n_reminders"] == 2

@@ -246,6 +246,7 @@ def main(config: Config, rollout_executor: Executor | None = None) -> None:
     """
     builder = config.dataset_builder
     agent_module(builder.agent).use_service(POLICY_SERVICE)
+    builder.groups(builder.tasks, 1)  # A wrong folder is an error at once.
     names = ("max_tokens", "temperature", "renderer_name")
     options = {name: getattr(config, name) for name in names} | builder.agent_options
     kind = "import_path" if ":" in builder.environment else "type"
