@@ -108,7 +108,9 @@ class BasicLoopOptions(
         client = self.model_client
         if self.collect_rollout_details is None:
             self.collect_rollout_details = client != "litellm"
-        duplicates = self.llm_kwargs.keys() & {*type(self).model_fields, "model_name"}
+        # Harbor 0.25 has options of its own, such as reasoning_effort. Here llm_kwargs takes it.
+        names = {*type(self).model_fields, "model_name"} - AgentOptions.model_fields.keys()
+        duplicates = self.llm_kwargs.keys() & names
         if duplicates:
             raise ValueError(f"llm_kwargs holds {', '.join(duplicates)}: use the option instead")
         if client != "tinker" and (self.model_path or self.renderer_name):
@@ -291,9 +293,7 @@ message. Each script starts in a fresh shell (files stay, variables and director
             listed = await environment.exec(command, timeout_sec=60)
             self._introduction += ["Skills. Read a skill's file before you use it.", listed.stdout]
         for server in self.mcp_servers:
-            # Harbor 0.25 has headers, which may hold a key.
-            shown = server.model_dump_json(exclude_none=True, exclude={"headers"})
-            self._introduction.append(f"MCP server: {shown}")
+            self._introduction.append(f"MCP server: {server.model_dump_json(exclude_none=True)}")
 
     async def run(
         self, instruction: str, environment: BaseEnvironment, context: AgentContext
