@@ -115,8 +115,6 @@ class BasicLoopOptions(
             raise ValueError(f"llm_kwargs holds {', '.join(duplicates)}: use the option instead")
         if client != "tinker" and (self.model_path or self.renderer_name):
             raise ValueError("model_path and renderer_name are for model_client=tinker: drop them")
-        if client == "litellm" and self.context_limit:
-            raise ValueError("context_limit is not for model_client=litellm: drop it")
         if client == "vllm" and not self.api_base:
             raise ValueError("model_client=vllm needs api_base, such as http://localhost:8000")
         if client == "tinker" and not importlib.util.find_spec("tinker_cookbook"):
@@ -378,14 +376,17 @@ message. Each script starts in a fresh shell (files stay, variables and director
             steps=[{**step, "step_id": n} for n, step in enumerate(self._steps(), start=1)],
             extra=context.metadata,
         )
+        with suppress(ImportError):
+            # Else Harbor (0.24 and 0.25) reads the file, and a command may have put a pipe there.
+            from harbor.utils.trajectory_utils import compute_model_usage
+
+            context.model_usage = compute_model_usage(trajectory)
         write_file(self.logs_dir / "trajectory.json", trajectory.model_dump_json(exclude_none=True))
 
     def _steps(self) -> list[dict]:
-        # This run as ATIF's steps, without their numbers. A text was sent before each turn, and one
-        # may still be queued ("" if not). The first text is the user's message. Each later one is
-        # what the turn before it observed.
-        texts = [turn.prompt for turn in self.turns] + ["\n\n".join(self._pending)]
-        message, *observations = texts
+        # This run as ATIF's steps, without numbers. The texts are those that were sent, and the one
+        # that is queued. The first is the user's message, a later one what a turn observed.
+        message, *observations = [turn.prompt for turn in self.turns] + ["\n\n".join(self._pending)]
         steps = [{"source": "system", "message": self._system}] if self._system else []
         steps.append({"source": "user", "message": message})
         for turn, observed in zip(self.turns, observations, strict=True):
@@ -954,8 +955,8 @@ class VllmClient(TokenClient):
         return turn
 
 
-def chat_client(**arguments: Any) -> Any:
-    """Make a LiteLLM of Harbor's that also returns replies which were cut off.
+def chat_client(*, context_limit: int | None = None, **arguments: Any) -> Any:
+    """Make a LiteLLM of Harbor's that also returns replies which were cut off, and has no limit.
 
     For the finish reason "length" LiteLLM raises an error, which has neither ids nor usage. So it
     must not see that reason:
