@@ -93,7 +93,7 @@ class BasicLoopOptions(
     collect_rollout_details: bool | None = None
     """Record token ids and logprobs; default: true for tinker and vllm."""
     context_limit: PositiveInt | None = None
-    """Maximum tokens of a conversation; default: 32,000 (tinker), the server's limit (vllm)."""
+    """Maximum tokens of a conversation (tinker: 32,000; vllm: the server's; litellm: none)."""
     interleaved_thinking: bool = False
     """Send back the reasoning that the server gave apart from the text (litellm)."""
     session_id: str | None = None
