@@ -1207,7 +1207,7 @@ async def run_script(
 
 
 async def kill_script(mark: str, environment: BaseEnvironment) -> None:
-    """Kill a script and what runs it by another exec."""
+    """Kill a script and what runs it by another exec, which a second cancellation does not end."""
     # Kill each process that has the mark in its environment, and its process group.
     command = (
         f"for pid in $(grep -ls BASIC_LOOP_MARK={mark} /proc/[0-9]*/environ | cut -d / -f 3); do "
@@ -1216,7 +1216,7 @@ async def kill_script(mark: str, environment: BaseEnvironment) -> None:
     # The environment may be gone.
     with suppress(Exception):
         exec_call = environment.exec(command, timeout_sec=KILL_SEC + EXEC_MARGIN_SEC)
-        await asyncio.wait_for(exec_call, KILL_SEC)
+        await asyncio.shield(asyncio.wait_for(exec_call, KILL_SEC))
 
 
 def parse_output(result: ExecResult, mark: str, seconds: int) -> tuple[str, bytes, str]:
