@@ -24,6 +24,7 @@ import copy
 import functools
 import importlib.util
 import inspect
+import itertools
 import json
 import math
 import os
@@ -184,14 +185,14 @@ message. Each script starts in a fresh shell (files stay, variables and director
         text become plain text. (Behind a chat endpoint that is the server's part.)"""
         text = valid_text(text)
         if isinstance(self.client, TokenClient):
-            # A zero-width space inside makes a special token plain text.
+            # A zero-width space after its first character makes a special token plain text.
             text = self.client.special_tokens.sub("\\g<0>\u200b", text)
         self._pending.append(text)
 
     async def sample(self) -> Turn:
-        """Send the queued texts, and record the reply as a turn. There is no await between the two,
-        so a cancellation cannot lose a reply that has come. Raises RuntimeError if no text is
-        queued, or the server gives no token ids; ContextLengthExceededError; any client's error."""
+        """Send the queued texts, and record the reply as a turn. Once the client has answered,
+        nothing is awaited until the reply is recorded. Raises RuntimeError if no text is queued, or
+        the server gives no token ids; ContextLengthExceededError; and any error of the client."""
         if not self._pending:
             raise RuntimeError("there is nothing to send: `tell` the model something first")
         prompt = "\n\n".join(self._pending)
@@ -323,7 +324,7 @@ message. Each script starts in a fresh shell (files stay, variables and director
         stop_reason = StopReason.ERROR
         try:
             async with asyncio.timeout(self.options.max_seconds) as timer:
-                # Another trial's error may have dropped the client of `setup` (see the end).
+                # If another trial found the client of `setup` broken, this is a new one.
                 self.client = await self._shared_llm()
                 stop_reason = await self._converse(environment)
         except (Exception, asyncio.CancelledError) as error:
@@ -341,7 +342,7 @@ message. Each script starts in a fresh shell (files stay, variables and director
             if self._cache_entry.client is self.client:
                 self._cache_entry.client = None
             if isinstance(error, TimeoutError | asyncio.CancelledError):
-                # Harbor would take it for the agent's timeout, and score the trial, or for Ctrl-C.
+                # Harbor would take the first for the agent's timeout, the second for Ctrl-C.
                 raise RuntimeError(f"a call timed out: {error!r}") from error
             raise
         finally:
@@ -356,14 +357,13 @@ message. Each script starts in a fresh shell (files stay, variables and director
         # SkyRL and verl call the number of turns n_episodes.
         metadata = {**self.metadata, "stop_reason": stop_reason, "n_episodes": len(self.turns)}
         if self.options.collect_rollout_details:
-            context.rollout_details = rollout_details(self.turns)
             trainable = [turn for turn in self.turns if turn.is_trainable]
+            context.rollout_details = rollout_details(trainable)
             metadata["n_turns_without_ids"] = len(self.turns) - len(trainable)
-            starts = (turn.all_ids for turn in trainable)
-            metadata["n_prefix_breaks"] = sum(
-                later.prompt_token_ids[: len(start)] != start
-                for start, later in zip(starts, trainable[1:], strict=False)
-            )
+            metadata["n_prefix_breaks"] = 0
+            for turn, later in itertools.pairwise(trainable):
+                ids = turn.all_ids
+                metadata["n_prefix_breaks"] += later.prompt_token_ids[: len(ids)] != ids
         # What JSON cannot hold becomes text: else Harbor could not save the result.
         text = json.dumps(metadata, default=str, ensure_ascii=False)
         context.metadata = json.loads(valid_text(text))
@@ -708,6 +708,7 @@ def says_context_is_full(error: Exception) -> bool:
 # session with Tinker, and about 11 file descriptors.
 _services: dict[tuple, Any] = {}
 _services_lock = threading.Lock()
+# The service of `use_service`, which all trials use in their place.
 _given_service: Any = None
 # Clients are built in threads, and a process may run several event loops. All share a tokenizer,
 # which raises "Already borrowed" if two threads use it at once. The lock is held for milliseconds.
@@ -1018,9 +1019,8 @@ _TOKEN_FIELDS = ("prompt_token_ids", "completion_token_ids", "logprobs")
 def trial_to_trajectory(trial: TrialResult) -> Trajectory | None:
     """Training data from a finished trial, live or from `TrialResult.model_validate_json`. None for
     a trial that failed, that has a step which ended in ERROR, or that has neither a reward nor a
-    trainable turn. A timeout of the agent and an exit code are no failures. If there is a reward,
-    Harbor 0.25 and later says itself whether it is valid. Raises ValueError if ids and logprobs do
-    not align, or a number is not finite."""
+    trainable turn. If there is a reward, Harbor 0.25 and later says itself whether it is valid.
+    Raises ValueError if ids and logprobs do not align, or a number is not finite."""
     steps = trial.step_results or [trial]
     contexts = [step.agent_result or AgentContext() for step in steps]
     turns = [turn for context in contexts for turn in turns_of(context)]
@@ -1029,7 +1029,7 @@ def trial_to_trajectory(trial: TrialResult) -> Trajectory | None:
     if not all(map(math.isfinite, rewards.values())):
         raise ValueError(f"trial {trial.trial_name}: a reward is not a finite number: {rewards}")
     errors = [part.exception_info for part in (trial, *steps) if part.exception_info]
-    # After these exceptions a reward counts.
+    # These exceptions are no failures: Harbor scores the trial after them.
     scored = ("AgentTimeoutError", "NonZeroAgentExitCodeError")
     is_valid = all(error.exception_type in scored for error in errors)
     if rewards:
@@ -1045,15 +1045,12 @@ _trial_to_trajectory = trial_to_trajectory
 
 
 def rollout_details(turns: list[Turn]) -> list[dict] | None:
-    """One Harbor RolloutDetail, in a list, with an entry for each trainable turn. A turn that lacks
-    ids or logprobs is left out whole, so that all lists stay aligned. None if no turn is left."""
-    trainable = [turn for turn in turns if turn.is_trainable]
-    if not trainable:
-        return None
-    detail = {name: [getattr(turn, name) or [] for turn in trainable] for name in _TOKEN_FIELDS}
-    names = {name for turn in trainable for name in turn.extra}
-    detail["extra"] = {name: [turn.extra.get(name) for turn in trainable] for name in names}
-    return [detail]
+    """One Harbor RolloutDetail, in a list, with an entry for each of these trainable turns. (Others
+    are left out whole, so that all lists stay aligned.) None if there are none."""
+    detail = {name: [getattr(turn, name) or [] for turn in turns] for name in _TOKEN_FIELDS}
+    names = {name for turn in turns for name in turn.extra}
+    detail["extra"] = {name: [turn.extra.get(name) for turn in turns] for name in names}
+    return [detail] if turns else None
 
 
 def turns_of(context: AgentContext) -> Iterator[Turn]:
@@ -1101,8 +1098,7 @@ def fenced_blocks(text: str) -> list[tuple[str, str]]:
         if token.markup.startswith("`"):
             n_lines = token.map[1] - token.map[0]
             # A closed block has two more lines than its content: its fences.
-            is_closed = n_lines == token.content.count("\n") + 2
-            if is_closed:
+            if n_lines == token.content.count("\n") + 2:
                 language = "".join(token.info.lower().split()[:1])
                 blocks.append((language, token.content))
     return blocks
@@ -1157,9 +1153,9 @@ exec 5< <(
   timeout -s KILL "$1" bash -c 'eval "unset BASIC_LOOP_TEXT; $BASIC_LOOP_TEXT"' </dev/null 2>&1
   printf "\nend-of-%s %s %s\n" "$BASIC_LOOP_MARK" "$?" "$SECONDS"
 )
-# sed ends at the last line, even if a server still has the pipe open; head ends a flood. (The
-# pattern [e]nd does not match sed's own arguments, if a script prints them by `ps`. ulimit is for a
-# line without an end, which sed would keep in memory.)
+# sed ends at the last line, even if a server still has the pipe open. head ends a flood. "[e]nd"
+# does not match itself: a script may print sed's arguments, by `ps`. The ulimit is for a line that
+# does not end, which sed would keep in memory.
 (ulimit -d 300000; exec sed "/[e]nd-of-$BASIC_LOOP_MARK/q") <&5 | head -c "$2" | base64
 # A server that still has the pipe open would block when the pipe is full, so cat reads on. (`read`
 # returns 1 at the end of a pipe that nobody has open.)
@@ -1224,7 +1220,7 @@ def parse_output(result: ExecResult, mark: str, seconds: int) -> tuple[str, byte
     of the script may still be running."""
     before, found, encoded = valid_text(result.stdout).partition(f":{mark}:")
     if not found:
-        # bash did not start. What exec itself printed says why.
+        # The program did not get as far as the mark. What was printed says why.
         return str(result.return_code), (before + valid_text(result.stderr)).encode(), ""
     decoded = b""
     with suppress(ValueError):

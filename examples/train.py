@@ -240,13 +240,12 @@ class Config(train.Config):
 
 
 def main(config: Config, rollout_executor: Executor | None = None) -> None:
-    """Train, or go on training. Raises what the cookbook, the SDK and Harbor raise.
-
-    `rollout_executor`: the cookbook runs the groups of a step in it, such as a process pool.
-    """
+    """Train, or go on training. The cookbook runs the groups of a step in `rollout_executor`, such
+    as a process pool. Raises what the cookbook, the SDK and Harbor raise."""
     builder = config.dataset_builder
-    agent_module(builder.agent).use_service(POLICY_SERVICE)
-    builder.groups(builder.tasks, 1)  # A wrong folder is an error at once.
+    # A wrong agent or folder is an error before anything connects.
+    agent_module(builder.agent)
+    builder.groups(builder.tasks, 1)
     names = ("max_tokens", "temperature", "renderer_name")
     options = {name: getattr(config, name) for name in names} | builder.agent_options
     kind = "import_path" if ":" in builder.environment else "type"
