@@ -1118,12 +1118,13 @@ KILL_SEC = 15
 
 # This bash program runs a script: `bash PROGRAM SECONDS FLOOD_BYTES N_BLOCKS`. It prints
 #
-#     :MARK:<base64 of the output and of a last line "end-of-MARK CODE SECONDS">
+#     :MARK:<base64 of the output, followed by "end-of-MARK CODE SECONDS" and a newline>
 #
 # - Base64, because some environments change what a command prints.
-# - The last line marks the end, because a server in the background may keep the pipe open.
+# - These words mark the end, because a server in the background may keep the pipe open. It may
+#   still write there, so they need not begin a line.
 # - MARK is random hex. All processes of the script have it in their environment, where
-#   `kill_script` finds them. (So a script can forge the last line. It deceives its own model only.)
+#   `kill_script` finds them. (So a script can forge these words. It deceives its own model only.)
 # - Program and script are in variables. As arguments they could match a `pkill -f` in the script.
 # - No file is written, because a container's disk may be full or read-only.
 # - The image needs bash 4.4, coreutils, sed and grep.
@@ -1147,13 +1148,13 @@ done
 unset BASIC_LOOP_BLOCKS BASIC_LOOP_PROGRAM
 export BASIC_LOOP_TEXT
 printf ":%s:" "$BASIC_LOOP_MARK"
-# fd 5 is a pipe: the script writes to it, and then printf writes the last line. (bash expands the
-# whole argument of eval, with the script, before `unset` runs: the script does not see itself.)
+# fd 5 is a pipe: the script writes to it, and then printf writes the end. (bash expands the whole
+# argument of eval, with the script, before `unset` runs: the script does not see itself.)
 exec 5< <(
   timeout -s KILL "$1" bash -c 'eval "unset BASIC_LOOP_TEXT; $BASIC_LOOP_TEXT"' </dev/null 2>&1
-  printf "\nend-of-%s %s %s\n" "$BASIC_LOOP_MARK" "$?" "$SECONDS"
+  printf "end-of-%s %s %s\n" "$BASIC_LOOP_MARK" "$?" "$SECONDS"
 )
-# sed ends at the last line, even if a server still has the pipe open. head ends a flood. "[e]nd"
+# sed ends at these words, even if a server still has the pipe open. head ends a flood. "[e]nd"
 # does not match itself: a script may print sed's arguments, by `ps`. The ulimit is for a line that
 # does not end, which sed would keep in memory.
 (ulimit -d 300000; exec sed "/[e]nd-of-$BASIC_LOOP_MARK/q") <&5 | head -c "$2" | base64
@@ -1225,7 +1226,7 @@ def parse_output(result: ExecResult, mark: str, seconds: int) -> tuple[str, byte
     decoded = b""
     with suppress(ValueError):
         decoded = base64.b64decode(encoded)
-    complete = re.fullmatch(rb"(?s)(.*)\nend-of-%b (\d+) (\d+)\n" % mark.encode(), decoded)
+    complete = re.fullmatch(rb"(?s)(.*)end-of-%b (\d+) (\d+)\n" % mark.encode(), decoded)
     if not complete:
         note = f"[the output is cut: more than {FLOOD_BYTES} bytes, or its reader was killed]"
         return "137", decoded, note
