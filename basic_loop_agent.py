@@ -1,19 +1,16 @@
+# SPDX-FileCopyrightText: 2026 The BasicLoopAgent authors
 # SPDX-License-Identifier: Apache-2.0
 """BasicLoopAgent: a minimal, single-file agent for Harbor that records every token it samples.
 
     harbor run ... --agent basic_loop_agent:BasicLoopAgent -m Qwen/Qwen3-8B \
-      --ak model_path=tinker://...
+      --ak model_path=tinker://... --ak max_turns=50
 
 The agent samples from one model in one conversation, and runs one script per turn. It does not
 compact long conversations, call tools natively or run commands in parallel. To add such a thing,
-change the loop: `BasicLoopAgent._converse`.
+change the loop: `BasicLoopAgent.converse`.
 
-Terms:
-
-- run: the work on one instruction. A multi-step task has a run for each step, any other has one.
-- turn: one model call and its reply (class `Turn`).
-- rollout: the token ids and log-probabilities of a run's turns.
-- exact prompt: a prompt whose token ids begin with the previous turn's prompt and completion ids.
+A run is the work on one instruction; only a multi-step task has several. A turn is one model call
+and its reply. A rollout is the token ids and log-probabilities of a run's turns.
 """
 
 from __future__ import annotations
@@ -24,7 +21,6 @@ import copy
 import functools
 import importlib.util
 import inspect
-import itertools
 import json
 import math
 import os
@@ -32,8 +28,8 @@ import re
 import shlex
 import threading
 from abc import ABC, abstractmethod
-from collections import ChainMap
-from collections.abc import Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -57,28 +53,28 @@ try:
     from harbor.agents.capabilities import AgentCapabilities
     from harbor.agents.options import AgentOptions
 except ImportError:
-    # Harbor before 0.23 has neither class, and never asks for them.
+    # Harbor before 0.23 does not have these classes.
     class AgentOptions(BaseModel, extra="forbid"): ...
 
     class AgentCapabilities(BaseModel): ...
 
 
-__version__ = "0.9.0"
+__version__ = "0.10.0"
 
 
 class BasicLoopOptions(
     AgentOptions, allow_inf_nan=False, hide_input_in_errors=True, use_attribute_docstrings=True
 ):
-    """The options of `--ak key=value`. The first eight are parameters of the constructor, too."""
+    """The options of `--ak key=value`. (The first eight are the constructor's known parameters.)"""
 
     model_path: str | None = Field(None, pattern="^tinker://")
-    """Tinker checkpoint to sample, tinker://...; default: the base model."""
+    """Only for tinker: the checkpoint to sample, tinker://...; default: the base model."""
     renderer_name: str | None = None
-    """tinker-cookbook renderer; default: the one recommended for the model."""
+    """Only for tinker: tinker-cookbook's renderer; default: the one recommended for the model."""
     max_tokens: PositiveInt = 512
     """Maximum tokens per model call, thinking included."""
     temperature: NonNegativeFloat | None = 1.0
-    """Sampling temperature; null: the client's default."""
+    """Sampling temperature. null: none is sent, because some models refuse it."""
     max_turns: PositiveInt = 1
     """Maximum model calls. 1: the reply is the answer. Above 1: its bash blocks are run."""
     system_prompt: str | None = None
@@ -86,19 +82,21 @@ class BasicLoopOptions(
     model_client: Literal["tinker", "litellm", "vllm"] = "tinker"
     """tinker; vllm for a vLLM server, by token ids; litellm for API models and other servers."""
     api_base: str | None = None
-    """Base URL of the model's server; default: the client's. /v1 is added to http://host:port."""
+    """Base URL of the server, with /v1 (http://host:port gets it); default: the client's."""
+    top_p: PositiveFloat | None = Field(None, le=1)
+    """Nucleus sampling: the smallest set of tokens with this total probability. null: not sent."""
     max_seconds: PositiveFloat | None = None
     """Seconds after which the loop ends and the trial is scored."""
     llm_kwargs: dict = Field({}, repr=False)
-    """More arguments for the client: top_p, seed, ... Errors hide them: one may be an api_key."""
+    """More arguments for the client, such as seed. Error messages do not show them."""
     collect_rollout_details: bool | None = None
     """Record token ids and logprobs; default: true for tinker and vllm."""
     context_limit: PositiveInt | None = None
-    """Maximum tokens of a conversation (tinker: 32,000; vllm: the server's; litellm: none)."""
+    """Only for tinker (default: 32,000) and vllm (the server's): maximum tokens of a prompt."""
     interleaved_thinking: bool = False
-    """Send back the reasoning that the server gave apart from the text (litellm)."""
+    """Only for litellm: send the model's reasoning back with its answers (reasoning_content)."""
     session_id: str | None = None
-    """Sent with each model call, for routers (litellm, vllm). Each id has a client of its own."""
+    """Only for litellm and vllm: sent with each call, so that a router can keep to one server."""
     command_timeout_sec: PositiveInt = Field(120, le=7 * 24 * 3600)
     """Time limit of a script in seconds; at most a week."""
     max_output_bytes: PositiveInt = 10_000
@@ -106,19 +104,16 @@ class BasicLoopOptions(
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        client = self.model_client
         if self.collect_rollout_details is None:
-            self.collect_rollout_details = client != "litellm"
-        # Harbor 0.25 has options of its own, such as reasoning_effort. Here llm_kwargs takes it.
-        names = {*type(self).model_fields, "model_name"} - AgentOptions.model_fields.keys()
-        duplicates = self.llm_kwargs.keys() & names
+            self.collect_rollout_details = self.model_client != "litellm"
+        if self.model_client != "tinker" and (self.model_path or self.renderer_name):
+            raise ValueError("model_path and renderer_name are for model_client=tinker: drop them")
+        # A name may be set as an option or in llm_kwargs, not both.
+        options = {name for name, value in self if value is not None}
+        duplicates = self.llm_kwargs.keys() & {*options, "model", "model_name", "api_base"}
         if duplicates:
             raise ValueError(f"llm_kwargs holds {', '.join(duplicates)}: use the option instead")
-        if client != "tinker" and (self.model_path or self.renderer_name):
-            raise ValueError("model_path and renderer_name are for model_client=tinker: drop them")
-        if client == "vllm" and not self.api_base:
-            raise ValueError("model_client=vllm needs api_base, such as http://localhost:8000")
-        if client == "tinker" and not importlib.util.find_spec("tinker_cookbook"):
+        if self.model_client == "tinker" and not importlib.util.find_spec("tinker_cookbook"):
             raise ValueError("the Tinker packages are missing: `pip install 'harbor[tinker]'`")
         return self
 
@@ -128,19 +123,10 @@ class BasicLoopAgent(BaseAgent):
 
     After a run the context holds the token counts, cost_usd (None if unknown), the metadata and the
     rollout (see `rollout_details`). `logs_dir` holds completion.txt, which is the last answer, and
-    trajectory.json, in Harbor's format ATIF.
-
-    Attributes for the loop (`run` and `resume` create them):
-        client: The model client, which the trials of a job share.
-        messages: The conversation so far, without thinking. The loop may edit it.
-        turns: The turns of this run.
-        metadata: The loop may keep JSON values here. They go into the context's metadata.
-        _pending: The texts that the next `sample` sends.
-        _last_ids, _last_messages: The ids of the last turn, and a copy of `messages` then, which
-            shows whether the loop has edited them since.
+    trajectory.json, in Harbor's format ATIF. The loop may use `messages`, `turns`, `metadata` and
+    `client`, which `__init__` explains.
     """
 
-    client: Any = None
     options_model = BasicLoopOptions
     # Harbor 0.23 does not know the last two fields. `model_construct` lets them pass.
     capabilities = AgentCapabilities.model_construct(
@@ -153,14 +139,18 @@ Solve the task by running commands in its environment. Put them in fenced blocks
 message. Each script starts in a fresh shell (files stay, variables and directory do not) and has \
 {seconds} seconds. When the task is done, reply without such a block."""
 
-    async def _converse(self, environment: BaseEnvironment) -> StopReason | str:
-        """Sample a reply, run its script, tell the model the script's output, and so on."""
+    async def converse(self, environment: BaseEnvironment) -> StopReason | str:
+        """Sample a reply, run its script, tell the model the script's output, and so on. Returns
+        why the run ended: a StopReason, or a word of your own."""
         for _ in range(self.options.max_turns):
             try:
                 turn = await self.sample()
             except ContextLengthExceededError:
                 return StopReason.CONTEXT_OVERFLOW
             if turn.cut_off:
+                self.logger.warning(
+                    f"finish reason {turn.finish_reason!r}: the reply counts as cut off"
+                )
                 return StopReason.MAX_TOKENS
             blocks = self.bash_blocks(turn.content)
             if not blocks:
@@ -181,31 +171,41 @@ message. Each script starts in a fresh shell (files stay, variables and director
         return await run_script(blocks, environment, seconds, self.options.max_output_bytes)
 
     def tell(self, text: str | None) -> None:
-        """Queue a text for the next `sample`. If the client sends token ids, special tokens in the
-        text become plain text. (Behind a chat endpoint that is the server's part.)"""
+        """Queue a text for the next `sample`. Special tokens in the text become plain text. (At a
+        chat endpoint the server tokenizes, so that is its part.)"""
         text = valid_text(text)
         if isinstance(self.client, TokenClient):
-            # A zero-width space after its first character makes a special token plain text.
-            text = self.client.special_tokens.sub("\\g<0>\u200b", text)
+            text = self.client.plain_text(text)
         self._pending.append(text)
 
+    def render_anew(self) -> None:
+        """Have the next prompt rendered from `messages`, not continued from the sampled ids. An
+        edit of `messages` has the same effect."""
+        self._last_ids = []
+
     async def sample(self) -> Turn:
-        """Send the queued texts, and record the reply as a turn. Once the client has answered,
-        nothing is awaited until the reply is recorded. Raises RuntimeError if no text is queued, or
-        the server gives no token ids; ContextLengthExceededError; and any error of the client."""
+        """Send the queued texts, and record the reply as a turn. Then nothing is awaited, so that a
+        cancellation cannot lose the reply. Raises RuntimeError if no text is queued, or the server
+        gives no token ids; ContextLengthExceededError; and any error of the client."""
         if not self._pending:
             raise RuntimeError("there is nothing to send: `tell` the model something first")
         prompt = "\n\n".join(self._pending)
         request = {}
         if isinstance(self.client, TokenClient):
-            # If the loop has edited `messages`, the ids do not fit them: render all anew.
-            is_same = self.messages == self._last_messages
-            request["previous_ids"] = self._last_ids if is_same else []
-        # Chat adds the prompt and the reply (with its reasoning, if wanted) to its messages. It is
-        # a new one for each call, so that `messages` stays as it is if the call fails.
-        chat = Chat(self.client, interleaved_thinking=self.options.interleaved_thinking)
+            if self.messages != self._last_messages:
+                self.render_anew()
+            request["previous_ids"] = self._last_ids
+        # Harbor's Chat sends its messages and the prompt. Then it appends the prompt and the reply
+        # (with its reasoning, if wanted). Each call has a new Chat, because the loop may edit or
+        # replace `messages`.
+        chat = Chat(self.client, self.options.interleaved_thinking)
         chat.messages.extend(self.messages)
-        reply = await chat.chat(prompt, **request)
+        try:
+            reply = await chat.chat(prompt, **request)
+        except Exception as error:
+            if says_context_is_full(error):
+                raise ContextLengthExceededError(str(error)) from error
+            raise
 
         # A client of your own may return Harbor's LLMResponse.
         turn = reply if isinstance(reply, Turn) else Turn(**vars(reply))
@@ -215,12 +215,12 @@ message. Each script starts in a fresh shell (files stay, variables and director
         turn.reasoning_content += thinking
         self.turns.append(turn)
         self._pending.clear()
-        self.messages.extend(chat.messages[-2:])
+        self.messages = chat.messages
         self.messages[-1]["content"] = turn.content
         self._last_messages = [dict(message) for message in self.messages]
         self._last_ids = turn.all_ids
-        # This comes after the record, so that the files show the reply. A later turn without ids is
-        # left out of the rollout, and counted (`n_turns_without_ids`).
+        # The reply is recorded, so the files will show it. (Only the first turn is checked: a later
+        # one without ids is left out of the rollout, and counted.)
         ids = (turn.prompt_token_ids, turn.completion_token_ids, turn.logprobs)
         if self.options.collect_rollout_details and len(self.turns) == 1 and None in ids:
             raise RuntimeError("collect_rollout_details=true, but the server returned no token ids")
@@ -241,11 +241,9 @@ message. Each script starts in a fresh shell (files stay, variables and director
         **kw: Any,
     ) -> None:
         """Create the agent of one trial. Raises ValueError for an unknown option or a bad value."""
-        # extra_env has the variables of `--ae KEY=value`, such as API keys. Harbor must not see it:
-        # from 0.16 on it would pass the keys on to each command in the container.
-        self._agent_env = without_masked(kw.pop("extra_env", None))
-        # Keys and URLs of servers are looked up here: first the agent's, then the process's.
-        self._env = ChainMap(self._agent_env, os.environ)
+        # The variables of `--ae KEY=value`, such as API keys. They are kept from Harbor, which from
+        # 0.16 on would give them to each command in the container.
+        self._agent_env: dict[str, str] = kw.pop("extra_env", None) or {}
         options = {
             "model_path": model_path,
             "renderer_name": renderer_name,
@@ -256,15 +254,32 @@ message. Each script starts in a fresh shell (files stay, variables and director
             "model_client": model_client,
             "api_base": api_base,
         }
-        # From 0.23 on Harbor parses the options, and sets `self.options`.
+        # From 0.23 on Harbor parses the options in here, and sets `self.options`.
         super().__init__(model_name=model_name, **options, **kw)
-        if not hasattr(self, "options"):
+        if not hasattr(BaseAgent, "parse_options"):
             # Earlier versions ignore unknown arguments. What is not Harbor's is an option.
             harbor_names = {*inspect.signature(BaseAgent).parameters, "override_setup_timeout_sec"}
             options |= {name: kw[name] for name in kw.keys() - harbor_names}
             self.options = self.options_model(**options)
+
+        # The model client, which the trials of a job share.
+        self.client: Any = None
         # Texts on the task's skills and MCP servers. `setup` makes them, `run` sends them.
         self._introduction: list[str] = []
+        # The system message ("" for none). None before the first `run`.
+        self._system: str | None = None
+        # The conversation so far. The loop may edit it.
+        self.messages: list[dict] = []
+        # The turns of this run.
+        self.turns: list[Turn] = []
+        # The loop may keep JSON values here. They go into the context's metadata.
+        self.metadata: dict[str, Any] = {}
+        # The texts that the next `sample` sends.
+        self._pending: list[str] = []
+        # The ids of the last turn, with which the next prompt begins. []: it is rendered anew.
+        self._last_ids: list[int] = []
+        # A copy of `messages` after the last turn, which shows whether the loop has edited them.
+        self._last_messages: list[dict] = []
 
     @staticmethod
     def name() -> str:
@@ -275,16 +290,18 @@ message. Each script starts in a fresh shell (files stay, variables and director
 
     @classmethod
     def preflight(cls, kwargs: dict | None = None, env: Any = None) -> None:
-        """Check the options and Tinker's key. Harbor 0.23 and later calls this before any trial."""
-        check_tinker_key(cls.parse_options(kwargs, env), ChainMap(without_masked(env), os.environ))
+        """Check the options, and that the environment has what the client needs. Harbor 0.23 and
+        later calls this before any trial. Raises ValueError."""
+        options = cls.parse_options(kwargs, env)
+        # It raises an error if one of them is missing.
+        url_and_key(options, options.model_client, env or {})
 
     async def setup(self, environment: BaseEnvironment) -> None:
         """Build the model client, and list the task's skills and MCP servers for the model. Harbor
         does not count the seconds of imports here as the agent's time. Raises ValueError if the
-        model has no name, or Tinker no key, and any error of the client."""
+        model has no name, Tinker no key or vLLM no URL, and any error of the client."""
         if not self.model_name:
             raise ValueError("no model: name one with -m, such as -m Qwen/Qwen3-8B")
-        check_tinker_key(self.options, self._env)
         self.client = await self._shared_llm()
         if self.skills_dir:
             # Each skill's path, and the lines that hold its name and description; or the error.
@@ -302,9 +319,8 @@ message. Each script starts in a fresh shell (files stay, variables and director
         if self.options.system_prompt is None and self.options.max_turns > 1:
             self._system = self.protocol.replace("{seconds}", str(self.options.command_timeout_sec))
         self.messages = [{"role": "system", "content": self._system}] if self._system else []
-        self._pending: list[str] = []
-        self._last_ids: list[int] = []
-        self._last_messages: list[dict] = []
+        self._pending = []
+        self.render_anew()
         for text in self._introduction:
             self.tell(text)
         await self.resume(instruction, environment, context)
@@ -315,97 +331,105 @@ message. Each script starts in a fresh shell (files stay, variables and director
         """Continue the conversation of the last `run`: Harbor calls this for the later steps of a
         task. First the new turns are recorded, then any error of the client or the environment is
         raised. Raises OSError if the files cannot be written."""
-        if not hasattr(self, "messages"):
+        if self._system is None:
             raise RuntimeError("`resume` continues a conversation: call `run` first")
-        self.turns: list[Turn] = []
-        self.metadata: dict[str, Any] = {}
+        self.turns = []
+        self.metadata = {}
         # Not by `tell`: the task's author may use special tokens on purpose.
         self._pending.append(valid_text(instruction))
         stop_reason = StopReason.ERROR
         try:
             async with asyncio.timeout(self.options.max_seconds) as timer:
-                # If another trial found the client of `setup` broken, this is a new one.
+                # Another trial may have replaced the client since `setup`.
                 self.client = await self._shared_llm()
-                stop_reason = await self._converse(environment)
+                stop_reason = await self.converse(environment)
         except (Exception, asyncio.CancelledError) as error:
-            # The error's type does not tell why the run ended, because a client may turn a
-            # cancellation into an error of its own. So check in this order: Harbor has cancelled
-            # this task, `max_seconds` are over, or it is a real error.
+            # A client may turn a cancellation into an error of its own. So the error's type does
+            # not tell who ended the run, and Harbor's cancellation is looked for first.
             if asyncio.current_task().cancelling():
                 stop_reason = StopReason.CANCELLED
                 raise asyncio.CancelledError from error
-            if timer.expired():
-                # Return, so that Harbor scores the trial.
-                stop_reason = StopReason.ROLLOUT_TIMEOUT
-                return
-            # The client may be broken: have the next trial build another, unless one has done so.
-            if self._cache_entry.client is self.client:
-                self._cache_entry.client = None
-            if isinstance(error, TimeoutError | asyncio.CancelledError):
-                # Harbor would take the first for the agent's timeout, the second for Ctrl-C.
-                raise RuntimeError(f"a call timed out: {error!r}") from error
-            raise
+            if not timer.expired():
+                self._forget_client()
+                if isinstance(error, TimeoutError | asyncio.CancelledError):
+                    # Harbor would take the first for the agent's timeout, the second for Ctrl-C.
+                    raise RuntimeError(f"a call timed out or was cancelled: {error!r}") from error
+                raise
+            # `max_seconds` are over. This returns, so that Harbor scores the trial.
+            stop_reason = StopReason.ROLLOUT_TIMEOUT
         finally:
             self._record(stop_reason, context)
 
     def _record(self, stop_reason: StopReason | str, context: AgentContext) -> None:
-        context.n_input_tokens = sum(turn.usage.prompt_tokens for turn in self.turns)
-        context.n_output_tokens = sum(turn.usage.completion_tokens for turn in self.turns)
-        context.n_cache_tokens = sum(turn.usage.cache_tokens for turn in self.turns)
+        # Counters add up name by name.
+        totals = sum((Counter(turn.usage.model_dump()) for turn in self.turns), Counter())
+        context.n_input_tokens = totals["prompt_tokens"]
+        context.n_output_tokens = totals["completion_tokens"]
+        context.n_cache_tokens = totals["cache_tokens"]
         # Harbor's clients give 0.0 for an unknown price.
-        context.cost_usd = sum(turn.usage.cost_usd for turn in self.turns) or None
+        context.cost_usd = totals["cost_usd"] or None
         # SkyRL and verl call the number of turns n_episodes.
         metadata = {**self.metadata, "stop_reason": stop_reason, "n_episodes": len(self.turns)}
         if self.options.collect_rollout_details:
             trainable = [turn for turn in self.turns if turn.is_trainable]
             context.rollout_details = rollout_details(trainable)
+            # Prefix breaks are prompts that do not begin with the ids of the turn before.
             metadata["n_turns_without_ids"] = len(self.turns) - len(trainable)
-            metadata["n_prefix_breaks"] = 0
-            for turn, later in itertools.pairwise(trainable):
-                ids = turn.all_ids
-                metadata["n_prefix_breaks"] += later.prompt_token_ids[: len(ids)] != ids
-        # What JSON cannot hold becomes text: else Harbor could not save the result.
-        text = json.dumps(metadata, default=str, ensure_ascii=False)
+            all_ids = (turn.all_ids for turn in trainable)
+            metadata["n_prefix_breaks"] = sum(
+                later.prompt_token_ids[: len(ids)] != ids
+                for ids, later in zip(all_ids, trainable[1:], strict=False)
+            )
+        # Harbor could not save objects, or keys that are no text: objects become text, and such
+        # keys are left out.
+        text = json.dumps(metadata, default=str, skipkeys=True, ensure_ascii=False)
         context.metadata = json.loads(valid_text(text))
-        # It is written even without a turn, because the last step's answer may still be there.
+        # Also without a turn: the file may hold the answer of the previous step.
         write_file(self.logs_dir / "completion.txt", self.turns[-1].content if self.turns else "")
         trajectory = atif.Trajectory(
-            # Without an option, the trial's name.
+            # By default the trial's name.
             session_id=self.options.session_id or self.logs_dir.parent.name,
-            agent={"name": self.name(), "version": __version__, "model_name": self.model_name},
+            agent={"name": self.name(), "version": self.version(), "model_name": self.model_name},
             steps=[{**step, "step_id": n} for n, step in enumerate(self._steps(), start=1)],
+            final_metrics={
+                "total_prompt_tokens": context.n_input_tokens,
+                "total_completion_tokens": context.n_output_tokens,
+                "total_cached_tokens": context.n_cache_tokens,
+                "total_cost_usd": context.cost_usd,
+            },
             extra=context.metadata,
         )
+        # If a command leaves a pipe at trajectory.json, Harbor 0.24 and 0.25 hang: they read the
+        # file to compute the usage of each model. They do not if the usage is there already.
         with suppress(ImportError):
-            # Else Harbor (0.24 and 0.25) reads the file, and a command may have put a pipe there.
             from harbor.utils.trajectory_utils import compute_model_usage
 
             context.model_usage = compute_model_usage(trajectory)
         write_file(self.logs_dir / "trajectory.json", trajectory.model_dump_json(exclude_none=True))
 
     def _steps(self) -> list[dict]:
-        # This run as ATIF's steps, without numbers. The texts are those that were sent, and the one
-        # that is queued. The first is the user's message, a later one what a turn observed.
-        message, *observations = [turn.prompt for turn in self.turns] + ["\n\n".join(self._pending)]
+        """This run as ATIF's steps, without numbers."""
+        # What a turn observed is sent with the next turn, or is still queued.
+        prompts = [*(turn.prompt for turn in self.turns), "\n\n".join(self._pending)]
         steps = [{"source": "system", "message": self._system}] if self._system else []
-        steps.append({"source": "user", "message": message})
-        for turn, observed in zip(self.turns, observations, strict=True):
+        steps.append({"source": "user", "message": prompts[0]})
+        for turn, observed in zip(self.turns, prompts[1:], strict=True):
             metrics = {
                 "prompt_tokens": turn.usage.prompt_tokens,
                 "completion_tokens": turn.usage.completion_tokens,
                 "cached_tokens": turn.usage.cache_tokens,
                 "cost_usd": turn.usage.cost_usd or None,
             }
-            if self.options.collect_rollout_details:
-                metrics["completion_token_ids"] = turn.completion_token_ids
-                # JSON has no NaN.
-                metrics["logprobs"] = turn.logprobs if turn.is_trainable else None
+            if self.options.collect_rollout_details and turn.is_trainable:
+                # NeMo Gym and NeMo RL train on each step that has completion ids.
+                metrics |= {name: getattr(turn, name) for name in (*_TOKEN_FIELDS, "extra")}
             step = {
                 "source": "agent",
                 "message": turn.content,
                 "reasoning_content": turn.reasoning_content or None,
                 "timestamp": turn.timestamp,
-                "metrics": metrics,
+                # Pydantic would look at each token of each prompt.
+                "metrics": atif.Metrics.model_construct(**metrics),
             }
             if observed:
                 step["observation"] = {"results": [{"content": observed}]}
@@ -413,86 +437,108 @@ message. Each script starts in a fresh shell (files stay, variables and director
         return steps
 
     def _build_llm(self) -> Any:
-        """Build the client. To use your own, return any Harbor `BaseLLM` whose content is text.
-
-        This runs in a thread, because the imports take seconds. Raises any error of the client, and
-        litellm's error for an unknown provider.
-        """
-        options, getenv = self.options, self._env.get
-        # Harbor's LiteLLM modifies its arguments, so it gets a copy.
-        arguments = copy.deepcopy(options.llm_kwargs)
-        if options.model_client == "litellm":
+        """Build the client, in a thread, because the imports take seconds. To use your own, return
+        any Harbor `BaseLLM` whose content is text (with model_client=litellm). Raises any error of
+        the client, and litellm's error for an unknown provider."""
+        options = self.options
+        provider = options.model_client
+        args = copy.deepcopy(options.llm_kwargs)
+        args |= options.model_dump(include={"temperature", "top_p"}, exclude_none=True)
+        if provider == "litellm":
             from litellm import get_llm_provider
 
-            provider = get_llm_provider(self.model_name, arguments.get("custom_llm_provider"))[1]
-            arguments["collect_rollout_details"] = options.collect_rollout_details
-        else:
-            provider = options.model_client
-        # Such as OPENAI_BASE_URL and OPENAI_API_KEY.
-        prefix = provider.upper()
-        base = options.api_base or getenv(f"{prefix}_BASE_URL") or getenv(f"{prefix}_API_BASE")
-        key = arguments.pop("api_key", None) or getenv(f"{prefix}_API_KEY")
-        if base and provider in ("openai", "hosted_vllm", "vllm"):
-            # A URL that ends in a port gets the /v1 of a local server. Such a server may need no
-            # key, but the openai package insists on one.
-            base = re.sub(r"(:\d+)/?$", r"\1/v1", base)
-            key = key or "none"
-        arguments |= {
-            "model_name": self.model_name,
-            "model_path": options.model_path,
-            "renderer_name": options.renderer_name,
-            "max_tokens": options.max_tokens,
-            "temperature": options.temperature,
-            "context_limit": options.context_limit,
-            "session_id": options.session_id,
-            "api_base": base,
-            # No blanks: a key from a file often ends in a newline, and HTTP errors show such a key.
-            "api_key": key and "".join(str(key).split()),
-        }
-        given = {name: value for name, value in arguments.items() if value is not None}
-        make_client = {"tinker": TinkerClient, "vllm": VllmClient, "litellm": chat_client}
-        return make_client[options.model_client](**given)
+            provider = get_llm_provider(self.model_name, args.get("custom_llm_provider"))[1]
+        url, key = url_and_key(options, provider, self._agent_env)
+        args |= {"model": self.model_name, "api_base": url, "api_key": key}
+        clients = {"tinker": TinkerClient, "vllm": VllmClient, "litellm": chat_client}
+        return clients[options.model_client](options, **args)
 
     def _cache_key(self) -> tuple:
-        options, env = repr(self.options.model_dump()), frozenset(self._agent_env.items())
-        return (type(self), self.model_name, options, env, _given_service)
+        options = repr(self.options.model_dump())
+        return (type(self), self.model_name, options, repr(self._agent_env), _given_service)
 
     async def _shared_llm(self) -> Any:
         """The client: the first trial builds it, the others wait. If that fails, the next tries."""
-        self._cache_entry = cache_entry(asyncio.get_running_loop(), self._cache_key())
-        async with self._cache_entry.lock:
-            if self._cache_entry.client is None:
-                self._cache_entry.client = await asyncio.to_thread(self._build_llm)
-            return self._cache_entry.client
+        # A lock and an HTTP client belong to one event loop.
+        key = (asyncio.get_running_loop(), self._cache_key())
+        async with _client_locks[key]:
+            if key not in _clients:
+                _clients[key] = await asyncio.to_thread(self._build_llm)
+                if len(_clients) > 128:
+                    # The oldest goes, because a training has a new checkpoint in each step.
+                    _client_locks.pop(next(iter(_clients)), None)
+                    del _clients[next(iter(_clients))]
+            return _clients[key]
+
+    def _forget_client(self) -> None:
+        """Have the next trial build a new client, because this one may be broken."""
+        for key, client in list(_clients.items()):
+            if client is self.client:
+                del _clients[key]
 
 
 # Harbor 0.20 to 0.22 looks for this flag. Later versions warn if the class body sets it.
 BasicLoopAgent.SUPPORTS_RESUME = True
 
 
-@dataclass
-class CacheEntry:
-    """A client, None until it is built, and the lock under which it is built."""
-
-    lock: asyncio.Lock
-    client: Any = None
-
-
-# lru_cache is the cache: for the same event loop and key it returns the same entry.
-@functools.lru_cache(maxsize=128)
-def cache_entry(event_loop: asyncio.AbstractEventLoop, key: tuple) -> CacheEntry:
-    """A new entry, for a `_cache_key` in the event loop to which its lock and client belong."""
-    return CacheEntry(asyncio.Lock())
+# The state of the process:
+# - The clients that trials share, by event loop and `_cache_key`, and the locks to build them.
+_clients: dict[tuple, Any] = {}
+_client_locks: defaultdict[tuple, asyncio.Lock] = defaultdict(asyncio.Lock)
+# - The lock under which Tinker services are opened (`tinker_service`).
+_service_lock = threading.Lock()
+# - The service of `use_service`, if it was called.
+_given_service: Any = None
+# - The lock of the tokenizers, held for milliseconds. A tokenizer raises "Already borrowed" if two
+#   threads use it at once, and clients are built in threads.
+_tokenizer_lock = threading.Lock()
 
 
-def without_masked(env: Mapping[str, str] | None) -> dict[str, str]:
-    """The variables without those that Harbor has masked in a saved job, as sk-r****456."""
-    return {name: value for name, value in (env or {}).items() if "****" not in value}
+def use_service(service: Any) -> None:
+    """Use this `tinker.ServiceClient` in all later trials, such as a trainer's: some losses need
+    that sampling and training share a session. None restores the agent's own services."""
+    global _given_service
+    _given_service = service
+
+
+def url_and_key(
+    options: BasicLoopOptions, provider: str, agent_env: dict[str, str]
+) -> tuple[str | None, str | None]:
+    """The URL and the API key of the model's server, None for the client's default. They come from
+    an option, a variable of the agent (`--ae`) or one of the process, such as OPENAI_BASE_URL.
+    Raises ValueError if vLLM has no URL, or if Tinker's SDK would find no key."""
+    # A resumed job has masked keys, such as sk-r****456. They do not count.
+    env = os.environ | {name: text for name, text in agent_env.items() if "****" not in text}
+    prefix = provider.upper()
+    url = options.api_base or env.get(f"{prefix}_BASE_URL") or env.get(f"{prefix}_API_BASE")
+    key = options.llm_kwargs.get("api_key") or env.get(f"{prefix}_API_KEY")
+    if key:
+        # No blanks: a key from a file often ends in a newline, and HTTP errors show such a key.
+        key = "".join(str(key).split())
+    elif provider == "tinker" and not _given_service and not tinker_has_key():
+        raise ValueError("no API key for Tinker: set TINKER_API_KEY, or another model_client")
+    if options.model_client == "vllm" and not url:
+        raise ValueError("vllm needs api_base or VLLM_BASE_URL, such as http://localhost:8000")
+    if url and provider in ("openai", "hosted_vllm", "vllm"):
+        # A local server has its API under /v1. It may need no key, but the openai package does.
+        url = re.sub(r"(:\d+)/?$", r"\1/v1", url)
+        key = key or "none"
+    return url, key
+
+
+def tinker_has_key() -> bool:
+    """True if Tinker's SDK finds a key by itself: 0.38 and later may have stored one, or run a
+    command that prints one."""
+    try:
+        from tinker.auth import tinker_has_credentials
+    except ImportError:
+        return False
+    return tinker_has_credentials()
 
 
 class StopReason(StrEnum):
-    """Why a run ended. Harbor does not score a trial that ended in ERROR or by Ctrl-C. It scores a
-    multi-step trial with such a step, but `trial_to_trajectory` leaves that out."""
+    """Why a run ended. After ERROR or Ctrl-C the trial is no training data (`trial_to_trajectory`),
+    and Harbor does not score it, unless it has several steps."""
 
     # The reply holds no command, or max_turns is 1.
     COMPLETED = "completed"
@@ -510,6 +556,13 @@ class StopReason(StrEnum):
     ERROR = "error"
 
 
+# The lists of a RolloutDetail with one entry per turn. `Turn` has attributes of the same names.
+_TOKEN_FIELDS = ("prompt_token_ids", "completion_token_ids", "logprobs")
+# The finish reasons of complete replies. After another one (length, abort, ...) nothing is run. If
+# the agent warns of "finish reason 'x'" where a reply is complete, add x here.
+END_REASONS = {"stop", "stop_sequence", "end_turn", "eos", "eos_token", "complete", "completed"}
+
+
 @dataclass
 class Turn(LLMResponse):
     """One model call. The ids are exactly as sampled.
@@ -523,18 +576,19 @@ class Turn(LLMResponse):
         logprobs: One natural logarithm per sampled token, or None. vLLM gives those of the raw
             model, before temperature and top_p, unless it has --logprobs-mode processed_logprobs.
         extra: Other JSON values of the client (Tinker: sequence_id; vLLM: routed_experts).
-        cut_off: True if the reply is incomplete; nothing in it is run.
+        finish_reason: The server's word for why the reply ended, in lower case.
         timestamp: When the reply came, in ISO 8601.
     """
 
     content: str = ""
     prompt: str = ""
-    cut_off: bool = False
+    finish_reason: str = "stop"
     timestamp: str | None = None
 
     def __post_init__(self) -> None:
         self.content = valid_text(self.content)
         self.reasoning_content = valid_text(self.reasoning_content)
+        self.finish_reason = str(self.finish_reason).lower()
         self.extra = self.extra or {}
         # The client gave no usage: count the tokens.
         self.usage = self.usage or UsageInfo(
@@ -543,6 +597,11 @@ class Turn(LLMResponse):
             cache_tokens=0,
             cost_usd=0.0,
         )
+
+    @property
+    def cut_off(self) -> bool:
+        """True if the reply is incomplete. Nothing in it is run."""
+        return self.finish_reason not in END_REASONS
 
     @property
     def all_ids(self) -> list[int]:
@@ -559,8 +618,8 @@ class Turn(LLMResponse):
         return bool(self.prompt_token_ids) and is_aligned and is_finite
 
 
-# The tag that opens thinking, and the one that closes it. gpt-oss and Inkling have headers in place
-# of tags. All that they write before the header of the answer is thinking:
+# The tags that open and close thinking. gpt-oss and Inkling write headers in place of tags, and all
+# that comes before the header of the answer is thinking:
 #
 #     <|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>hi
 THINKING_TAGS = {
@@ -568,93 +627,86 @@ THINKING_TAGS = {
     "[THINK]": "[/THINK]",
     "<seed:think>": "</seed:think>",
     "<|START_THINKING|>": "<|END_THINKING|>",
+    "<|channel>": "<channel|>",
     "<|channel|>": "<|channel|>final<|message|>",
     "<|message_model|>": "<|message_model|><|content_text|>",
 }
-_OPENING = "|".join(map(re.escape, THINKING_TAGS))
-_CLOSING = "|".join(map(re.escape, THINKING_TAGS.values()))
+_TAG = re.compile("|".join(map(re.escape, [*THINKING_TAGS, *THINKING_TAGS.values()])))
 
 
 def split_thinking(text: str) -> tuple[str, str]:
-    """Split a reply into thinking and answer: thinking is taken off the front.
-
-    It ends at its closing tag, or at the end of the text. A lone closing tag is dropped.
-    """
+    """Split a reply into thinking and answer. The thinking is at the front, from an opening tag to
+    its closing tag, or to the end of the text."""
     thinking = ""
-    # Closing tags come first, because some begin with an opening tag.
-    while tag := re.match(rf"\s*(?:({_CLOSING})|({_OPENING}))", text):
-        text = text[tag.end() :]
-        opening = tag[2]
-        if opening:
-            thought, _, text = text.partition(THINKING_TAGS[opening])
-            thinking += thought
+    # Take one thought after another off the front. A lone closing tag ends an empty one.
+    while tag := _TAG.match(text.lstrip()):
+        thought, _, text = text.partition(THINKING_TAGS.get(tag[0], tag[0]))
+        thinking += thought.lstrip().removeprefix(tag[0])
         text = text.lstrip()
     return thinking, text
 
 
-def with_opening_tag(text: str) -> str:
-    """Put back the opening tag, if the template of a chat endpoint has written it into the prompt.
+def split_untagged_thinking(text: str) -> tuple[str, str]:
+    """Split off thinking that has no opening tag, because the prompt may have opened it: then the
+    first tag is a closing one. (A tag in code does not count: a command may write </think>.)"""
+    # A block ends at the next ```. If that opens another block (```bash), the first one was left
+    # open, as thinking often breaks off.
+    code = r"(?s)```(?:(?!```).)*```(?!\w)|(?<!`)`[^`\n]+`(?!`)"
+    # Blanks replace the code, so that the tag keeps its position.
+    first = _TAG.search(re.sub(code, lambda found: " " * len(found[0]), text))
+    if first and first[0] in THINKING_TAGS.values():
+        return text[: first.start()], text[first.end() :].lstrip()
+    return "", text
 
-    The reply then has a closing tag only. A closing tag in code (a ``` block, or `...`) is text: a
-    command that writes </think> must not turn the reply into thinking.
-    """
-    without_code = re.sub(r"(?ms)^ *```.*?^ *```|`[^`\n]*`", "", text)
-    before_opening = re.split(_OPENING, without_code)[0]
-    for opening, closing in THINKING_TAGS.items():
-        if closing in before_opening:
-            return opening + text
-    return text
+
+# A prompt's token ids, and the text of the last few ids, where the template may open thinking.
+Prompt = tuple[list[int], str]
 
 
 class TokenClient(ABC):
-    """A client that sends exact prompts, as token ids. The limits count tokens."""
+    """A client that sends exact prompts: the token ids of a prompt begin with the previous turn's
+    prompt and completion ids. The limits count tokens."""
 
     context_limit: float
     max_tokens: int
-    # Matches the first character of each special token in a text.
-    special_tokens: re.Pattern[str]
-    # `next_prompt` explains its probes. This is what they begin with, up to the probe's reply.
+    # Regular expressions that match the model's special tokens.
+    special_tokens: list[str]
+    # What the probes of `next_prompt` begin with, kept for the next turn.
     _probe_start: list[int] | None = None
 
     @abstractmethod
-    async def render(self, messages: list[dict]) -> tuple[list[int], str]:
-        """Render messages with the chat template, ready for a reply. Returns the ids, and the text
-        of the last few ids, which shows whether the template has opened thinking."""
+    async def render(self, messages: list[dict]) -> Prompt:
+        """Render messages with the chat template, ready for a reply. Raises any error of the
+        server."""
 
     @abstractmethod
     async def generate(self, prompt_ids: list[int], max_tokens: int) -> Turn:
         """Sample a reply to a prompt. Raises any error of the server."""
 
+    def plain_text(self, text: str) -> str:
+        """The text with a zero-width space after the first character of each special token. The
+        tokenizer then makes ordinary tokens of it."""
+        return re.sub(f"(?={'|'.join(self.special_tokens)}).", "\\g<0>\u200b", text)
+
     async def call(
-        self,
-        prompt: str,
-        message_history: list[dict],
-        previous_ids: list[int] | None = None,
-        **others: Any,
+        self, prompt: str, message_history: list[dict], previous_ids: list[int], **others: Any
     ) -> Turn:
         """Sample a reply to `prompt`, as Harbor's Chat asks for it. `previous_ids` are the history
         as sampled; without them it is rendered. (`others` are not used.) Raises
-        ContextLengthExceededError, and any error of the server."""
+        ContextLengthExceededError if there is no room for a reply, and any error of the server."""
         messages = [*message_history, {"role": "user", "content": prompt}]
-        prompt_ids, prompt_end = await self.next_prompt(messages, previous_ids or [])
-        room = self.context_limit - len(prompt_ids)
+        ids, end = await self.next_prompt(messages, previous_ids)
+        room = self.context_limit - len(ids)
         if room < 1:
-            raise ContextLengthExceededError(f"the prompt fills the context: {len(prompt_ids)}")
-        try:
-            turn = await self.generate(prompt_ids, min(self.max_tokens, room))
-        except Exception as error:
-            if says_context_is_full(error):
-                raise ContextLengthExceededError(str(error)) from error
-            raise
-        # If the template opened thinking, the reply begins inside it.
-        opened = re.search(rf"({_OPENING})\s*\Z", prompt_end)
-        if opened:
-            turn.content = opened[1] + turn.content
+            raise ContextLengthExceededError(f"the prompt fills the context: {len(ids)} tokens")
+        turn = await self.generate(ids, min(self.max_tokens, room))
+        for tag in THINKING_TAGS:
+            # The template has opened thinking in the prompt, so the reply has no opening tag.
+            if end.rstrip().endswith(tag):
+                turn.content = tag + turn.content
         return turn
 
-    async def next_prompt(
-        self, messages: list[dict], previous_ids: list[int]
-    ) -> tuple[list[int], str]:
+    async def next_prompt(self, messages: list[dict], previous_ids: list[int]) -> Prompt:
         """The prompt for the next reply: the previous ids, and what the template puts after them.
 
         Earlier turns are not rendered again, because their ids must stay as they were sampled. What
@@ -681,17 +733,18 @@ class TokenClient(ABC):
             # The tail may depend on it: SmolLM3's system message turns thinking off.
             start.insert(0, messages[0])
         new = messages[-1]
-        ids, prompt_end = await self.render([*start, {"role": "assistant", "content": "b"}, new])
+        # Step 1, and then step 2.
+        ids, end = await self.render([*start, {"role": "assistant", "content": "b"}, new])
         probe_start = self._probe_start
         if probe_start is None or ids[: len(probe_start)] != probe_start:
             other, _ = await self.render([*start, {"role": "assistant", "content": "c"}, new])
             differs = [x != y for x, y in zip(ids, other, strict=False)] + [True]
             probe_start = self._probe_start = ids[: differs.index(True) + 1]
         tail = ids[len(probe_start) :]
-        # The reply already ends in the stop token (Inkling: in two), so the tail goes without it.
+        # Step 3. (Inkling ends a reply in two stop tokens.)
         for n_stop in (1, 2):
             if previous_ids[-n_stop:] == tail[:n_stop]:
-                return previous_ids + tail[n_stop:], prompt_end
+                return previous_ids + tail[n_stop:], end
         return await self.render(messages)
 
 
@@ -700,66 +753,37 @@ def says_context_is_full(error: Exception) -> bool:
     a timeout has such a phrase, too, so the status has to fit (Tinker: the category)."""
     is_user_error = str(getattr(error, "category", "")) == "user"
     is_bad_request = getattr(error, "status_code", None) in (400, 413, 422)
-    phrases = "(?i)context length|context_length|maximum context|token limit|too long"
+    phrases = "(?i)context ?window|context[ _]length|maximum context|token limit|too long"
     return (is_user_error or is_bad_request) and bool(re.search(phrases, str(error)))
 
 
-# The Tinker clients of a process share these services, by server and key. Each service has a
-# session with Tinker, and about 11 file descriptors.
-_services: dict[tuple, Any] = {}
-_services_lock = threading.Lock()
-# The service of `use_service`, which all trials use in their place.
-_given_service: Any = None
-# Clients are built in threads, and a process may run several event loops. All share a tokenizer,
-# which raises "Already borrowed" if two threads use it at once. The lock is held for milliseconds.
-_tokenizer_lock = threading.Lock()
+@functools.lru_cache
+def tinker_service(url: str | None, key: str | None) -> Any:
+    """The service that all Tinker clients of a server share: each service has a session with
+    Tinker, and about 11 file descriptors. If URL or key are None, the SDK finds its own."""
+    import tinker
+
+    return tinker.ServiceClient(base_url=url, api_key=key)
 
 
-def use_service(service: Any) -> None:
-    """Use this `tinker.ServiceClient` for later trials, such as a trainer's: some losses need that
-    sampling and training share a session. None restores the agent's own service."""
-    global _given_service
-    _given_service = service
-
-
-def check_tinker_key(options: BasicLoopOptions, env: Mapping[str, str]) -> None:
-    """Raise ValueError if the client is Tinker and its SDK would find no key."""
-    key = options.llm_kwargs.get("api_key") or env.get("TINKER_API_KEY")
-    if options.model_client != "tinker" or key or _given_service:
-        return
-    # SDK 0.38 and later may also find a stored key, or run a command that prints one.
-    with suppress(ImportError):
-        from tinker.auth import tinker_has_credentials
-
-        if tinker_has_credentials():
-            return
-    raise ValueError("no API key for Tinker: set TINKER_API_KEY, or choose another model_client")
-
-
-def open_checkpoint(client_args: dict, api_base: str | None, api_key: str | None) -> Any:
-    """Open a checkpoint in the process's service, or in a new one if its session has ended. Tinker
-    gives the same error for that and for a missing checkpoint. If a new session gives it, too, the
-    checkpoint is missing, and the error is raised. `client_args` are those of
-    `create_sampling_client`. If URL or key are None, the SDK finds its own."""
+def open_checkpoint(source: dict, url: str | None, key: str | None) -> Any:
+    """A sampling client. `source` holds the arguments of `create_sampling_client`. Raises any error
+    of the SDK."""
     import tinker
 
     def open_in(service: Any) -> Any:
-        created = service.create_sampling_client(**client_args)
+        created = service.create_sampling_client(**source)
         # SDK 0.38 and later give a future.
         return created.result() if hasattr(created, "result") else created
 
-    if _given_service:
-        return open_in(_given_service)
-    server = (api_base, api_key)
-    with _services_lock:
-        if server in _services:
-            # After an error, go on below.
-            with suppress(tinker.TinkerError):
-                return open_in(_services[server])
-        service = tinker.ServiceClient(base_url=api_base, api_key=api_key)
-        sampling_client = open_in(service)
-        _services[server] = service
-        return sampling_client
+    with _service_lock:
+        try:
+            return open_in(_given_service or tinker_service(url, key))
+        except tinker.TinkerError:
+            # The service's session may have ended, so try a new one. (If the checkpoint is missing,
+            # Tinker gives the same error, and gives it again.)
+            tinker_service.cache_clear()
+            return open_in(_given_service or tinker_service(url, key))
 
 
 class TinkerClient(TokenClient):
@@ -768,51 +792,43 @@ class TinkerClient(TokenClient):
 
     def __init__(
         self,
-        *,
-        model_name: str,
-        max_tokens: int,
-        model_path: str | None = None,
-        renderer_name: str | None = None,
-        context_limit: int = 32_000,
-        api_base: str | None = None,
-        api_key: str | None = None,
-        temperature: float = 1.0,
-        top_p: float = 1.0,
-        top_k: int = -1,
-        seed: int | None = None,
-        **client_args: Any,
+        options: BasicLoopOptions,
+        model: str,
+        api_base: str | None,
+        api_key: str | None,
+        **args: Any,
     ) -> None:
-        # `create_sampling_client` gets the rest, and raises a TypeError for what it does not know.
         import tinker
         from tinker_cookbook.model_info import get_recommended_renderer_name
         from tinker_cookbook.renderers import get_renderer
         from tinker_cookbook.tokenizer_utils import get_tokenizer
 
-        name = renderer_name or get_recommended_renderer_name(model_name)
-        self._tokenizer = get_tokenizer(model_name)
+        name = options.renderer_name or get_recommended_renderer_name(model)
+        self._tokenizer = get_tokenizer(model)
         with _tokenizer_lock:
             self._renderer = get_renderer(name, self._tokenizer)
             # A list of token ids, or of texts: the renderer role_colon has one text.
             stop = self._renderer.get_stop_sequences()
             self._endings = [s if isinstance(s, str) else self._tokenizer.decode([s]) for s in stop]
             # Inkling's tokenizer has no such method, and turns no text into a special token.
-            has_vocabulary = hasattr(self._tokenizer, "get_added_vocab")
-            vocabulary = self._tokenizer.get_added_vocab() if has_vocabulary else {}
+            vocabulary = getattr(self._tokenizer, "get_added_vocab", list)()
         # Base models may stop at this token. Inkling ends each message with <|end_message|>.
         self._endings += [self._tokenizer.eos_token or "", "<|end_message|>"]
         # Single characters and runs of blanks, which some vocabularies add, are in ordinary text.
-        tokens = [re.escape(token) for token in vocabulary if len(token.strip()) > 1]
-        # Without tokens: (?!), which never matches.
-        self.special_tokens = re.compile(f"(?={'|'.join(tokens) or '(?!)'}).")
-        self.context_limit = context_limit
-        self.max_tokens = max_tokens
-        self._params = tinker.SamplingParams(
-            temperature=temperature, top_p=top_p, top_k=top_k, seed=seed, stop=stop
-        )
-        client_args |= {"model_path": model_path} if model_path else {"base_model": model_name}
-        self._sampling_client = open_checkpoint(client_args, api_base, api_key)
+        names = [token for token in vocabulary if len(token.strip()) > 1]
+        # An empty list would match everywhere. (?!) matches nowhere.
+        self.special_tokens = ["(?!)", *map(re.escape, names)]
+        self.context_limit = options.context_limit or 32_000
+        self.max_tokens = options.max_tokens
+        # The other arguments go to `create_sampling_client`, which refuses names that it does not
+        # know. (SamplingParams would ignore them.)
+        parameters = tinker.SamplingParams.model_fields
+        sampling = {name: args.pop(name) for name in args.keys() & parameters}
+        self._params = tinker.SamplingParams(stop=stop, **sampling)
+        source = {"model_path": options.model_path} if options.model_path else {"base_model": model}
+        self._sampling_client = open_checkpoint(source | args, api_base, api_key)
 
-    async def render(self, messages: list[dict]) -> tuple[list[int], str]:
+    async def render(self, messages: list[dict]) -> Prompt:
         with _tokenizer_lock:
             ids = self._renderer.build_generation_prompt(messages).to_ints()
             return ids, self._tokenizer.decode(ids[-8:])
@@ -820,10 +836,8 @@ class TinkerClient(TokenClient):
     async def generate(self, prompt_ids: list[int], max_tokens: int) -> Turn:
         import tinker
 
-        # Pydantic's validation would look at each token of a long prompt.
-        chunk = tinker.EncodedTextChunk.model_construct(tokens=prompt_ids)
         response = self._sampling_client.sample(
-            prompt=tinker.ModelInput(chunks=[chunk]),
+            prompt=tinker.ModelInput.from_ints(prompt_ids),
             num_samples=1,
             sampling_params=self._params.model_copy(update={"max_tokens": max_tokens}),
         )
@@ -842,7 +856,7 @@ class TinkerClient(TokenClient):
             prompt_token_ids=prompt_ids,
             completion_token_ids=ids,
             logprobs=list(sequence.logprobs or []),
-            cut_off=sequence.stop_reason != "stop",
+            finish_reason=sequence.stop_reason,
             # SDK 0.26 and later.
             extra={"sequence_id": getattr(sequence, "sequence_id", None)},
         )
@@ -850,67 +864,87 @@ class TinkerClient(TokenClient):
         return turn
 
 
-# vLLM does not say which tokens are special, so their shapes are listed. Add those of your model.
-SPECIAL_SHAPES = re.compile(
-    r"""(?x)(?=
-      <[|\uFF5C][^<>\s]{1,99}> | <[^<>\s]{1,99}[|\uFF5C]>  # in bars, or full-width bars
-    | </?(?:s|pad|unk|mask|cls|sep|bos|eos|sop|eop|think|img|image)>
-    | </?(?:arg|end|extra|fim|file|image|jupyter|repo|reserved|start|tool|SPECIAL)_\w+>
-    | <unused\d+> | <filename> | \[\|\w+\|\] | \[@\w+@\]
-    | </?(?:seed|minimax):\w+>
-    | \[/?(?:INST|THINK|IMG|IMG_BREAK|IMG_END|ARGS|CALL_ID|SYSTEM_PROMPT|MODEL_SETTINGS|PREFIX
-        |MIDDLE|SUFFIX|AUDIO|BEGIN_AUDIO|TOOL_\w+|AVAILABLE_TOOLS|BOS|EOS|PAD|UNK|[gs]?MASK)\]
-    | \]~!?b[\[\]] | \[e~\[  # MiniMax
-    )."""
+# Special tokens of chat models. `VllmClient` asks the server which of these its model has. Sources:
+# the tokenizers of Gemma, Llama, Mistral, GLM, Qwen, Cohere, EXAONE, Seed, MiniMax and StarCoder,
+# whose names SmolLM, Granite and Qwen use, too. Add those of your model.
+SPECIAL_NAMES = """
+<s> </s> <pad> <unk> <mask> <cls> <sep> <bos> <eos> <sop> <eop> [CLS] [SEP] [PAD] [UNK] [MASK]
+[gMASK] [sMASK] [BOS] [EOS] <think> </think> <tool_call> </tool_call> <tool_response>
+</tool_response> <tool_result> </tool_result> <arg_key> </arg_key> <arg_value> </arg_value> <image>
+<img> </img> <start_of_turn> <end_of_turn> <start_of_image> <end_of_image> <image_soft_token>
+<BOS_TOKEN> <EOS_TOKEN> <PAD> <UNK> [INST] [/INST] [THINK] [/THINK] [AVAILABLE_TOOLS]
+[/AVAILABLE_TOOLS] [TOOL_CALLS] [TOOL_RESULTS] [/TOOL_RESULTS] [TOOL_CONTENT] [SYSTEM_PROMPT]
+[/SYSTEM_PROMPT] [MODEL_SETTINGS] [/MODEL_SETTINGS] [ARGS] [CALL_ID] [IMG] [IMG_BREAK] [IMG_END]
+[@BOS@] <seed:bos> <seed:eos> <seed:pad> <seed:think> </seed:think> <seed:tool_call>
+</seed:tool_call> <minimax:tool_call> </minimax:tool_call> ]~b] ]~!b[ [e~[ <fim_prefix> <fim_middle>
+<fim_suffix> <fim_pad> <filename> <file_sep> <repo_name> <reponame> <gh_stars> <issue_start>
+<issue_comment> <issue_closed> <jupyter_start> <jupyter_text> <jupyter_code> <jupyter_output>
+<empty_output> <commit_before> <commit_msg> <commit_after>
+"""
+# Shapes of names that count as special tokens of any model: names in bars, such as <|im_end|>,
+# <|turn>, [|user|] and those in DeepSeek's full-width bars, and the numbered names of Gemma,
+# Nemotron and T5.
+SPECIAL_SHAPES = (
+    r"<[|\uFF5C][^<>\s]{1,99}>|<[^<>\s]{1,99}[|\uFF5C]>|\[\|\w+\|\]"
+    r"|<(?:unused|SPECIAL_|extra_id_)\d+>"
 )
-# The finish reasons of complete replies. After another one (length, abort, ...) nothing is run. If
-# this agent warns of "finish reason 'x'" where a reply is complete, add x here.
-END_REASONS = {"stop", "stop_sequence", "end_turn", "eos", "eos_token", "complete", "completed"}
 
 
 class VllmClient(TokenClient):
-    """vLLM by token ids: /tokenize renders, /v1/completions samples (tested with 0.32). Arguments
-    that `__init__` does not name go into each request for a completion."""
-
-    special_tokens = SPECIAL_SHAPES
+    """vLLM by token ids: /tokenize renders, /v1/completions samples (tested with 0.32)."""
 
     def __init__(
         self,
-        *,
-        model_name: str,
-        max_tokens: int,
+        options: BasicLoopOptions,
+        model: str,
         api_base: str,
         api_key: str,
-        context_limit: float = math.inf,
         timeout: float = 600,
         max_retries: int = 5,
         extra_headers: dict | None = None,
         extra_body: dict | None = None,
         **body: Any,
     ) -> None:
-        from openai import AsyncOpenAI
+        from openai import AsyncOpenAI, NotFoundError, OpenAI
 
-        self.context_limit = context_limit
-        self.max_tokens = max_tokens
-        self._body = body | (extra_body or {})
-        # Without the prefix that litellm's names have.
-        self._body["model"] = re.sub("^(openai|hosted_vllm)/", "", model_name)
-        self._template_kwargs = self._body.pop("chat_template_kwargs", {})
-        # It is never closed, because Harbor does not say when a job ends.
-        http = AsyncOpenAI(
+        self.max_tokens = options.max_tokens
+        server = {
             # /tokenize is not under /v1.
-            base_url=api_base.rstrip("/").removesuffix("/v1"),
-            api_key=api_key,
-            timeout=timeout,
-            max_retries=max_retries,
-            default_headers=extra_headers,
-        )
-        # cast_to=object: an answer is plain JSON.
-        self._post = functools.partial(http.post, cast_to=object)
+            "base_url": api_base.rstrip("/").removesuffix("/v1"),
+            "api_key": api_key,
+            "timeout": timeout,
+            "max_retries": max_retries,
+            "default_headers": extra_headers,
+        }
+        # The other arguments go into each request for a completion.
+        self._body = body | (extra_body or {})
+        # litellm's names for models on vLLM begin with a provider.
+        self._body["model"] = re.sub("^(openai|hosted_vllm)/", "", model)
+        self._template_kwargs = self._body.pop("chat_template_kwargs", {})
+        self._body |= options.model_dump(include={"session_id"}, exclude_none=True)
+        # It is never closed, because Harbor does not say when a job ends.
+        self._http = AsyncOpenAI(**server)
+        question = {
+            "model": self._body["model"],
+            "prompt": SPECIAL_NAMES,
+            "add_special_tokens": False,
+            "return_token_strs": True,
+        }
+        try:
+            # This client is synchronous, because `_build_llm` runs in a thread.
+            # cast_to=object: the answer is plain JSON.
+            answer = OpenAI(**server).post("/tokenize", body=question, cast_to=object)
+            # A name that comes back as one token is special.
+            names = [name for name in SPECIAL_NAMES.split() if name in answer["token_strs"]]
+            server_limit = answer["max_model_len"]
+        except (NotFoundError, KeyError, TypeError) as error:
+            raise RuntimeError(
+                f"no /tokenize as vLLM's, or no such model: use model_client=litellm ({error})"
+            ) from error
+        self.context_limit = min(server_limit, options.context_limit or server_limit)
+        self.special_tokens = [SPECIAL_SHAPES, *map(re.escape, names)]
 
-    async def render(self, messages: list[dict]) -> tuple[list[int], str]:
-        from openai import NotFoundError
-
+    async def render(self, messages: list[dict]) -> Prompt:
         body = {
             "model": self._body["model"],
             "messages": messages,
@@ -918,17 +952,10 @@ class VllmClient(TokenClient):
             "chat_template_kwargs": self._template_kwargs,
             "return_token_strs": True,
         }
-        try:
-            answer = await self._post("/tokenize", body=body)
-            self.context_limit = min(self.context_limit, answer["max_model_len"])
-            end = "".join(answer["token_strs"][-8:])
-        except (NotFoundError, KeyError, TypeError) as error:
-            message = (
-                f"no /tokenize as vLLM's, or no such model: use model_client=litellm ({error})"
-            )
-            raise RuntimeError(message) from error
-        # In token strings, newlines and blanks have other characters.
-        return answer["tokens"], re.sub("Ċ|Ġ|▁|<0x0A>", " ", end)
+        answer = await self._http.post("/tokenize", body=body, cast_to=object)
+        # In token strings newlines and blanks have other characters.
+        end = re.sub("Ċ|Ġ|▁|<0x0A>", " ", "".join(answer["token_strs"][-8:]))
+        return answer["tokens"], end
 
     async def generate(self, prompt_ids: list[int], max_tokens: int) -> Turn:
         body = {
@@ -940,59 +967,66 @@ class VllmClient(TokenClient):
             "return_token_ids": True,
             "skip_special_tokens": False,
         }
-        answer = await self._post("/v1/completions", body=body)
+        answer = await self._http.post("/v1/completions", body=body, cast_to=object)
         reply = answer["choices"][0]
         turn = Turn(
-            content=reply.pop("text"),
-            prompt_token_ids=reply.pop("prompt_token_ids", None) or prompt_ids,
-            completion_token_ids=reply.pop("token_ids", None),
-            logprobs=(reply.pop("logprobs", None) or {}).get("token_logprobs"),
-            cut_off=reply.pop("finish_reason") not in END_REASONS,
-            # The rest, such as routed_experts.
-            extra=reply,
+            # Cohere puts its answer between these marks.
+            content=re.sub(r"<\|(START|END)_RESPONSE\|>", "", reply["text"]),
+            prompt_token_ids=prompt_ids,
+            completion_token_ids=reply.get("token_ids"),
+            logprobs=(reply.get("logprobs") or {}).get("token_logprobs"),
+            finish_reason=reply["finish_reason"],
+            extra={"routed_experts": reply.get("routed_experts")},
         )
         details = (answer.get("usage") or {}).get("prompt_tokens_details") or {}
         turn.usage.cache_tokens = details.get("cached_tokens") or 0
         return turn
 
 
-def chat_client(*, context_limit: int | None = None, **arguments: Any) -> Any:
-    """Make a LiteLLM of Harbor's that also returns replies which were cut off, and has no limit.
+class UsageWithReason(UsageInfo):
+    """The usage of a reply at a chat endpoint, and (not in its dump) why the reply ended."""
 
-    For the finish reason "length" LiteLLM raises an error, which has neither ids nor usage. So it
-    must not see that reason:
+    finish_reason: str = Field(exclude=True)
 
-    1. `call` makes a copy of the client, which keeps the reason of this call.
-    2. LiteLLM calls `_extract_usage_info` (private; Harbor 0.13 to 0.25) just before it looks at
-       the reason. Here that keeps the reason, and writes "stop" in its place.
-    3. `call` looks at the reason that was kept.
+
+def chat_client(options: BasicLoopOptions, model: str, **args: Any) -> Any:
+    """Make a LiteLLM of Harbor's that also returns replies which were cut off.
+
+    For the finish reason "length" LiteLLM raises an error, and the ids and the cost are lost. Just
+    before, it calls `_extract_usage_info` (private; Harbor 0.13 to 0.25). Here that method moves
+    the reason to the usage, and leaves "stop" in its place.
     """
     # Importing LiteLLM takes seconds, so the class is defined in here.
     from harbor.llms.lite_llm import LiteLLM
 
     class ChatClient(LiteLLM):
-        finish_reason: str | None = "stop"
-
         async def call(self, prompt: str, **request: Any) -> Turn:
-            this_call = copy.copy(self)
-            response = await LiteLLM.call(this_call, prompt, **request)
-            reason = str(this_call.finish_reason).lower()
-            turn = Turn(**vars(response), cut_off=reason not in END_REASONS)
-            if turn.cut_off and reason != "length":
-                self._logger.warning(f"finish reason {reason!r}: the reply counts as cut off")
+            response = await super().call(prompt, **request)
+            # With the Responses API a cut-off reply counts as complete.
+            reason = getattr(response.usage, "finish_reason", "stop")
+            turn = Turn(**vars(response), finish_reason=reason)
+            # A server that gives the reasoning has taken it out of the text.
             if not turn.reasoning_content:
-                turn.content = with_opening_tag(turn.content)
+                turn.reasoning_content, turn.content = split_untagged_thinking(turn.content)
             return turn
 
-        def _extract_usage_info(self, response: Any) -> UsageInfo | None:
+        def _extract_usage_info(self, response: Any) -> UsageInfo:
+            usage = super()._extract_usage_info(response)
             choice = response["choices"][0]
             # litellm replaces an unknown finish reason by "stop", and keeps the original here.
             fields = getattr(choice, "provider_specific_fields", None) or {}
-            self.finish_reason = fields.get("native_finish_reason") or choice["finish_reason"]
+            reason = fields.get("native_finish_reason") or choice["finish_reason"]
             choice["finish_reason"] = "stop"
-            return super()._extract_usage_info(response)
+            return UsageWithReason(**usage.model_dump(), finish_reason=reason)
 
-    return ChatClient(**arguments)
+        def get_model_output_limit(self) -> int:
+            # With the Responses API, LiteLLM sends this in place of max_tokens.
+            return options.max_tokens
+
+    args |= options.model_dump(
+        include={"max_tokens", "session_id", "collect_rollout_details"}, exclude_none=True
+    )
+    return ChatClient(model_name=model, **args)
 
 
 @dataclass(frozen=True)
@@ -1012,15 +1046,17 @@ class Trajectory:
     trial: TrialResult
 
 
-# The lists of a RolloutDetail with one entry per turn. `Turn` has attributes of the same names.
-_TOKEN_FIELDS = ("prompt_token_ids", "completion_token_ids", "logprobs")
-
-
 def trial_to_trajectory(trial: TrialResult) -> Trajectory | None:
-    """Training data from a finished trial, live or from `TrialResult.model_validate_json`. None for
-    a trial that failed, that has a step which ended in ERROR, or that has neither a reward nor a
-    trainable turn. If there is a reward, Harbor 0.25 and later says itself whether it is valid.
-    Raises ValueError if ids and logprobs do not align, or a number is not finite."""
+    """Training data from a finished trial, live or from `TrialResult.model_validate_json`.
+
+    None for a trial that is no training data:
+
+    - It failed. (From Harbor 0.25 on, Harbor says so itself: `reward_valid`.)
+    - One of its steps ended in ERROR.
+    - It has neither a reward nor a trainable turn.
+
+    Raises ValueError if ids and logprobs do not align, or a number is not finite.
+    """
     steps = trial.step_results or [trial]
     contexts = [step.agent_result or AgentContext() for step in steps]
     turns = [turn for context in contexts for turn in turns_of(context)]
@@ -1028,10 +1064,10 @@ def trial_to_trajectory(trial: TrialResult) -> Trajectory | None:
     rewards = getattr(trial.verifier_result, "rewards", None) or {}
     if not all(map(math.isfinite, rewards.values())):
         raise ValueError(f"trial {trial.trial_name}: a reward is not a finite number: {rewards}")
-    errors = [part.exception_info for part in (trial, *steps) if part.exception_info]
-    # These exceptions are no failures: Harbor scores the trial after them.
-    scored = ("AgentTimeoutError", "NonZeroAgentExitCodeError")
-    is_valid = all(error.exception_type in scored for error in errors)
+    parts = [part for part in (trial, *steps) if part.exception_info]
+    error_types = {part.exception_info.exception_type for part in parts}
+    # Harbor scores a trial after these exceptions.
+    is_valid = error_types <= {"AgentTimeoutError", "NonZeroAgentExitCodeError"}
     if rewards:
         is_valid = getattr(trial, "reward_valid", is_valid)
     if not is_valid or StopReason.ERROR in stop_reasons or not (rewards or turns):
@@ -1054,17 +1090,16 @@ def rollout_details(turns: list[Turn]) -> list[dict] | None:
 
 
 def turns_of(context: AgentContext) -> Iterator[Turn]:
-    """The trainable turns of a run. Raises ValueError if the lists do not align."""
+    """The trainable turns of a run, from its `rollout_details`. Raises ValueError if the lists do
+    not align."""
     for detail in context.rollout_details or []:
-        columns = [detail.get(name) or [] for name in _TOKEN_FIELDS]
-        extra = detail.get("extra") or {}
-        for n, (prompt_ids, completion_ids, logprobs) in enumerate(zip(*columns, strict=True)):
-            turn = Turn(
-                prompt_token_ids=prompt_ids,
-                completion_token_ids=completion_ids,
-                logprobs=logprobs,
-                extra={name: values[n] for name, values in extra.items()},
-            )
+        columns = {name: detail.get(name) or [] for name in _TOKEN_FIELDS}
+        columns |= detail.get("extra") or {}
+        # Each list has one entry per turn.
+        for row in zip(*columns.values(), strict=True):
+            extra = dict(zip(columns, row, strict=True))
+            ids = {name: extra.pop(name) for name in _TOKEN_FIELDS}
+            turn = Turn(**ids, extra=extra)
             if not turn.is_trainable:
                 raise ValueError("ids and logprobs differ in length, or a logprob is not finite")
             yield turn
@@ -1107,7 +1142,6 @@ def fenced_blocks(text: str) -> list[tuple[str, str]]:
 # A script that writes more is killed, because Harbor keeps all output of an exec in memory.
 FLOOD_BYTES = 4_000_000
 # Three limits end a script. All count from its start:
-#
 #     seconds       `timeout` kills it; the model sees the output so far
 #     seconds + 30  the agent stops waiting, and kills it by another exec
 #     seconds + 90  exec gives up, with Docker by a RuntimeError, which would end the run
@@ -1115,71 +1149,88 @@ ANSWER_MARGIN_SEC = 30
 EXEC_MARGIN_SEC = 90
 # The time limit of killing a script from outside.
 KILL_SEC = 15
+# Exit codes that the model sees.
+TIMED_OUT = 124
+KILLED = 137
 
-# This bash program runs a script: `bash PROGRAM SECONDS FLOOD_BYTES N_BLOCKS`. It prints
+# This command runs a bash program that is in the variable BASIC_LOOP_CODE. As an argument the
+# program could match a `pkill -f` in the script. `unset` hides the program from what it starts.
+# (bash expands the whole argument of eval before it runs `unset`.)
+_RUN_CODE = """bash -c 'eval "unset BASIC_LOOP_CODE; $BASIC_LOOP_CODE"'"""
+
+# This bash program runs a script. Its arguments are the time limit and FLOOD_BYTES. It prints
 #
 #     :MARK:<base64 of the output, followed by "end-of-MARK CODE SECONDS" and a newline>
 #
-# - Base64, because some environments change what a command prints.
-# - These words mark the end, because a server in the background may keep the pipe open. It may
-#   still write there, so they need not begin a line.
+# - Base64: some environments change what a command prints.
+# - The end words: a server in the background may keep the pipe open, so sed (below) looks for them.
+#   The server may still write, so they need not begin a line.
 # - MARK is random hex. All processes of the script have it in their environment, where
-#   `kill_script` finds them. (So a script can forge these words. It deceives its own model only.)
-# - Program and script are in variables. As arguments they could match a `pkill -f` in the script.
-# - No file is written, because a container's disk may be full or read-only.
-# - The image needs bash 4.4, coreutils, sed and grep.
+#   `kill_script` finds them. (So a script can forge the end words. It deceives its own model only.)
+# - The program writes no file: a container's disk may be full or read-only.
+# - The image needs bash 4.4, coreutils, sed, grep.
 _SHELL = r"""
-# bash reports killed processes on stderr, and the model would see that.
+# The image may have set these options by BASH_ENV or SHELLOPTS. Each would break this program.
+set +em +o posix
+# stderr goes nowhere: bash reports killed processes there, and the model would see that.
 exec 2>/dev/null
-# The blocks come in one base64, with a NUL after each. (lastpipe: mapfile runs in this shell.)
-shopt -s lastpipe
+# lastpipe lets mapfile run in this shell. extglob lets the check below read patterns like !(keep).
+shopt -s lastpipe extglob
+# The blocks come in one base64, with a NUL after each.
 printf %s "$BASIC_LOOP_BLOCKS" | base64 -d | mapfile -d "" -t blocks
-[ "${#blocks[@]}" = "$3" ] || { echo "not run: it needs bash 4.4 and base64"; exit 127; }
+[ "${#blocks[@]}" != 0 ] || { echo "not run: it needs bash 4.4 and base64"; exit 127; }
 # An empty line after each block keeps a trailing backslash from joining two blocks.
-printf -v BASIC_LOOP_TEXT "%s\n\n" "${blocks[@]}"
+printf -v script "%s\n\n" "${blocks[@]}"
 # A block that ends inside a quote, a here-document or a command would swallow the next block. After
-# `set -n` bash parses a block and does not run it, and reports such a block in these phrases.
+# `set -n` bash parses a block, does not run it, and reports such a block in these phrases.
+unfinished="unexpected EOF|unexpected end of file|delimited by end-of-file"
 for block in "${blocks[@]}"; do
-  case $(LC_ALL=C; eval "set -n; $block" 2>&1) in
-    *"unexpected EOF"* | *"unexpected end of file"* | *"delimited by end-of-file"*)
-      BASIC_LOOP_TEXT="echo '[nothing was run: a block is unfinished]'; exit 2" ;;
-  esac
+  [[ $(LC_ALL=C; eval "set -n; $block" 2>&1) =~ $unfinished ]] &&
+    script="echo '[nothing was run: a block is unfinished]'; exit 2"
 done
-unset BASIC_LOOP_BLOCKS BASIC_LOOP_PROGRAM
-export BASIC_LOOP_TEXT
+unset BASIC_LOOP_BLOCKS
 printf ":%s:" "$BASIC_LOOP_MARK"
-# fd 5 is a pipe: the script writes to it, and then printf writes the end. (bash expands the whole
-# argument of eval, with the script, before `unset` runs: the script does not see itself.)
+# The script writes to a pipe, and then printf writes the end words. fd 5 reads the pipe.
 exec 5< <(
-  timeout -s KILL "$1" bash -c 'eval "unset BASIC_LOOP_TEXT; $BASIC_LOOP_TEXT"' </dev/null 2>&1
-  printf "end-of-%s %s %s\n" "$BASIC_LOOP_MARK" "$?" "$SECONDS"
+  BASIC_LOOP_CODE=$script timeout -s KILL "$1" RUN_CODE </dev/null 2>&1
+  code=$?
+  # bash does not wait for the tee of `exec > >(tee log)`. So a process gets a moment if it started
+  # after the script, and has the pipe as its output. (loadavg ends in the newest process id.)
+  read -r _ _ _ _ newest </proc/loadavg
+  for ((pid = BASHPID + 1; pid <= newest; pid++)); do
+    [ "/proc/$pid/fd/1" -ef /dev/stdout ] && sleep 0.3 && break
+  done
+  # The empty line is for busybox's sed, which reads a line ahead.
+  printf "end-of-%s %s %s\n\n" "$BASIC_LOOP_MARK" "$code" "$SECONDS"
 )
-# sed ends at these words, even if a server still has the pipe open. head ends a flood. "[e]nd"
-# does not match itself: a script may print sed's arguments, by `ps`. The ulimit is for a line that
-# does not end, which sed would keep in memory.
-(ulimit -d 300000; exec sed "/[e]nd-of-$BASIC_LOOP_MARK/q") <&5 | head -c "$2" | base64
-# A server that still has the pipe open would block when the pipe is full, so cat reads on. (`read`
-# returns 1 at the end of a pipe that nobody has open.)
-read -r -t 0.1 -N 1 <&5
-if [ $? != 1 ]; then
-  cat <&5 >/dev/null &
-fi
-"""
+# sed ends at the end words. ("[e]nd" does not match itself: a script may print sed's arguments, by
+# `ps`.) They may follow half a character, so sed takes bytes. The ulimit ends sed at a line without
+# end, which it would keep in memory. head ends a flood.
+(ulimit -d 300000; LC_ALL=C exec sed "/[e]nd-of-$BASIC_LOOP_MARK/q") <&5 | head -c "$2" | base64
+# A server that still has the pipe dies if nobody reads on. `read` returns 1 if no process has it.
+# (It asks for two bytes, because sed may have left the empty line.)
+read -r -t 0.1 -N 2 <&5
+[ $? = 1 ] || { cat <&5 >/dev/null & }
+""".replace("RUN_CODE", _RUN_CODE)
+
+
+def script_command(blocks: list[str], mark: str, seconds: int) -> str:
+    """The shell command that runs blocks as one script with a time limit in seconds."""
+    encoded = base64.b64encode("".join(f"{block}\0" for block in blocks).encode()).decode()
+    return (
+        f"BASIC_LOOP_MARK={mark} BASIC_LOOP_BLOCKS={encoded} BASIC_LOOP_CODE={shlex.quote(_SHELL)} "
+        f"exec {_RUN_CODE} bash {seconds} {FLOOD_BYTES}"
+    )
 
 
 async def run_script(
     blocks: list[str], environment: BaseEnvironment, seconds: int, shown_bytes: int
 ) -> str:
     """Run blocks as one script with a time limit in seconds. Returns the text that the model gets,
-    with at most `shown_bytes` of the output. Raises any error of the environment's `exec` but a
-    TimeoutError, which is exit code 124."""
+    with at most `shown_bytes` of the output. A TimeoutError of the environment's `exec` is told to
+    the model as exit code 124; any other error is raised."""
     mark = uuid4().hex
-    encoded = base64.b64encode("".join(f"{block}\0" for block in blocks).encode()).decode()
-    command = (
-        f"BASIC_LOOP_MARK={mark} BASIC_LOOP_BLOCKS={encoded} "
-        f"BASIC_LOOP_PROGRAM={shlex.quote(_SHELL)} "
-        f"exec bash -c 'eval \"$BASIC_LOOP_PROGRAM\"' bash {seconds} {FLOOD_BYTES} {len(blocks)}"
-    )
+    command = script_command(blocks, mark, seconds)
     # Modal takes 65,536 bytes of arguments.
     if len(command) > 65_000:
         return "Not run: the script is too long. Split it into smaller ones."
@@ -1193,18 +1244,20 @@ async def run_script(
         if asyncio.current_task().cancelling():
             raise asyncio.CancelledError from error
         if timer.expired() or isinstance(error, TimeoutError):
-            return f"Exit code: 124\nOutput:\n[no answer; the time limit is {seconds} seconds]"
+            note = f"[no answer; the time limit is {seconds} seconds]"
+            return f"Exit code: {TIMED_OUT}\nOutput:\n{note}"
         raise
-    code, output, note = parse_output(result, mark, seconds)
-    if note:
+    code, output, why_killed = parse_output(result, mark, seconds)
+    if why_killed:
+        # Some of its processes may still be running.
         await kill_script(mark, environment)
     shown = middle_cut(output, shown_bytes).removesuffix("\n")
-    texts = [text for text in (shown, note) if text] or ["(none)"]
+    texts = [text for text in (shown, why_killed) if text] or ["(none)"]
     return "\n".join([f"Exit code: {code}", "Output:", *texts])
 
 
 async def kill_script(mark: str, environment: BaseEnvironment) -> None:
-    """Kill a script and what runs it by another exec, which a second cancellation does not end."""
+    """Kill a script and what runs it, by another exec. A second cancellation does not end this."""
     # Kill each process that has the mark in its environment, and its process group.
     command = (
         f"for pid in $(grep -ls BASIC_LOOP_MARK={mark} /proc/[0-9]*/environ | cut -d / -f 3); do "
@@ -1216,25 +1269,25 @@ async def kill_script(mark: str, environment: BaseEnvironment) -> None:
         await asyncio.shield(asyncio.wait_for(exec_call, KILL_SEC))
 
 
-def parse_output(result: ExecResult, mark: str, seconds: int) -> tuple[str, bytes, str]:
-    """The exit code, the output and a note from what the bash program printed. With a note, a part
-    of the script may still be running."""
+def parse_output(result: ExecResult, mark: str, seconds: int) -> tuple[int, bytes, str]:
+    """From what the bash program printed: the exit code, the output, and why the script was killed.
+    The last is "" for a script that ended by itself."""
     before, found, encoded = valid_text(result.stdout).partition(f":{mark}:")
     if not found:
         # The program did not get as far as the mark. What was printed says why.
-        return str(result.return_code), (before + valid_text(result.stderr)).encode(), ""
+        return result.return_code, (before + valid_text(result.stderr)).encode(), ""
     decoded = b""
     with suppress(ValueError):
         decoded = base64.b64decode(encoded)
     complete = re.fullmatch(rb"(?s)(.*)end-of-%b (\d+) (\d+)\n" % mark.encode(), decoded)
     if not complete:
         note = f"[the output is cut: more than {FLOOD_BYTES} bytes, or its reader was killed]"
-        return "137", decoded, note
+        return KILLED, decoded, note
     output, code, n_seconds = complete.groups()
-    # `timeout -s KILL` gives 137, as other kills do.
-    if code == b"137" and int(n_seconds) >= seconds:
-        return "124", output, f"[ended: the time limit of {seconds} seconds was reached]"
-    return code.decode(), output, ""
+    # At the limit `timeout` exits with 137, or with 124 (uutils, in Ubuntu 26.04). So may a script.
+    if int(code) in (TIMED_OUT, KILLED) and int(n_seconds) >= seconds:
+        return TIMED_OUT, output, f"[ended: the time limit of {seconds} seconds was reached]"
+    return int(code), output, ""
 
 
 def middle_cut(output: bytes, shown_bytes: int) -> str:

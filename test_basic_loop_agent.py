@@ -1,17 +1,24 @@
+# SPDX-FileCopyrightText: 2026 The BasicLoopAgent authors
 # SPDX-License-Identifier: Apache-2.0
-"""The specification of basic_loop_agent.py, in the order of the README.
+"""The specification of basic_loop_agent.py, in the order of the module.
 
-Harbor's Chat, TinkerLLM, LiteLLM and Job, the renderers and tokenizers, shells and HTTP are real;
-the model's answers and the container are the fakes below and those of examples/fakes.py.
+Harbor's jobs, litellm, openai, HTTP, renderers, tokenizers and shells are real. The fakes below
+stand for a container, Tinker's service, vLLM and a chat endpoint. A fake gives what its request
+asks for, as the real server does. The same tests run against real servers:
+
+    VLLM_BASE_URL=http://127.0.0.1:8000 VLLM_MODEL=name uv run pytest -k vllm
+    TINKER_BASE_URL=http://127.0.0.1:8000 TINKER_MODEL=name uv run pytest -k real_tinker
+
+A test that chooses the replies is skipped there.
 """
 
 import asyncio
 import base64
 import contextlib
-import copy
 import dataclasses
 import functools
 import gc
+import importlib
 import importlib.metadata
 import importlib.util
 import inspect
@@ -20,1538 +27,2962 @@ import json
 import logging
 import math
 import os
+import pickle
 import random
 import re
 import selectors
 import shutil
+import signal
 import subprocess
 import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future
+from datetime import UTC, datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
-from unittest.mock import AsyncMock, Mock, patch
+from typing import Any, NamedTuple, Self
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 from uuid import uuid4
 
-# The price list that comes with litellm: its download would hold up an offline machine.
-os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
-# For each job Harbor would start a process that reports it to Harbor's makers.
+# litellm would download its price list, tokenizers would ask the model hub, and each job of Harbor
+# would report itself to Harbor's makers.
+os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
+os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["HARBOR_TELEMETRY"] = "0"
+REAL_VLLM = os.environ.pop("VLLM_BASE_URL", None)
+VLLM_MODEL = os.environ.get("VLLM_MODEL", "tiny")
+REAL_TINKER = os.environ.pop("TINKER_BASE_URL", None)
+TINKER_MODEL = os.environ.get("TINKER_MODEL")
 
 import httpx
 import litellm
 import pytest
-import tinker
+import tinker as tinker_sdk
+import yaml
 from harbor.agents.base import BaseAgent
 from harbor.environments.base import ExecResult
 from harbor.job import Job
+from harbor.llms.base import ContextLengthExceededError
 from harbor.llms.lite_llm import LiteLLM
 from harbor.models import trajectories as atif
 from harbor.models.agent.context import AgentContext
 from harbor.models.job.config import JobConfig
 from harbor.models.task.config import MCPServerConfig
-from harbor.models.trial.result import TrialResult
+from harbor.models.trial.result import ExceptionInfo, TrialResult
 from harbor.models.verifier.result import VerifierResult
+from packaging.version import Version
 from tinker_cookbook.renderers import get_renderer
+from tinker_cookbook.rl import train as cookbook
+from tinker_cookbook.rl.rollout_strategy import MinViableGroup
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 import basic_loop_agent
-from basic_loop_agent import BasicLoopAgent, BasicLoopOptions, trial_to_trajectory
+from basic_loop_agent import (
+    BasicLoopAgent,
+    BasicLoopOptions,
+    Turn,
+    kill_script,
+    parse_output,
+    run_script,
+    split_thinking,
+    split_untagged_thinking,
+    trial_to_trajectory,
+)
+from examples import shell_tasks
+from examples.fakes import HostVerifier, ScriptedLLM
 
-# What the imports made stays: to look through it would take most of each garbage collection.
+# A garbage collection would look through all that these imports made.
 gc.freeze()
-
 ROOT = Path(__file__).parent
-IDS = ("prompt_token_ids", "completion_token_ids", "logprobs")
-AT_LEAST_ONE = ("max_tokens", "max_turns", "max_seconds", "command_timeout_sec", "max_output_bytes")
+COOKBOOK = Path(importlib.util.find_spec("tinker_cookbook").origin).parent
 
 
-async def next_answer(script: list[Any]) -> Any:
-    """A script's next item, at last the same again and again; awaited or raised if it can be."""
-    answer = script.pop(0) if len(script) > 1 else script[0]
-    if callable(answer):
-        answer = await answer()
-    if isinstance(answer, BaseException):
-        raise answer
-    return answer
-
-
-async def forever() -> None:
-    await asyncio.Event().wait()
-
-
-async def fails_when_cancelled() -> None:
-    try:
-        await forever()
-    finally:
-        raise TimeoutError("the connection was closed")
-
-
-class ScriptedEnvironment:
-    """Answers `exec` from a script, where None is a silent success. Keeps what it was to run, None
-    for what ends a script."""
-
-    def __init__(self, *script: Any) -> None:
-        self.script = list(script) or [None]
-        self.scripts, self.timeouts = [], []
-
-    async def exec(self, command: str, timeout_sec: int | None = None, **kwargs: Any) -> ExecResult:
-        blocks = re.search(r"BASIC_LOOP_BLOCKS=(\S+)", command)
-        script = blocks and base64.b64decode(blocks[1]).decode().replace("\0", "")
-        self.scripts.append(script)
-        self.timeouts.append(timeout_sec)
-        return await next_answer(self.script) or ExecResult(return_code=0)
-
-
-class ShellEnvironment:
-    """Runs commands for real, by a shell of the test's own: only for what this file says."""
-
-    def __init__(self, before: str = "", **variables: str) -> None:
-        self.before, self.variables, self.outputs = before, os.environ | variables, []
-
-    async def exec(self, command: str, **kwargs: Any) -> ExecResult:
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-        command, pipes["env"] = self.before + command, self.variables
-        process = await asyncio.create_subprocess_shell(command, **pipes)
-        output, _ = await process.communicate(b"not for the script\n")
-        # Modal is as strict. What is printed is ASCII, whatever the script writes.
-        self.outputs.append(output.decode("ascii", "strict"))
-        return ExecResult(stdout=self.outputs[-1], return_code=process.returncode)
-
-
-# Fakes of the model: Tinker's service, by what the SDK gives. Before 0.38 that is no future where
-# a client is made, one where it samples, and less in the answer.
-IS_OLD_SDK = importlib.metadata.version("tinker") < "0.30"
+# ------------------------------------------------------------------------------------ the fakes
 
 
 @dataclasses.dataclass
-class Sampled:
-    """What the Tinker sampler returns for one call; logprobs "own" are distinct, one a token."""
+class Reply:
+    """What a model samples: a text, or ids. It ends in the stop token, unless it is cut off."""
 
     text: str = "hello"
-    stop_reason: str = "stop"
-    logprobs: Any = "own"
     tokens: list[int] | None = None
+    cut_off: bool = False
+    # Three dots: another one for each token.
+    logprobs: Any = ...
+    cached_tokens: int = 0
+    # Fields of an HTTP answer's choice, and of its message, in place of the usual ones.
+    choice: dict[str, Any] = dataclasses.field(default_factory=dict)
+    message: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
-class FakeTinker:
-    """Stands in for `tinker.ServiceClient`, the class, and for all that comes of it."""
+class Sampled(NamedTuple):
+    """One turn, as a fake has sampled it, or as the context has it."""
 
-    def __init__(self, tokenizer_dir: str, *script: Any) -> None:
-        self.name, self.script = tokenizer_dir, list(script) or [Sampled()]
-        # The agent's own may be used by one thread at a time.
-        self.tokenizer, self.encoding = a_copy_of_tokenizer(self.name), threading.Lock()
-        # Of each call: its prompt and parameters; and of each answer: prompt, tokens, logprobs.
-        self.services, self.samplers, self.requests, self.returned = [], [], [], []
+    prompt: list[int]
+    completion: list[int]
+    logprobs: Any
 
-    def __call__(self, **kwargs: Any) -> "FakeService":
-        self.services.append(FakeService(self, kwargs))
-        return self.services[-1]
+
+class Refusal(NamedTuple):
+    """A server's answer that is an error."""
+
+    status: int
+    message: str = "scripted"
+
+
+FULL = Refusal(400, "This model's maximum context length is 8192 tokens.")
+
+
+async def forever() -> None:
+    """A reply that does not come, or a command that does not end."""
+    await asyncio.Event().wait()
+
+
+async def outcome(result: Any) -> Any:
+    """A scripted result: an async function is awaited, an error is raised."""
+    if callable(result):
+        result = await result()
+    if isinstance(result, BaseException):
+        raise result
+    return result
+
+
+class ScriptedEnvironment:
+    """Runs nothing. Each `exec` has the next of these results, and then None: a silent success."""
+
+    def __init__(self, *results: Any) -> None:
+        self.results, self.commands, self.timeouts = list(results), [], []
+
+    async def exec(self, command: str, cwd=None, env=None, timeout_sec=None, user=None) -> Any:
+        self.commands.append(command)
+        self.timeouts.append(timeout_sec)
+        result = await outcome(self.results.pop(0) if self.results else None)
+        return result or ExecResult(return_code=0)
+
+    @property
+    def scripts(self) -> list[list[str]]:
+        """The blocks of each script. The module sends them in this variable."""
+        found = re.findall(r"BASIC_LOOP_BLOCKS=(\S+)", " ".join(self.commands))
+        return [base64.b64decode(blocks).decode().split("\0")[:-1] for blocks in found]
+
+
+class ShellEnvironment:
+    """Runs commands in real shells. Each has a session of its own, so that no signal of a script
+    reaches pytest or the user's terminal."""
+
+    def __init__(self, **variables: str) -> None:
+        self.env, self.outputs = os.environ | variables, []
+
+    async def exec(self, command: str, cwd=None, env=None, timeout_sec=None, user=None) -> Any:
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        process = await asyncio.to_thread(
+            subprocess.Popen,
+            ["/bin/sh", "-c", command],
+            env=self.env,
+            start_new_session=True,
+            **pipes,
+        )
+        output, _ = await asyncio.to_thread(process.communicate, b"not for the script\n")
+        # Modal decodes as strictly.
+        self.outputs.append(output.decode("ascii"))
+        return ExecResult(stdout=self.outputs[-1], return_code=process.returncode)
+
+
+# A special token, or a character.
+PIECES = re.compile(r"(?s)<[^<>\s]+>|.")
+
+
+class Model:
+    """What the fakes of model servers share: an agent's options, replies, and what was sampled."""
+
+    def __init__(self, tokenizer_dir: str, **options: Any) -> None:
+        self.tokenizer = Tokenizer.from_file(f"{tokenizer_dir}/tokenizer.json")
+        self.options, self.replies = options, itertools.repeat("hello")
+        self.sampled: list[Sampled] = []
+
+    def agent(self, **options: Any) -> BasicLoopAgent:
+        return BasicLoopAgent(**self.options | options)
+
+    def script(self, *replies: Any) -> None:
+        """Choose the replies: a text, a `Reply`, a `Refusal`, an error, or `forever`."""
+        self.replies = iter(replies)
+
+    def next_reply(self) -> Any:
+        reply = next(self.replies)
+        return Reply(reply) if isinstance(reply, str) else reply
+
+    def encode(self, text: str) -> list[int]:
+        return self.tokenizer.encode(text, add_special_tokens=False).ids
+
+    def encode_oddly(self, text: str) -> list[int]:
+        """An id for each character: other ids than a prompt has that was rendered anew."""
+        return [token for piece in PIECES.findall(text) for token in self.encode(piece)]
 
     def prompt_text(self, number: int) -> str:
-        return self.tokenizer.decode(self.requests[number][0])
+        return self.tokenizer.decode(self.sampled[number].prompt, skip_special_tokens=False)
 
-    def encode(self, text: str, stop_reason: str) -> list[int]:
-        with self.encoding:
-            ids = self.tokenizer.encode(text, add_special_tokens=False)
-        return ids + [2] * (stop_reason == "stop")
+    def sample(self, reply: Reply, prompt: list[int], stops: list, max_tokens: int) -> bool:
+        """Sample a reply. True if it ended in a stop sequence."""
+        ids = reply.tokens
+        if ids is None:
+            ids = self.encode_oddly(reply.text)
+            ids += stops[0] if stops and not reply.cut_off else []
+        ids = ids[:max_tokens]
+        own = [-(len(self.sampled) + 1) - n / 1000 for n in range(len(ids))]
+        self.sampled.append(Sampled(prompt, ids, own if reply.logprobs is ... else reply.logprobs))
+        return any(ids[-len(stop) :] == stop for stop in stops)
 
 
-def refused(status: int, message: str) -> Exception:
-    """An answer of Tinker's API that is an error."""
-    response = httpx.Response(status, request=httpx.Request("POST", "http://tinker"))
-    return tinker.APIStatusError(message, response=response, body=None)
+# SDKs before 0.38 give clients in place of futures, and futures in place of what can be awaited.
+IS_OLD_SDK = Version(importlib.metadata.version("tinker")) < Version("0.26")
 
 
-class FakeService:
-    """A session, and the client that samples in it."""
+class FakeTinker(Model):
+    """Stands in for the class `tinker.ServiceClient`."""
 
-    def __init__(self, tinker: FakeTinker, arguments: dict[str, Any]) -> None:
-        self.tinker, self.arguments = tinker, arguments
-        # The status of each answer when the session is over.
-        self.status = None
+    def __init__(self, tokenizer_dir: str, **options: Any) -> None:
+        super().__init__(tokenizer_dir, **options)
+        # The arguments of each `create_sampling_client`, and the parameters of each completion.
+        self.sessions, self.opened, self.params = [], [], []
+        self.missing_checkpoints, self.connecting_sec = set(), 0
 
-    def create_sampling_client(self, **source: Any) -> Any:
-        if unknown := source.keys() - {"model_path", "base_model", "record_stability_info"}:
-            raise TypeError(f"unexpected keyword argument {unknown}")
+    def __call__(self, **arguments: Any) -> "Session":
+        time.sleep(self.connecting_sec)
+        self.sessions.append(Session(self, arguments))
+        return self.sessions[-1]
+
+
+class Session:
+    """A session with Tinker. After its end all answers have an error's status."""
+
+    def __init__(self, fake: FakeTinker, arguments: dict[str, Any]) -> None:
+        self.fake, self.arguments, self.status = fake, arguments, None
+
+    def error(self, status: int, message: str) -> Exception:
+        response = httpx.Response(status, request=httpx.Request("POST", "http://tinker"))
+        return tinker_sdk.APIStatusError(message, response=response, body=None)
+
+    def create_sampling_client(
+        self, model_path=None, base_model=None, record_stability_info=False
+    ) -> Any:
+        self.fake.opened.append((model_path, base_model, record_stability_info))
         created = Future()
-        if self.status or "missing" in source.get("model_path", ""):
-            created.set_exception(refused(self.status or 404, "no such checkpoint"))
+        if self.status or model_path in self.fake.missing_checkpoints:
+            created.set_exception(self.error(self.status or 404, "no such checkpoint"))
         else:
-            self.tinker.samplers.append(source)
             created.set_result(self)
         return created.result() if IS_OLD_SDK else created
 
-    def sample(self, **call: Any) -> Any:
-        answer = self.answer(**call)
+    def sample(self, prompt: Any, num_samples: int, sampling_params: Any) -> Any:
+        assert num_samples == 1
+        answer = self.answer(prompt.to_ints(), sampling_params)
         if IS_OLD_SDK:
             return asyncio.run_coroutine_threadsafe(answer, asyncio.get_running_loop())
         return answer
 
-    async def answer(self, prompt: Any, num_samples: int, sampling_params: Any) -> Any:
-        fake = self.tinker
-        fake.requests.append((prompt.to_ints(), sampling_params))
+    async def answer(self, prompt: list[int], params: Any) -> Any:
+        fake = self.fake
+        fake.params.append(params)
         await asyncio.sleep(0)
         if self.status:
-            raise refused(self.status, "Session has been terminated")
-        answer = await next_answer(fake.script)
-        answer = Sampled(answer) if isinstance(answer, str) else answer
-        tokens = answer.tokens
-        if tokens is None:
-            tokens = fake.encode(answer.text, answer.stop_reason)
-        number = len(fake.returned)
-        own = [-((number + 1) + i / 1000) for i in range(len(tokens))]
-        logprobs = own if answer.logprobs == "own" else answer.logprobs
-        fake.returned.append((prompt.to_ints(), tokens, logprobs))
-        sequence = SimpleNamespace(tokens=tokens, logprobs=logprobs, stop_reason=answer.stop_reason)
+            raise self.error(self.status, "Session has been terminated")
+        reply = await outcome(fake.next_reply())
+        if isinstance(reply, Refusal):
+            raise self.error(*reply)
+        stops = [fake.encode_oddly(s) if isinstance(s, str) else [s] for s in params.stop or []]
+        is_whole = fake.sample(reply, prompt, stops, params.max_tokens)
+        _, tokens, logprobs = fake.sampled[-1]
+        sequence = SimpleNamespace(tokens=tokens, logprobs=logprobs)
+        sequence.stop_reason = "stop" if is_whole else "length"
         if not IS_OLD_SDK:
-            sequence.sequence_id = f"sequence-{number}"
-        return SimpleNamespace(sequences=[sequence], prompt_cache_hit_tokens=3 * number)
+            sequence.sequence_id = f"sequence-{len(fake.sampled)}"
+        return SimpleNamespace(sequences=[sequence], prompt_cache_hit_tokens=reply.cached_tokens)
 
 
-# Tokenizers and renderers. The suite's own tokenizer is a byte-level one with every special token
-# that the cookbook's renderers name. As in the real ones `<|...|>` are special, and tags like
-# <think> are merely added. Inkling's renderer has its own.
-_TAGS = r"</?(?:think|tool_call|tool_response|tool_result|arg_key|arg_value|img)>|<image>|\[gMASK\]"
-_FIRST = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-ORDINARY = ["Class<?>", "a[:]", "x<()>", "x[...]"]
-INKLING = "thinkingmachines/Inkling"
-a_copy_of_tokenizer = functools.cache(lambda folder: copy.deepcopy(get_tokenizer(folder)))
+# The fields that a request may have. (vLLM ignores others, so a wrong name would have no effect.)
+SAMPLING = (
+    "model max_tokens temperature top_p top_k min_p seed stop logprobs return_token_ids session_id"
+)
+FIELDS = {
+    "/tokenize": "model prompt messages add_generation_prompt add_special_tokens "
+    "chat_template_kwargs return_token_strs",
+    "/v1/completions": f"{SAMPLING} prompt skip_special_tokens",
+    "/v1/chat/completions": f"{SAMPLING} messages max_completion_tokens",
+}
+
+
+class HttpServer(Model, ThreadingHTTPServer):
+    """vLLM's paths and a chat endpoint. Before a real server it only records."""
+
+    max_model_len = 8192
+
+    def __init__(self, tokenizer_dir: str, real_url: str | None, **options: Any) -> None:
+        ThreadingHTTPServer.__init__(self, ("127.0.0.1", 0), HttpHandler)
+        self.url, self.real_url = f"http://127.0.0.1:{self.server_port}", real_url
+        Model.__init__(self, tokenizer_dir, api_base=self.url, **options)
+        # Of each request: path, body and headers.
+        self.requests, self.fixed, self.mistakes = [], {}, []
+        self.is_closing = threading.Event()
+        threading.Thread(target=self.serve_forever, args=[0.01], daemon=True).start()
+
+    def close(self) -> None:
+        self.is_closing.set()
+        self.shutdown()
+        self.server_close()
+        assert self.mistakes == []
+
+    def script(self, *replies: Any) -> None:
+        if self.real_url:
+            pytest.skip(f"chooses the replies: {os.environ['PYTEST_CURRENT_TEST']}")
+        super().script(*replies)
+
+    def fix(self, path: str, answer: Any) -> None:
+        """Choose the answer of a path."""
+        self.script()
+        self.fixed[path] = answer
+
+    def prompt_text(self, number: int) -> str:
+        if not self.real_url:
+            return super().prompt_text(number)
+        body = {"model": VLLM_MODEL, "tokens": self.sampled[number].prompt}
+        headers = {"Authorization": "", "Content-Type": "application/json"}
+        return self.pass_on("/detokenize", json.dumps(body).encode(), headers)["prompt"]
+
+    def bodies(self, path: str) -> list[dict[str, Any]]:
+        return [body for requested, body, _ in self.requests if requested == path]
+
+    def headers(self, name: str) -> list[str]:
+        return [headers[name] for _, _, headers in self.requests]
+
+    def pass_on(self, path: str, content: bytes, headers: Any) -> Any:
+        wanted = {name: headers[name] for name in ("Authorization", "Content-Type")}
+        try:
+            with urlopen(Request(self.real_url + path, content, wanted)) as response:
+                answer = json.load(response)
+        except HTTPError as error:
+            return Refusal(error.code, error.read().decode())
+        if path == "/v1/completions":
+            choice = answer["choices"][0]
+            ids, logprobs = choice["token_ids"], choice["logprobs"]["token_logprobs"]
+            self.sampled.append(Sampled(choice["prompt_token_ids"], ids, logprobs))
+        return answer
+
+    def answer(self, path: str, body: dict[str, Any]) -> Any:
+        if path in self.fixed:
+            return self.fixed[path]
+        unknown = body.keys() - FIELDS[path].split()
+        assert not unknown, f"{path} got unknown fields: {unknown}"
+        # The chat endpoint has every model.
+        if "chat" not in path and body["model"] != self.options["model_name"]:
+            return Refusal(404, f"The model `{body['model']}` does not exist.")
+        prompt = self.prompt_ids(body)
+        if path == "/tokenize":
+            strings = [self.tokenizer.id_to_token(token) for token in prompt]
+            answer = {"tokens": prompt, "max_model_len": self.max_model_len, "count": len(prompt)}
+            return answer | {"token_strs": strings if body.get("return_token_strs") else None}
+        if len(prompt) >= self.max_model_len:
+            return FULL
+        reply = self.next_reply()
+        if reply is forever:
+            self.is_closing.wait()
+        return self.completion(reply, prompt, body) if isinstance(reply, Reply) else reply
+
+    def prompt_ids(self, body: dict[str, Any]) -> list[int]:
+        """The ids of a request's prompt. The template's argument `opens_with` begins the reply."""
+        prompt = body.get("prompt")
+        if prompt is None:
+            turns = [
+                f"<|im_start|>{m['role']}\n{m['content']}<|im_end|>\n" for m in body["messages"]
+            ]
+            opening = body.get("chat_template_kwargs", {}).get("opens_with", "")
+            prompt = "".join(turns) + f"<|im_start|>assistant\n{opening}"
+        return self.encode(prompt) if isinstance(prompt, str) else prompt
+
+    def completion(self, reply: Reply, prompt: list[int], body: dict[str, Any]) -> dict[str, Any]:
+        is_whole = self.sample(
+            reply, prompt, [self.encode("<|im_end|>")], body.get("max_tokens", 16)
+        )
+        _, ids, logprobs = self.sampled[-1]
+        skips_special = body.get("skip_special_tokens", True)
+        text = self.tokenizer.decode(
+            ids[:-1] if is_whole else ids, skip_special_tokens=skips_special
+        )
+        usage = {"prompt_tokens": len(prompt), "completion_tokens": len(ids), "total_tokens": 0}
+        usage["prompt_tokens_details"] = {"cached_tokens": reply.cached_tokens}
+        # What was not asked for is null.
+        asks_logprobs, asks_ids = body.get("logprobs"), body.get("return_token_ids")
+        choice = {"index": 0, "finish_reason": "stop" if is_whole else "length", "logprobs": None}
+        choice["token_ids"] = ids if asks_ids else None
+        prompt_ids = {"prompt_token_ids": prompt if asks_ids else None}
+        if "prompt" in body:
+            choice |= prompt_ids | {"text": text, "routed_experts": None}
+            if asks_logprobs is not None:
+                choice["logprobs"] = {"token_logprobs": logprobs}
+        else:
+            choice["message"] = {"role": "assistant", "content": text} | reply.message
+            if asks_logprobs:
+                entry = {"token": "x", "bytes": [], "top_logprobs": []}
+                choice["logprobs"] = {"content": [entry | {"logprob": x} for x in logprobs]}
+        answer = {"id": "1", "created": 1, "model": body["model"], "usage": usage}
+        return answer | prompt_ids | {"choices": [choice | reply.choice]}
+
+
+class HttpHandler(BaseHTTPRequestHandler):
+    def do_POST(self) -> None:
+        content, fake = self.rfile.read(int(self.headers["Content-Length"])), self.server
+        body = json.loads(content)
+        fake.requests.append((self.path, body, self.headers))
+        try:
+            if fake.real_url:
+                answer = fake.pass_on(self.path, content, self.headers)
+            else:
+                answer = fake.answer(self.path, body)
+        except Exception as error:
+            # A mistake in this file. Without an answer the client would ask again and again.
+            fake.mistakes.append(error)
+            answer = Refusal(400, repr(error))
+        status = 200
+        if isinstance(answer, Refusal):
+            status, answer = answer.status, {"error": {"message": answer.message}}
+        # The client may have gone.
+        with contextlib.suppress(OSError):
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            # The openai package waits as long before the next attempt.
+            self.send_header("retry-after-ms", "1")
+            self.end_headers()
+            self.wfile.write(json.dumps(answer).encode())
+
+    def log_message(self, *arguments: Any) -> None: ...
 
 
 @pytest.fixture(scope="session")
-def tokenizer_dir(tmp_path_factory: pytest.TempPathFactory) -> str:
+def tokenizer_dir(tmp_path_factory) -> str:
+    """A byte-level tokenizer with all special tokens that the cookbook's renderers name."""
+    sources = "".join(path.read_text() for path in (COOKBOOK / "renderers").glob("*.py"))
+    special = set(re.findall(r"<[|\uff5c][\w▁]+[|\uff5c]>", sources))
+    # Before cookbook 0.5.8 those of DeepSeek are put together from these names.
+    names = re.findall(r'_get_special_token\("([\w▁]+)"\)', sources)
+    special |= {f"<\uff5c{name}\uff5c>" for name in names}
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=400, special_tokens=_FIRST, initial_alphabet=alphabet)
-    # Ordinary tokens that look like special ones, as in the vocabularies of Qwen and Llama.
+    trainer = trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet)
     text = f"hello world user assistant bash\n\n``` {' '.join(ORDINARY)}"
     tokenizer.train_from_iterator([text] * 9, trainer)
-    sources = "".join(path.read_text() for path in (COOKBOOK / "renderers").glob("*.py"))
-    bar = "\N{FULLWIDTH VERTICAL LINE}"
-    special = set(re.findall(rf"<[|{bar}][\w▁]+[|{bar}]>", sources)) - set(_FIRST)
-    # Before cookbook 0.5.8 DeepSeek's are put together from these names.
-    names = re.findall(r'_get_special_token\("([\w▁]+)"\)', sources)
-    special.update(f"<{bar}{name}{bar}>" for name in names)
-    tokenizer.add_special_tokens(sorted(special))
-    tokenizer.add_tokens(sorted(set(re.findall(_TAGS, sources))))
-    folder = tmp_path_factory.mktemp("tokenizer")
+    tokenizer.add_special_tokens(["<|endoftext|>", *sorted(special)])
+    # As in the real tokenizers tags are added tokens, but not special.
+    tags = r"</?(?:think|tool_(?:call|response|result)|arg_key|arg_value|img)>|<image>|\[gMASK\]"
+    tokenizer.add_tokens(sorted(set(re.findall(tags, sources))))
     wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>")
+    folder = tmp_path_factory.mktemp("tokenizer")
     wrapped.save_pretrained(folder)
     return str(folder)
 
 
-COOKBOOK = Path(importlib.util.find_spec("tinker_cookbook").origin).parent
-_SOURCE = (COOKBOOK / "renderers/__init__.py").read_text()
-RENDERERS = sorted(set(re.findall(r'name == "(\w+)"', _SOURCE)))
+# Ordinary tokens that look like special ones, as in the vocabularies of Qwen and Llama.
+ORDINARY = ["Class<?>", "a[:]", "x<()>", "x[...]"]
 
 
-class Model:
-    """A renderer and the tokenizer that it can be built with, and replies as its model writes."""
-
-    def __init__(self, renderer_name: str, tokenizer_dir: str) -> None:
-        self.name = renderer_name
-        for tokenizer_name in (tokenizer_dir, INKLING):
-            self.tokenizer = get_tokenizer(tokenizer_name)
-            try:
-                self.renderer = get_renderer(renderer_name, self.tokenizer)
-                stop = self.renderer.get_stop_sequences()[0]
-                prompt = self.rendered([{"role": "user", "content": "a"}])
-                break
-            except Exception as error:
-                reason = f"{renderer_name} needs another tokenizer: {error}"
-        else:
-            pytest.skip(reason)
-        self.options = {"model_name": tokenizer_name, "renderer_name": renderer_name}
-        self.stop = [stop] if isinstance(stop, int) else self.encode(stop)
-        self.opens_thinking = self.tokenizer.decode(prompt).rstrip().endswith("<think>")
-        self.is_inkling = tokenizer_name == INKLING
-        # Those whose history closes a turn with another token than was sampled, or with a text.
-        self.is_exact = not renderer_name.startswith(("gpt_oss", "role_colon"))
-        if self.is_inkling:
-            self.special = self.tokenizer.tml_tokenizer.all_special_tokens
-        else:
-            self.special = [text for text in self.tokenizer.added_tokens_encoder if text.strip()]
-        self.special_ids = {self.encode(text)[0] for text in self.special}
-
-    def rendered(self, messages: list[dict[str, Any]]) -> list[int]:
-        return self.renderer.build_generation_prompt(messages).to_ints()
-
-    def encode(self, text: str) -> list[int]:
-        """A reply's tokens, special ones in the place of their texts."""
-        inkling = getattr(self.tokenizer, "tml_tokenizer", None)
-        if inkling is None:
-            return self.tokenizer.encode(text, add_special_tokens=False)
-        ids = []
-        for number, piece in enumerate(re.split(r"<\|(\w+)\|>", text)):
-            ids += [inkling.encode_special(piece)] if number % 2 else inkling.encode_ordinary(piece)
-        return ids
-
-    def encode_oddly(self, text: str) -> list[int]:
-        """The same in other pieces than the tokenizer would cut."""
-        pieces = re.findall(r"<[^<>\s]+>|.", text, re.DOTALL)
-        return [token for piece in pieces for token in self.encode(piece)]
-
-    def reply(self, answer: str, thinking: str | None = "hm") -> str:
-        """The text that its model samples, without the stop token."""
-        if self.name.startswith("gpt_oss"):
-            thought = f"<|channel|>analysis<|message|>{thinking}<|end|><|start|>assistant"
-            return (thought if thinking else "") + f"<|channel|>final<|message|>{answer}"
-        if self.is_inkling:
-            thought = f"<|message_model|><|content_thinking|>{thinking}<|end_message|>"
-            answer = f"<|message_model|><|content_text|>{answer}<|end_message|>"
-            return (thought if thinking else "") + answer
-        if thinking is None and not self.opens_thinking:
-            return answer
-        return f"{'' if self.opens_thinking else '<think>'}{thinking or ''}</think>{answer}"
+@pytest.fixture
+def tinker(tokenizer_dir, tmp_path, monkeypatch) -> FakeTinker:
+    options = {"model_name": tokenizer_dir, "renderer_name": "qwen3_instruct"}
+    fake = FakeTinker(tokenizer_dir, logs_dir=tmp_path, **options)
+    monkeypatch.setattr("tinker.ServiceClient", fake)
+    return fake
 
 
-@pytest.fixture(params=RENDERERS)
-def model(request: pytest.FixtureRequest, tokenizer_dir: str) -> Model:
-    return Model(request.param, tokenizer_dir)
+@pytest.fixture
+def vllm(tokenizer_dir, tmp_path) -> Iterator[HttpServer]:
+    options = {"model_name": VLLM_MODEL, "model_client": "vllm", "logs_dir": tmp_path}
+    server = HttpServer(tokenizer_dir, REAL_VLLM, **options)
+    yield server
+    server.close()
 
 
-@dataclasses.dataclass
-class Run:
-    """What a run leaves; all of it is read anew from the context and the files."""
+@pytest.fixture
+def chat(tokenizer_dir, tmp_path, monkeypatch) -> Iterator[HttpServer]:
+    # Harbor's client waits between its attempts.
+    monkeypatch.setattr(LiteLLM.call.retry, "wait", lambda state: 0)
+    options = {"model_name": "openai/tiny", "model_client": "litellm", "logs_dir": tmp_path}
+    server = HttpServer(tokenizer_dir, None, **options)
+    yield server
+    server.close()
 
-    agent: BasicLoopAgent
-    environment: Any = dataclasses.field(default_factory=ScriptedEnvironment)
-    context: AgentContext = dataclasses.field(default_factory=AgentContext)
-    fake: Any = None
+
+@pytest.fixture(params=["tinker", "vllm", "chat"])
+def model(request) -> Model:
+    return request.getfixturevalue(request.param)
+
+
+@pytest.fixture(params=["vllm", "chat"])
+def server(request) -> HttpServer:
+    return request.getfixturevalue(request.param)
+
+
+@pytest.fixture
+def shell() -> Iterator[Any]:
+    """Makes shell environments, and kills what the scripts have left."""
+    tag = uuid4().hex
+    yield functools.partial(ShellEnvironment, TAG=tag)
+    left = f"kill -9 $(grep -ls {tag} /proc/[0-9]*/environ | cut -d / -f 3)"
+    subprocess.run(left, shell=True, stderr=subprocess.DEVNULL)
+
+
+# --------------------------------------------------------------------------------------- runs
+
+IDS = ("prompt_token_ids", "completion_token_ids", "logprobs")
+
+
+class Trial:
+    """A trial as Harbor runs it: `setup`, then `run`, then `resume` for each later step.
+
+    Its properties are read from the context and the files: the last step's, but `turns` of all."""
+
+    def __init__(self, agent: Any, environment: Any = None, timeout_sec: Any = None) -> None:
+        self.agent, self.environment = agent, environment or ScriptedEnvironment()
+        self.timeout_sec, self.contexts = timeout_sec, []
+
+    def run(self, *instructions: str) -> Self:
+        asyncio.run(self.go(*instructions))
+        return self
+
+    async def go(self, *instructions: str) -> None:
+        await self.agent.setup(self.environment)
+        for instruction in instructions or ["do it"]:
+            begin = self.agent.resume if self.contexts else self.agent.run
+            self.contexts.append(AgentContext())
+            run = begin(instruction, self.environment, self.contexts[-1])
+            await asyncio.wait_for(run, self.timeout_sec)
 
     @property
-    def turns(self) -> list[tuple[list[int], list[int], list[float]]]:
-        """The record as prompt, completion and logprobs of each turn; fails if not aligned."""
-        (segment,) = self.context.rollout_details or [{name: [] for name in IDS}]
-        turns = list(zip(*(segment[name] for name in IDS), strict=True))
-        assert all(len(completion) == len(logprobs) for _, completion, logprobs in turns)
+    def turns(self) -> list[Sampled]:
+        """The recorded turns. Fails if the lists do not align."""
+        details = [detail for context in self.contexts for detail in context.rollout_details or []]
+        columns = [[detail[name] for name in IDS] for detail in details]
+        turns = [Sampled(*turn) for lists in columns for turn in zip(*lists, strict=True)]
+        assert all(len(turn.completion) == len(turn.logprobs) for turn in turns)
         return turns
 
+    @property
+    def trajectory(self) -> Any:
+        text = (self.agent.logs_dir / "trajectory.json").read_text()
+        return atif.Trajectory.model_validate_json(text)
+
+    @property
+    def observations(self) -> list[str]:
+        """What the model was told after its replies."""
+        seen = [step.observation for step in self.steps if step.observation]
+        return [result.content for observation in seen for result in observation.results]
+
+    steps = property(lambda self: self.trajectory.steps)
+    context = property(lambda self: self.contexts[-1])
     metadata = property(lambda self: self.context.metadata)
     stop_reason = property(lambda self: self.metadata["stop_reason"])
     completion = property(lambda self: (self.agent.logs_dir / "completion.txt").read_text())
     scripts = property(lambda self: self.environment.scripts)
 
-    @property
-    def view(self) -> Any:
-        text = (self.agent.logs_dir / "trajectory.json").read_text()
-        return atif.Trajectory.model_validate_json(text)
 
-    @property
-    def told(self) -> list[str]:
-        """What the model was told after its replies, in order."""
-        seen = [step.observation for step in self.view.steps if step.observation]
-        return [result.content for observation in seen for result in observation.results]
-
-    async def go(self, instruction: str = "do it") -> None:
-        await self.agent.run(instruction, self.environment, self.context)
-
-    def resumed(self, instruction: str) -> "Run":
-        """The same conversation's next step."""
-        step = Run(self.agent, self.environment, fake=self.fake)
-        asyncio.run(self.agent.resume(instruction, step.environment, step.context))
-        return step
-
-
-class Bench:
-    def __init__(self, tokenizer_dir: str, logs_dir: Path, monkeypatch: Any) -> None:
-        self.tokenizer_dir, self.logs_dir, self.monkeypatch = tokenizer_dir, logs_dir, monkeypatch
-        monkeypatch.setenv("OPENAI_API_KEY", "sk-test")
-        for name in ("OPENAI_BASE_URL", "OPENAI_API_BASE", "TINKER_BASE_URL"):
-            monkeypatch.delenv(name, raising=False)
-        # LiteLLM and openai wait between attempts.
-        monkeypatch.setattr(LiteLLM.call.retry, "wait", lambda state: 0)
-        monkeypatch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0)
-        self.service()
-
-    def service(self, *script: Any) -> FakeTinker:
-        """A new Tinker service with a key, and so a session, of its own."""
-        fake = FakeTinker(self.tokenizer_dir, *script)
-        self.monkeypatch.setattr("tinker.ServiceClient", fake)
-        self.monkeypatch.setenv("TINKER_API_KEY", f"tml-{uuid4().hex}")
-        return fake
-
-    def agent(self, agent_class: type = BasicLoopAgent, **options: Any) -> BasicLoopAgent:
-        defaults = {"model_name": self.tokenizer_dir, "renderer_name": "qwen3_instruct"}
-        if options.get("model_client", "tinker") != "tinker":
-            defaults = {"model_name": "openai/mock"}
-        return agent_class(**{"logs_dir": self.logs_dir} | defaults | options)
-
-    def prepare(self, *script: Any, environment: Any = None, **options: Any) -> Run:
-        """A run that is to come, of an agent that samples this script from a new service."""
-        fake, environment = self.service(*script), environment or ScriptedEnvironment()
-        return Run(self.agent(**options), environment, fake=fake)
-
-    def tinker(self, *script: Any, raises=None, instruction="do it", **options: Any) -> Run:
-        """The same, and it is run, in an event loop of its own and without `setup`."""
-        did = self.prepare(*script, **options)
-        with pytest.raises(raises) if raises else contextlib.nullcontext():
-            asyncio.run(did.go(instruction))
-        return did
-
-    def refuses(self, error: type[Exception], message: str, **options: Any) -> None:
-        with pytest.raises(error, match=message):
-            set_up(self.agent(**options))
-
-    def shell(self, script: str, environment: Any = None, **options: Any) -> str:
-        """Runs a script through the loop in a real shell; gives what the model is told."""
-        options |= {"environment": environment or ShellEnvironment(), "max_turns": 2}
-        return self.tinker(bash(script), "done", **options).told[0]
-
-    def api(self, *script: Any, finish: str = "stop", ids: bool = False) -> list[dict]:
-        """Has an API model give these answers, at litellm's door; gives its requests."""
-        requests, answers = [], list(script)
-
-        async def acompletion(**request: Any) -> Any:
-            requests.append(copy.deepcopy(request))
-            message = await next_answer(answers)
-            if isinstance(message, str):
-                message = {"role": "assistant", "content": message}
-            n_turns = sum(message["role"] == "assistant" for message in request["messages"])
-            # OpenRouter's native reason is null at times.
-            fields = {"token_ids": [3, 4, 5], "routed_experts": [[n_turns]]} if ids else {}
-            fields |= {"native_finish_reason": None}
-            choice = {"message": message, "finish_reason": finish}
-            choice["provider_specific_fields"] = fields
-            usage = {"prompt_tokens": 10, "completion_tokens": 3, "total_tokens": 13}
-            response = litellm.ModelResponse(model="mock", choices=[choice], usage=usage)
-            if ids and "no ids" not in message["content"]:
-                # As litellm passes on what vLLM answers.
-                if "no prompt" not in message["content"]:
-                    response.prompt_token_ids = [1, 2] + [3, 4, 5, 6] * n_turns
-                content = [{"token": "x", "logprob": -0.5, "bytes": [], "top_logprobs": []}] * 3
-                response.choices[0].logprobs = litellm.types.utils.ChoiceLogprobs(content=content)
-            return response
-
-        self.monkeypatch.setattr(litellm, "acompletion", acompletion)
-        return requests
-
-    def lite(self, *script: Any, ids: bool = False, **options: Any) -> Run:
-        """A run with these answers of an API model; `fake` is the requests."""
-        requests = self.api(*script, ids=ids)
-        did = self.tinker(model_client="litellm", collect_rollout_details=ids or None, **options)
-        did.fake = requests
-        return did
-
-
-@pytest.fixture(autouse=True)
-def bench(tokenizer_dir: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
-    yield Bench(tokenizer_dir, tmp_path, monkeypatch)
-    basic_loop_agent.use_service(None)
-
-
-def run(agent: BasicLoopAgent, environment: Any = None, instruction: str = "do it") -> Run:
-    one = Run(agent, environment or ScriptedEnvironment())
-    asyncio.run(one.go(instruction))
-    return one
-
-
-def set_up(agent: BasicLoopAgent) -> None:
+def set_up(agent: BasicLoopAgent) -> Any:
+    """The client of an agent after `setup`."""
     asyncio.run(agent.setup(ScriptedEnvironment()))
+    return agent.client
 
 
-def printing(text: str) -> ScriptedEnvironment:
-    return ScriptedEnvironment(ExecResult(stdout=text, return_code=0))
-
-
-async def together(trials: Iterable[Any]) -> None:
-    await asyncio.gather(*trials)
-
-
-async def until(is_reached: Callable[[], Any]) -> None:
-    last = time.monotonic() + 60
-    while not is_reached():
-        assert time.monotonic() < last
-        await asyncio.sleep(0.001)
+async def together(*agents: BasicLoopAgent) -> None:
+    await asyncio.gather(*(Trial(agent).go() for agent in agents))
 
 
 def bash(*commands: str, language: str = "bash") -> str:
     return "\n".join(f"I will run this:\n\n```{language}\n{command}\n```\n" for command in commands)
 
 
-DOCSTRING = 'cat >f.py <<E\ndef f():\n    """\n    ```\n    x\n    ```\n    """\nE\n'
-OVERFLOW = litellm.ContextWindowExceededError("too long", "mock", "openai")
-BALANCED = "cat >f <<E\n<think>\nhm\n</think>\nE"
-TAGGED = f"x\n</think>\n{bash('ls')}"
-FLOOD = r"first\n.*\[the output is cut: more than 4000000 bytes.*"
-LATE = r"so far\n\[ended: the time limit of 1 seconds was reached\]"
-ESCAPES = "echo so far; setsid bash -c 'sleep OWN.1 &'; timeout 99 sleep OWN.2 & trap '' TERM;"
-# A reply of vLLM's, with its finish reason.
-COMMAND = ("<think>hm</think>\n\n" + bash("ls"), "stop")
-# What a policy that diverged has for logprobs; vLLM writes -9999.0 for one that it does not have.
-NO_LOGPROBS = [math.nan, math.inf, -math.inf, None, -9999.0]
+def printing(text: str) -> ScriptedEnvironment:
+    return ScriptedEnvironment(ExecResult(stdout=text, return_code=0))
+
+
+def cases(**table: Any) -> Any:
+    """Parametrize a test with a table: an entry's name is the id, its values are the test's first
+    arguments."""
+    entries = [entry if isinstance(entry, tuple) else (entry,) for entry in table.values()]
+
+    def decorate(test: Any) -> Any:
+        arguments = [name for name in inspect.signature(test).parameters if name != "self"]
+        return pytest.mark.parametrize(arguments[: len(entries[0])], entries, ids=table)(test)
+
+    return decorate
 
 
 class PatientSelector(selectors.DefaultSelector):
-    """Has an event loop's timers fire at once: time passes when there is nothing else to do."""
-
-    skipped = 0.0
+    skipped_seconds = 0.0
 
     def select(self, timeout: float | None = None) -> list:
         events = super().select(timeout and 0)
-        self.skipped += 0 if events else timeout or 0
+        self.skipped_seconds += 0 if events else timeout or 0
         return events
 
 
-def time_passes_at_once() -> asyncio.Runner:
+@contextlib.contextmanager
+def virtual_time() -> Iterator[asyncio.Runner]:
+    """An event loop whose timers fire at once when there is nothing else to do. (An answer from a
+    server's thread would be too late for each of them.)"""
     loop = asyncio.SelectorEventLoop(selector := PatientSelector())
-    loop.time = lambda: time.monotonic() + selector.skipped
-    return asyncio.Runner(loop_factory=lambda: loop)
-
-
-@pytest.mark.parametrize("reply", ["", bash("rm -rf /")])
-def test_one_completion_is_recorded_in_context_and_files_and_never_run(bench, reply, caplog):
-    # Neither a tokenizer nor a file takes a lone surrogate.
-    did = bench.tinker(reply, system_prompt="Be {brief}.", instruction="greet\udc80")
-    ((prompt, tokens, _),) = did.turns
-    usage = did.context.n_input_tokens, did.context.n_output_tokens, did.context.n_cache_tokens
-    assert usage == (len(prompt), len(tokens), 0)
-    assert did.fake.name in getattr(did.context, "model_usage", [did.fake.name])
-    ids = {"n_turns_without_ids": 0, "n_prefix_breaks": 0}
-    assert did.metadata == {"stop_reason": "completed", "n_episodes": 1, **ids}
-    assert (did.completion, did.scripts) == (reply, [])
-    assert ("max_turns is 1, so none was run" in caplog.text) == bool(reply)
-    said = [("system", "Be {brief}."), ("user", "greet?"), ("agent", reply)]
-    assert [(step.source, step.message) for step in did.view.steps] == said
-    metrics = did.view.steps[-1].metrics
-    written = metrics.completion_token_ids, metrics.logprobs
-    assert did.turns == did.fake.returned == [(prompt, *written)]
-
-
-def test_a_reply_cut_off_anywhere_neither_shows_thinking_nor_loses_the_answer(bench, model):
-    answer, thought = bash("ls"), f"Could <tool_call>be</tool_call> 42\n{bash('rm x')}"
-    end = 1 if model.is_inkling else 0
-    replies, expected = [], []
-    for thinking in (thought, None):
-        tokens = model.encode(model.reply(answer, thinking))
-        n_before = len(model.encode(model.reply("", thinking))) - end
-        for n_tokens in [*range(1, len(tokens), 3), len(tokens)]:
-            replies.append(Sampled(tokens=tokens[:n_tokens], stop_reason="length"))
-            expected.append(tokens[n_before : min(n_tokens, len(tokens) - end)])
-    # Whole replies follow: one that never leaves its thinking, and one that does.
-    unclosed = re.split(r"<\|end\|>|<\|end_message\|>|</think>", model.reply("", thought))[0]
-    for text in (unclosed, model.reply(answer, thought)):
-        replies.append(Sampled(tokens=model.encode(text) + model.stop))
-    did = bench.prepare(*replies, **model.options, max_turns=2)
-    with asyncio.Runner() as runner:
-        for answered in expected:
-            runner.run(did.go())
-            assert did.stop_reason == "max_tokens"
-            assert did.turns == did.fake.returned[-1:]
-            assert did.completion.strip() == model.tokenizer.decode(answered).strip()
-        runner.run(did.go())
-        assert did.completion == ""
-        assert "Could" in did.view.steps[-1].reasoning_content
-        runner.run(did.go())
-        assert did.completion.strip() == answer.strip()
-        assert did.scripts == ["ls\n", "ls\n"]
-        thoughts = [step.reasoning_content for step in did.view.steps[2:]]
-        assert all(thought.strip() in text for text in thoughts)
-
-
-@pytest.mark.parametrize(
-    ("reply", "thinking", "answer", "runs"),
-    [
-        (" <think>a</think> <think>b</think>c", "ab", "c", None),
-        (f"<seed:think>[/THINK]{bash('rm x')}", f"[/THINK]{bash('rm x')}", "", None),
-        # The prompt had opened it.
-        (f"so{bash('rm x')}no</think>{bash('ls')}", f"so{bash('rm x')}no", bash("ls"), "ls\n"),
-        (f"a ` or ```{bash('rm x')}</think>b", f"a ` or ```{bash('rm x')}", "b", None),
-        (f"</think>{bash('ls')}", None, bash("ls"), "ls\n"),
-        # A tag in a command is text.
-        (bash("sed -i 's#</think>##' f"), None, None, "sed -i 's#</think>##' f\n"),
-        (bash(BALANCED), None, None, f"{BALANCED}\n"),
-        (f"Drop `</think>`:{bash('ls')}", None, None, "ls\n"),
-        (f"<think>a</think>{bash('# x\n</think>')}", "a", bash("# x\n</think>"), "# x\n</think>\n"),
-        # What the server calls reasoning is all of it, but for what tags at the start enclose.
-        ({"content": TAGGED, "reasoning_content": "hm"}, "hm", TAGGED, "ls\n"),
-        ({"content": f"<think>{TAGGED}", "reasoning_content": "hm"}, "hmx\n", bash("ls"), "ls\n"),
-    ],
-)
-def test_the_answer_begins_where_the_thinking_ends(bench, reply, thinking, answer, runs):
-    did = bench.lite(reply, max_turns=2)
-    step = did.view.steps[2]
-    assert (step.reasoning_content, step.message) == (thinking, reply if answer is None else answer)
-    assert did.scripts == ([runs] * 2 if runs else [])
-
-
-def test_an_api_model_gets_the_options_and_leaves_text_usage_and_price(bench, monkeypatch):
-    sampling = {"top_p": 0.9, "reasoning_effort": "low"}
-    kwargs = {"extra_headers": {"X-Other": "1"}, "extra_body": {"salt": 1}, **sampling}
-    options = {"temperature": None, "api_base": "http://localhost:1/v1", "llm_kwargs": kwargs}
-    did = bench.lite("hello\ud800", max_tokens=7, session_id="mine", **options)
-    (request,) = did.fake
-    sampling |= {"max_tokens": 7, "api_base": options["api_base"]}
-    assert sampling.items() <= request.items()
-    assert not {"temperature", "logprobs"} & request.keys()
-    # Harbor 0.16 and later send the session's id as X-Session-ID, too.
-    sent = request["extra_body"] | request["extra_headers"]
-    assert {"salt": 1, "X-Other": "1", "session_id": "mine"}.items() <= sent.items()
-    assert (did.context.n_input_tokens, did.context.n_output_tokens) == (10, 3)
-    assert (did.completion, did.context.rollout_details) == ("hello?", None)
-    assert did.metadata == {"stop_reason": "completed", "n_episodes": 1}
-    # Reasoning goes back with the history if asked to.
-    reply = {"role": "assistant", "content": bash("ls"), "reasoning_content": "hm"}
-    for sends in (True, False):
-        did = bench.lite(reply, "done", interleaved_thinking=sends, max_turns=2)
-        sent = did.fake[-1]["messages"][2]
-        assert sent.get("reasoning_content") == ("hm" if sends else None)
-    for prices, cost in (([0.0, 0.0], None), ([0.5, 0.25], 0.75)):
-        monkeypatch.setattr("litellm.completion_cost", Mock(side_effect=prices))
-        assert bench.lite(bash("ls"), "done", max_turns=2).context.cost_usd == cost
-
-
-def test_a_servers_token_ids_are_recorded_like_tinkers_and_have_to_come(bench):
-    did = bench.lite(bash("ls"), bash("no ids"), "hello", "no ids", ids=True, max_turns=3)
-    last_prompt = [1, 2, 3, 4, 5, 6, 3, 4, 5, 6]
-    assert did.turns == [(ids, [3, 4, 5], [-0.5] * 3) for ids in ([1, 2], last_prompt)]
-    assert (did.metadata["n_prefix_breaks"], did.metadata["n_turns_without_ids"]) == (0, 1)
-    assert did.context.rollout_details[0]["extra"]["routed_experts"] == [[[0]], [[2]]]
-    assert did.fake[0]["logprobs"] is True
-    assert did.fake[0]["extra_body"]["return_token_ids"] is True
-    for text in ("hello, no ids", "hello, no prompt"):
-        with pytest.raises(RuntimeError, match="collect_rollout_details"):
-            bench.lite(text, ids=True)
-        assert did.completion == text
-
-
-@pytest.mark.parametrize(
-    "word", ["STOP", "COMPLETE", "end_turn", "eos_token", "abort", "MALFORMED"]
-)
-def test_a_reply_is_run_only_if_the_server_says_that_it_is_whole(bench, word, caplog):
-    bench.api(bash("ls"), finish=word)
-    did = run(bench.agent(model_client="litellm", max_turns=2))
-    is_cut_off = word in ("abort", "MALFORMED")
-    expected = ("max_tokens", [], 3) if is_cut_off else ("max_turns", ["ls\n"] * 2, 6)
-    assert (did.stop_reason, did.scripts, did.context.n_output_tokens) == expected
-    assert did.completion == bash("ls")
-    warning = f"finish reason {word.lower()!r}: the reply counts as cut off"
-    assert (warning in caplog.text) == is_cut_off
-
-
-class FakeVllm:
-    """Answers where HTTP would go out. Its chat template is a renderer's."""
-
-    def __init__(self, bench: Bench) -> None:
-        self.bench, self.model = bench, Model("qwen3", bench.tokenizer_dir)
-        # Replies with their finish reason, or an error's status; the last one again and again.
-        self.script: list[tuple[str, str] | int] = []
-        # Of each request: path, body and headers; and of each reply: prompt, tokens, logprobs.
-        self.requests, self.returned = [], []
-
-    def agent(self, **options: Any) -> BasicLoopAgent:
-        defaults = {"model_name": "openai/served", "api_base": "http://x:1", "max_turns": 4}
-        return self.bench.agent(model_client="vllm", **defaults | options)
-
-    async def handle(self, request: httpx.Request) -> httpx.Response:
-        path, body = request.url.path, json.loads(request.content)
-        self.requests.append((path, body, request.headers))
-        answer = self.answer(path, body)
-        status = answer if isinstance(answer, int) else 200
-        return httpx.Response(status, json=answer, request=request)
-
-    def answer(self, path: str, body: dict[str, Any]) -> dict[str, Any] | int:
-        if path == "/tokenize":
-            ids = self.model.rendered(body["messages"])
-            pieces = self.model.tokenizer.convert_ids_to_tokens(ids)
-            return {"tokens": ids, "max_model_len": 9000, "token_strs": pieces}
-        reply = self.script.pop(0) if len(self.script) > 1 else self.script[0]
-        if isinstance(reply, int):
-            return reply
-        text, finish_reason = reply
-        prompt, ids = body["prompt"], self.model.encode_oddly(text)
-        ids += self.model.stop * (finish_reason == "stop")
-        logprobs = [-(len(self.returned) + 1.0)] * len(ids)
-        self.returned.append((prompt, ids, logprobs))
-        choice = {"index": 0, "finish_reason": finish_reason, "token_ids": ids, "text": text}
-        choice |= {"logprobs": {"token_logprobs": logprobs}, "prompt_token_ids": prompt}
-        choice["routed_experts"] = [[len(self.returned)]]
-        return {"choices": [choice], "usage": {"prompt_tokens_details": {"cached_tokens": 7}}}
-
-
-@pytest.fixture
-def vllm(bench) -> FakeVllm:
-    fake = FakeVllm(bench)
-    transport = httpx.MockTransport(fake.handle)
-    bench.monkeypatch.setattr("httpx.AsyncClient._transport_for_url", lambda *_: transport)
-    bench.monkeypatch.setenv("VLLM_API_KEY", "k")
-    return fake
-
-
-def test_prompts_are_exact_and_unforgeable_on_vllm(vllm):
-    vllm.script = [COMMAND, 503, COMMAND, COMMAND, (bash("rm x"), "length")]
-    template, sampling = {"enable_thinking": True}, {"top_p": 0.9, "seed": 3}
-    kwargs = {**sampling, "extra_headers": {"X-Other": "1"}, "timeout": 77}
-    kwargs["extra_body"] = {"top_k": 5, "chat_template_kwargs": template}
-    agent = vllm.agent(llm_kwargs=kwargs, session_id="mine", max_tokens=99)
-    # A token of the vocabulary that only looks special stays as it is.
-    special, code = vllm.model.special, "".join(f"{text}\n" for text in ORDINARY)
-    did = run(agent, printing(code + "".join(f"a {text} b<{text}\n" for text in special)))
-    # A reply that was cut off keeps its ids, and is not run.
-    assert (did.stop_reason, did.scripts) == ("max_tokens", ["ls\n"] * 3)
-    assert did.turns == vllm.returned
-    assert (did.metadata["n_prefix_breaks"], did.context.cost_usd) == (0, None)
-    assert did.context.n_output_tokens == sum(len(ids) for _, ids, _ in vllm.returned)
-    assert did.context.n_cache_tokens == 4 * 7
-    experts = [[[number]] for number in range(1, 5)]
-    assert did.context.rollout_details[0]["extra"]["routed_experts"] == experts
-    # The template's own tail follows a turn, with special tokens broken up.
-    broken = [f"{text[0]}\u200b{text[1:]}" for text in special]
-    out = (code + "".join(f"a {text} b<{text}\n" for text in broken)).rstrip()
-    tail = f"\n<|im_start|>user\nExit code: 0\nOutput:\n{out}<|im_end|>\n<|im_start|>"
-    for (prompt, ids, _), (following, _, _) in itertools.pairwise(vllm.returned):
-        assert following == prompt + ids + vllm.model.encode(tail + "assistant\n")
-    # A turn costs two requests; once, the tail's beginning is looked for.
-    assert [path for path, _, _ in vllm.requests].count("/tokenize") == 5
-    for path, body, headers in vllm.requests:
-        assert (headers["X-Other"], headers["Authorization"]) == ("1", "Bearer k")
-        assert body["model"] == "served"
-        if path == "/v1/completions":
-            asked = {"max_tokens": 99, "temperature": 1.0, "top_k": 5, "session_id": "mine"}
-            assert (asked | sampling).items() <= body.items()
-            assert headers["X-Stainless-Read-Timeout"] == "77"
-        else:
-            assert body["chat_template_kwargs"] == template
-
-
-def test_a_vllm_models_special_tokens_are_known_by_their_shapes():
-    tokens = "<|im_end|> <|turn> <turn|> <s> </s> <start_of_turn> <tool_call> <think> <unk> [THINK]"
-    tokens += " </seed:think> [INST] [/TOOL_RESULTS] [gMASK] ]~b] ]~!b[ [e~[ <fim_prefix>"
-    for token in [*tokens.split(), "<\uff5ctool\u2581calls\u2581begin\uff5c>"]:
-        text = f"a[1] <h1> {token}{token} List<int>"
-        broken = basic_loop_agent.SPECIAL_SHAPES.sub("\\g<0>_", text)
-        assert broken == f"a[1] <h1> {2 * f'{token[0]}_{token[1:]}'} List<int>"
-
-
-@pytest.mark.parametrize("answer", [404, [], {"max_model_len": 9}, {"tokens": [1], "count": 1}])
-def test_a_server_without_vllms_tokenize_is_an_error_that_names_the_other_client(vllm, answer):
-    vllm.answer = lambda *request: answer
-    with pytest.raises(RuntimeError, match=r"no /tokenize as vLLM's.*model_client=litellm"):
-        run(vllm.agent())
-
-
-def test_the_blocks_of_a_reply_run_as_one_script_until_it_has_none(bench):
-    failed = ExecResult(stdout="x\n", stderr="no x", return_code=1)
-    environment = ScriptedEnvironment(failed, None)
-    replies = [bash("ls", "cat x"), bash("pwd", language="sh"), "done"]
-    options = {"max_turns": 9, "command_timeout_sec": 77}
-    did = bench.tinker(*replies, environment=environment, **options)
-    assert (did.stop_reason, did.completion) == ("completed", "done")
-    assert did.scripts == ["ls\ncat x\n", "pwd\n"]
-    steps = did.view.steps
-    assert [step.source for step in steps] == ["system", "user", "agent", "agent", "agent"]
-    assert re.search("(?s)```bash.*has 77 seconds", steps[0].message)
-    assert did.told == ["Exit code: 1\nOutput:\nx\nno x", "Exit code: 0\nOutput:\n(none)"]
-    times = [step.timestamp for step in steps[2:]]
-    assert sorted(times) == times
-    # A loop that forgets to `tell` the model something.
-    with pytest.raises(RuntimeError, match="nothing to send"):
-        asyncio.run(did.agent.sample())
-    with pytest.raises(RuntimeError, match="call `run` first"):
-        asyncio.run(bench.agent().resume("go on", environment, AgentContext()))
-
-
-@pytest.mark.parametrize(
-    ("reply", "runs"),
-    [
-        ("1. so:\n   ```bash\n   cat <<E\n     x\n   E\n   ```", "cat <<E\n  x\nE\n"),
-        ("- ```bash\n  a\n  ```\n- ```bash\n  b\n  ```", "a\nb\n"),
-        (f"```bash\n{DOCSTRING}```", DOCSTRING),
-        ("````bash\ncat <<E\n```\nE\n````", "cat <<E\n```\nE\n"),
-        ("````markdown\n```bash\nrm x\n```\n````", None),
-        ("~~~\n```bash\nrm x\n```\n~~~", None),
-        ("```Bash\na\n```\n```SHELL\nb\n```", "a\nb\n"),
-        ("```bash\nrm x", None),
-        ("- ```bash\n  rm x\n```\n", None),
-        ("```bash\nrm x\n    ```", None),
-        ("```bash\nprintf 'a\0b'\n```", "printf 'ab'\n"),
-    ],
-)
-def test_only_whole_fenced_bash_blocks_are_run(bench, reply, runs):
-    assert bench.tinker(reply, "done", max_turns=2).scripts == ([runs] if runs else [])
-
-
-def test_a_copy_with_the_readmes_reminder_records_it(bench, tmp_path, monkeypatch):
-    no_script = "if not blocks:\n                return StopReason.COMPLETED\n"
-    readme, source = ((ROOT / name).read_text() for name in ("README.md", "basic_loop_agent.py"))
-    recipe = re.search(r"(?s)A bounded reminder.*?```python\n(.*?)```", readme)[1]
-    source = source.replace(no_script, textwrap.indent(recipe, " " * 12).lstrip())
-    (tmp_path / "changed_copy.py").write_text(source)
-    monkeypatch.syspath_prepend(tmp_path)
-    copied = importlib.import_module("changed_copy").BasicLoopAgent
-    replies = "hm", bash("ls"), "so?", "last"
-    did = bench.tinker(*replies, max_turns=9, agent_class=copied)
-    reminder = "No bash block. If you are done, repeat your answer. If not, write a block."
-    assert did.told == [reminder, "Exit code: 0\nOutput:\n(none)", reminder]
-    assert (did.stop_reason, did.completion) == ("completed", "last")
-    assert did.metadata["n_reminders"] == 2
-
-
-# As issue 40 has it, literally.
-INTERFACE = """
-__init__(self, *, model_name, model_path=None, renderer_name=None, max_tokens=512, \
-temperature=1.0, max_turns=1, system_prompt=None, model_client='tinker', api_base=None, \
-**kw) -> None
-name() -> str
-version(self) -> str | None
-async setup(self, environment) -> None
-_build_llm(self) -> Any
-_cache_key(self) -> tuple
-async _shared_llm(self) -> Any
-async run(self, instruction, environment, context) -> None
-"""
-
-
-def test_the_agent_has_the_interface_that_others_rely_on():
-    for line in INTERFACE.strip().splitlines():
-        method = getattr(BasicLoopAgent, re.search(r"(\w+)\(", line)[1])
-        signature, empty = inspect.signature(method), inspect.Parameter.empty
-        bare = [parameter.replace(annotation=empty) for parameter in signature.parameters.values()]
-        bare = signature.replace(parameters=bare, return_annotation=inspect.Signature.empty)
-        kind = "async " if inspect.iscoroutinefunction(method) else ""
-        assert line == f"{kind}{method.__name__}{bare} -> {signature.return_annotation}"
-    assert basic_loop_agent._trial_to_trajectory is trial_to_trajectory
-    fields = BasicLoopOptions.model_fields
-    parameters = list(inspect.signature(BasicLoopAgent).parameters.values())[1:9]
-    defaults = {name: fields[name].default for name in list(fields)[-16:-8]}
-    assert {one.name: one.default for one in parameters} == defaults
-
-
-def test_the_model_is_told_of_a_tasks_skills_and_mcp_servers(bench, tmp_path):
-    (tmp_path / "my skills/pdf").mkdir(parents=True)
-    pdf = "---\nname: pdf\ndescription: Reads <|im_end|>\n---" + "\n" * 9 + "BODY"
-    (tmp_path / "my skills/pdf/SKILL.md").write_text(pdf)
-    web = MCPServerConfig(name="web", transport="sse", url="http://mcp:8000/sse")
-    brought = {"skills_dir": str(tmp_path / "my skills"), "mcp_servers": [web]}
-    did = bench.prepare("hello", environment=ShellEnvironment(), **brought)
-    asyncio.run(did.agent.setup(did.environment))
-    asyncio.run(did.go())
-    told = did.view.steps[0].message
-    assert f"user\n{told}<|im_end|>" in did.fake.prompt_text(0)
-    assert re.search(r"(?s)web.*sse.*http://mcp:8000/sse.*\ndo it$", told)
-    for text in ("name: pdf", "Reads <\u200b|im_end|>", f"{tmp_path}/my skills/pdf/SKILL.md"):
-        assert told.count(text) == 1
-    assert "BODY" not in told
-    # A step that goes on is not told again.
-    assert "http://mcp" not in did.resumed("next").view.steps[0].message
-
-
-def processes(text: str) -> list[str]:
-    """The command lines of this machine that hold a text."""
-    found = subprocess.run(["pgrep", "-af", text], stdout=subprocess.PIPE, text=True)
-    return [line.partition(" ")[2] for line in found.stdout.splitlines()]
-
-
-def left_of(text: str) -> list[str]:
-    """The processes of this text that do not go away: one that was killed may take a moment."""
-    last = time.monotonic() + 20
-    while processes(text) and time.monotonic() < last:
-        time.sleep(0.01)
-    return processes(text)
-
-
-def own_seconds() -> str:
-    """A time that no other process on the machine sleeps."""
-    return f"6{uuid4().int % 10**9}"
-
-
-@pytest.mark.parametrize(
-    ("script", "exit_code", "output"),
-    [
-        ("for i in 1 2; do echo $i; echo e$i >&2; done; exit 3", 3, "1\ne1\n2\ne2"),
-        ("-n\necho y", 0, "bash: (line 1: )?-n: command not found\ny"),
-        ("cat", 0, r"\(none\)"),
-        (r"printf '\n\nx'", 0, "\n\nx"),
-        ("printf ':%s:'; head -c 3000 /dev/urandom", 0, ":.*"),
-        # These exit codes are those of `timeout`; here they are the script's own.
-        ("timeout 0.1 sleep 5", 124, r"\(none\)"),
-        ("kill -9 $$", 137, r"\(none\)"),
-        # A script may signal its process group. bash before 5.2 keeps the second one's exit code.
-        ("echo a; kill 0; echo b", 143, "a"),
-        ("trap 'kill 0' EXIT; sleep 99 & echo a; exit 4", "(4|143)", "a"),
-        ("shopt -s extglob\necho /!(*)", 0, r"/!\(\*\)"),
-        # A script sees of what runs it the mark alone; no argument holds its text.
-        ("env | sed 's/=.*//' | grep BASIC", 0, "BASIC_LOOP_MARK"),
-        (r"t=OWN; cat /proc/*/cmdline 2>/dev/null | tr '\0' '\n' | grep -c [6]${t#6}", 1, "0"),
-        (r"ps -ef; echo $BASIC_LOOP_MARK; exit 3", 3, r".*\n\w+"),
-        # With its time limit, or a flood, all that it started ends.
-        *(
-            (f"{ESCAPES} {end}", 124, LATE)
-            for end in ("sleep OWN", "exec sleep OWN", "kill -STOP $$")
-        ),
-        ("echo first; setsid sleep OWN & yes", 137, FLOOD),
-        ("echo first; setsid sleep OWN & yes | tr '\\n' y>&2", 137, FLOOD),
-        ("echo first; setsid sleep OWN & trap '' PIPE; while :; do seq 9999; done", 137, FLOOD),
-    ],
-)
-def test_the_model_is_told_exit_code_and_output_as_it_was_written(bench, script, exit_code, output):
-    own, environment = own_seconds(), ShellEnvironment()
-    seconds = 1 if output == LATE else 9
-    told = bench.shell(script.replace("OWN", own), environment, command_timeout_sec=seconds)
-    assert re.fullmatch(f"(?s)Exit code: {exit_code}\nOutput:\n{output}", told)
-    assert len(environment.outputs[0]) < 5_500_000
-    assert left_of(f"sleep {own}") == []
-
-
-def test_output_of_any_bytes_comes_through_cut_to_its_head_and_tail(bench):
-    script = "printf 'a%.0s' {1..5000}; printf 'b%.0s' {1..5000}"
-    assert bench.shell(script) == "Exit code: 0\nOutput:\n" + "a" * 5000 + "b" * 5000
-    middle = "\n[... 9999 bytes left out ...]\nb"
-    assert bench.shell(script, max_output_bytes=1) == f"Exit code: 0\nOutput:\n{middle}"
-    # Inside a character, or no text: what the shell above prints is decoded strictly, as ASCII.
-    text = bench.shell("printf '中%.0s' {1..7000}", max_output_bytes=1000)
-    lines = [line.strip("\ufffd") for line in text.splitlines()[2:]]
-    assert lines == ["中" * 166, "[... 20000 bytes left out ...]", "中" * 166]
-    assert bench.shell("printf 'caf\\351 \\377\\0x'").endswith("\ncaf\ufffd \ufffd\0x")
-    text = bench.shell("head -c 3999900 /dev/zero; exit 7", max_output_bytes=10)
-    assert (text[:13], text.count("\n[")) == ("Exit code: 7\n", 1)
-
-
-@pytest.mark.parametrize("half", ["cat <<E\nx", "echo 'x", "if a; then", "f() {", "x=$(", "x &&"])
-def test_half_a_script_is_not_run_and_the_model_is_told_why(bench, tmp_path, half):
-    # Another block does not make it whole.
-    blocks = (f"touch {tmp_path}/ran", half, "x\nE\n'\nfi\n)\n}")
-    did = bench.tinker(bash(*blocks), "done", environment=ShellEnvironment(), max_turns=2)
-    assert did.told[0] == "Exit code: 2\nOutput:\n[nothing was run: a block is unfinished]"
-    assert not (tmp_path / "ran").exists()
-
-
-def test_a_script_is_as_long_as_an_environment_takes_and_does_not_find_itself(bench):
-    assert bench.shell(f'echo "{7_000 * chr(39)}" | wc -c').endswith("Output:\n7001")
-    assert bench.shell("cat <<E | wc -c\n" + "x" * 40_000 + "\nE").endswith("Output:\n40001")
-    environment = ScriptedEnvironment()
-    assert "too long. Split it" in bench.shell("cat <<E\n" + "x" * 70_000 + "\nE", environment)
-    assert environment.scripts == []
-    # It finds neither itself nor its text: or it would never end, or end itself.
-    own = f"x{own_seconds()}"
-    script = f"while pgrep -f {own}; do sleep 1; done; pkill -f {own}; echo y"
-    assert bench.shell(script) == "Exit code: 0\nOutput:\ny"
-
-
-def test_a_script_costs_seven_programs_and_no_file(bench, tmp_path):
-    # All that an image has to have.
-    for name in ("base64", "bash", "cat", "cut", "grep", "head", "sed", "timeout"):
-        real = f'echo {name} >>{tmp_path}/ran\nexec {shutil.which(name)} "$@"'
-        (tmp_path / name).write_text(f"#!/bin/bash\n{real}\n")
-        (tmp_path / name).chmod(0o755)
-    # What others print spoils no output.
-    environment = ShellEnvironment("echo noise; ", PATH=str(tmp_path))
-    assert bench.shell("echo x", environment) == "Exit code: 0\nOutput:\nx"
-    ran = ["base64", "base64", "bash", "bash", "head", "sed", "timeout"]
-    assert sorted((tmp_path / "ran").read_text().split()) == ran
-    assert bench.shell("seq 2", ShellEnvironment("ulimit -f 0; ")).endswith("\n1\n2")
-    # An image that lacks something is named, and so is a bash before 4.4.
-    for missing, text in (("base64", "not run: it needs bash 4.4"), ("bash", "bash: not found")):
-        (tmp_path / missing).unlink()
-        assert re.search(f"Exit code: 127\nOutput:\nnoise\n.*{text}", bench.shell("x", environment))
-
-
-def test_a_process_in_the_background_neither_holds_up_the_turn_nor_dies(bench, tmp_path):
-    own, ticks = own_seconds(), tmp_path / "ticks"
-    # It goes on to write to its standard output, far more than a script may.
-    server = f"for i in {{1..2000}}; do echo >>{ticks}; printf %99999d; sleep .01; done"
-    try:
-        text = bench.shell(f"echo started; ({server}) & sleep {own} &", command_timeout_sec=9)
-        assert re.match(r"(?s)Exit code: 0\nOutput:\n.*started", text)
-        assert len([line for line in processes(own) if line.startswith("sleep")]) == 1
-        n_ticks = len(ticks.read_bytes())
-        asyncio.run(until(lambda: len(ticks.read_bytes()) >= n_ticks + 60))
-    finally:
-        subprocess.run(["pkill", "-9", "-f", own])
-
-
-def test_the_agents_limit_comes_before_the_environments_own(bench):
-    async def hangs() -> None:
-        # As Docker does: a RuntimeError at its own limit, which would end the trial.
-        await asyncio.sleep(did.environment.timeouts[0])
-        raise RuntimeError("Command timed out")
-
-    for answer in (hangs, TimeoutError()):
-        environment = ScriptedEnvironment(answer)
-        did = bench.prepare(bash("ls"), "done", max_turns=2, environment=environment)
-        with time_passes_at_once() as runner:
-            runner.run(did.go())
-        assert did.told == ["Exit code: 124\nOutput:\n[no answer; the time limit is 120 seconds]"]
-        assert (did.stop_reason, did.scripts) == ("completed", ["ls\n", None])
-
-
-@pytest.mark.parametrize("ending", ["cancelled", "rollout_timeout"])
-def test_a_script_goes_with_its_trial(bench, tmp_path, ending):
-    own, passed = own_seconds(), []
-    # It stops what runs it, too.
-    script = f"setsid sleep {own} & env -i sleep {own} & kill -STOP $PPID;"
-    script += f"touch {tmp_path}/stopped; sleep {own}"
-    options = {"max_turns": 2, "max_seconds": 3000, "command_timeout_sec": 7000}
-    did = bench.prepare(bash(script), environment=ShellEnvironment(), **options)
-
-    async def main() -> None:
-        trial = asyncio.create_task(did.go())
-        await until((tmp_path / "stopped").exists)
-        # An hour passes, or Ctrl-C is pressed.
-        passed.append(3600 * (ending == "rollout_timeout"))
-        assert ending == "rollout_timeout" or trial.cancel()
-        await asyncio.wait([trial], timeout=60)
-
-    loop = asyncio.new_event_loop()
-    loop.time = lambda: time.monotonic() + sum(passed)
+    loop.time = lambda: time.monotonic() + selector.skipped_seconds
     with asyncio.Runner(loop_factory=lambda: loop) as runner:
-        runner.run(main())
-    assert left_of(f"sleep {own}") == []
-    assert (did.stop_reason, did.completion) == (ending, bash(script))
+        yield runner
+        # The runner now waits for threads, which take real time.
+        loop.time = time.monotonic
 
 
-@pytest.mark.parametrize("by_client", [False, True])
-@pytest.mark.parametrize(("seconds", "ending"), [(None, "cancelled"), (50, "rollout_timeout")])
-def test_a_cancellation_wins_over_an_error_that_answers_it(bench, by_client, seconds, ending):
-    reply, output = (fails_when_cancelled, None) if by_client else ("done", fails_when_cancelled)
-    options = {"environment": ScriptedEnvironment(output, None), "max_seconds": seconds}
-    did = bench.prepare(bash("ls"), reply, command_timeout_sec=500, max_turns=9, **options)
-    with time_passes_at_once() as runner:
-        runner.run(did.agent.setup(did.environment))
-        with pytest.raises(TimeoutError) if seconds is None else contextlib.nullcontext():
-            runner.run(asyncio.wait_for(did.go(), None if seconds else 50))
-    assert (did.stop_reason, len(did.turns)) == (ending, 1)
+@pytest.fixture(autouse=True)
+def clean_process(monkeypatch) -> Iterator[None]:
+    """A process with keys of its own, without services, and for at most a minute."""
+    for name in [name for name in os.environ if re.match("(OPENAI|VLLM|TINKER)_", name)]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-test")
+    monkeypatch.setenv("TINKER_API_KEY", "tml-test")
+    basic_loop_agent.tinker_service.cache_clear()
+    basic_loop_agent.use_service(None)
+
+    def give_up(*_: Any) -> None:
+        raise TimeoutError("the test takes more than a minute")
+
+    signal.signal(signal.SIGALRM, give_up)
+    signal.alarm(60)
+    yield
+    signal.alarm(0)
 
 
-@pytest.mark.parametrize(
-    ("script", "stop_reason", "n_both"),  # Of turns, and of scripts.
-    [
-        (["done"], "completed", (1, 0)),
-        ([bash("ls"), bash("ls"), "done"], "completed", (3, 2)),
-        ([bash("ls")], "max_turns", (3, 3)),
-        ([bash("rm x"), "length"], "max_tokens", (1, 0)),
-        ([bash("ls"), OVERFLOW], "context_overflow", (1, 1)),
-        ([bash("ls"), forever], "cancelled", (1, 1)),
-        ([bash("ls"), asyncio.CancelledError("by the SDK")], "error", (1, 1)),
-        ([bash("ls"), TimeoutError("of the server's")], "error", (1, 1)),
-        ([bash("ls"), forever], "rollout_timeout", (1, 1)),
-    ],
+# -------------------------------------------------------------------------- options and errors
+
+NO_KEY = "no API key for Tinker: set TINKER_API_KEY"
+NO_URL = "vllm needs api_base or VLLM_BASE_URL, such as http://localhost:8000"
+since_harbor_023 = pytest.mark.skipif(
+    not hasattr(BaseAgent, "options_schema"), reason="Harbor calls preflight since 0.23"
 )
-@pytest.mark.parametrize("client", ["tinker", "litellm"])
-def test_every_ending_has_a_name_and_keeps_its_turns(bench, client, script, stop_reason, n_both):
-    finish = "length" if stop_reason == "max_tokens" else "stop"
-    if client == "litellm":
-        bench.api(*script, finish=finish, ids=True)
-    elif finish == "length":
-        script = [Sampled(script[0], finish)]
-    options = {"model_client": client, "collect_rollout_details": True}
-    # Harbor's limit, which cancels the run, comes before the agent's own, or after it.
-    limit = 20 if stop_reason == "cancelled" else 9000
-    did = bench.prepare(*script, max_turns=3, max_seconds=50, **options)
-    fails = stop_reason in ("cancelled", "error")
-    error = pytest.raises((RuntimeError, TimeoutError))
-    with time_passes_at_once() as runner, error if fails else contextlib.nullcontext():
-        runner.run(did.agent.setup(did.environment))
-        runner.run(asyncio.wait_for(did.go(), limit))
-    assert did.stop_reason == stop_reason
-    assert did.metadata["n_episodes"] == len(did.turns)
-    assert (len(did.turns), len(did.scripts)) == n_both
-    replies = [step.message for step in did.view.steps if step.source == "agent"]
-    assert did.completion == (replies[-1] if replies else "")
-    assert client == "litellm" or did.turns == did.fake.returned
 
 
-def test_only_an_error_in_the_request_itself_is_a_full_context(bench):
-    def failed(message: str, category: str) -> Exception:
-        category = tinker.types.RequestErrorCategory(category)
-        return tinker.RequestFailedError(message, request_id="1", category=category)
+class TestOptions:
+    def test_the_options_have_these_defaults(self):
+        assert BasicLoopOptions().model_dump(include=BasicLoopOptions.__annotations__) == {
+            "model_path": None,
+            "renderer_name": None,
+            "max_tokens": 512,
+            "temperature": 1.0,
+            "max_turns": 1,
+            "system_prompt": None,
+            "model_client": "tinker",
+            "api_base": None,
+            "top_p": None,
+            "max_seconds": None,
+            "llm_kwargs": {},
+            "collect_rollout_details": True,
+            "context_limit": None,
+            "interleaved_thinking": False,
+            "session_id": None,
+            "command_timeout_sec": 120,
+            "max_output_bytes": 10_000,
+        }
 
-    for error in (refused(400, "Context length 9"), failed("prompt is too long", "user")):
-        assert bench.tinker(error).stop_reason == "context_overflow"
-    for error in (failed("too long", "server"), refused(503, "too long"), refused(400, "no model")):
-        assert bench.tinker(error, raises=type(error)).stop_reason == "error"
+    def test_the_constructor_has_the_first_eight_options(self):
+        """Users rely on these arguments, and on their defaults."""
+        given = list(inspect.signature(BasicLoopAgent).parameters.values())[1:9]
+        defaults = BasicLoopOptions().model_dump()
+        assert [p.name for p in given] == list(BasicLoopOptions.__annotations__)[:8]
+        assert [p.default for p in given] == [defaults[p.name] for p in given]
+
+    @cases(
+        temperature_0=({}, "temperature", 0),
+        top_p_1=({}, "top_p", 1),
+        a_week=({}, "command_timeout_sec", 604_800),
+        top_p_elsewhere=({}, "llm_kwargs", {"top_p": 0.9}),
+        ids_not_wanted=({}, "collect_rollout_details", False),
+        ids_wanted=({"model_client": "litellm"}, "collect_rollout_details", True),
+    )
+    def test_an_option_may_have_such_a_value(self, given, name, value):
+        assert getattr(BasicLoopOptions(**given, **{name: value}), name) == value
+
+    @cases(vllm=("vllm", True), litellm=("litellm", False))
+    def test_ids_are_wanted_by_default_where_they_come(self, client, expected):
+        assert BasicLoopOptions(model_client=client).collect_rollout_details is expected
+
+    LITELLM = {"model_client": "litellm"}
+
+    @cases(
+        temperature=({"temperature": -0.1}, "temperature.*greater than or equal to 0"),
+        temperature_infinite=({"temperature": math.inf}, "temperature.*finite number"),
+        top_p=({"top_p": 1.1}, "top_p.*less than or equal to 1"),
+        top_p_0=({"top_p": 0}, "top_p.*greater than 0"),
+        max_turns=({"max_turns": 0}, "max_turns.*greater than 0"),
+        max_tokens=({"max_tokens": 0}, "max_tokens.*greater than 0"),
+        max_seconds=({"max_seconds": 0}, "max_seconds.*greater than 0"),
+        context_limit=({"context_limit": 0}, "context_limit.*greater than 0"),
+        max_output_bytes=({"max_output_bytes": 0}, "max_output_bytes.*greater than 0"),
+        command_timeout_sec=({"command_timeout_sec": 0}, "timeout_sec.*greater than 0"),
+        more_than_a_week=({"command_timeout_sec": 604_801}, "less than or equal to 604800"),
+        model_path=({"model_path": ""}, "model_path.*tinker://"),
+        model_client=({"model_client": "openai"}, "'tinker', 'litellm' or 'vllm'"),
+        unknown=({"max_turn": 3}, "max_turn"),
+        model_path_elsewhere=(LITELLM | {"model_path": "tinker://1"}, "model_client=tinker: drop"),
+        renderer_elsewhere=(LITELLM | {"renderer_name": "x"}, "model_client=tinker: drop them"),
+        model_twice=({"llm_kwargs": {"model_name": 1}}, "llm_kwargs holds model_name: use"),
+        server_twice=({"llm_kwargs": {"api_base": 1}}, "llm_kwargs holds api_base: use the"),
+        option_twice=({"llm_kwargs": {"max_tokens": 1}}, "llm_kwargs holds max_tokens: use"),
+        top_p_twice=({"top_p": 0.5, "llm_kwargs": {"top_p": 1}}, "llm_kwargs holds top_p: use"),
+    )
+    def test_a_bad_option_is_a_clear_error(self, given, message, tmp_path):
+        secret = {"llm_kwargs": {"api_key": "sk-secret"}}
+        with pytest.raises(ValueError, match=f"(?s){message}") as error:
+            BasicLoopAgent(logs_dir=tmp_path, model_name="m", **secret | given)
+        assert "sk-secret" not in str(error.value)
+
+    def test_an_error_in_llm_kwargs_shows_no_key(self, tmp_path):
+        llm_kwargs = {"api_key": "sk-secret", "max_tokens": 1}
+        with pytest.raises(ValueError, match="llm_kwargs holds max_tokens") as error:
+            BasicLoopAgent(logs_dir=tmp_path, model_name="m", llm_kwargs=llm_kwargs)
+        assert "sk-secret" not in str(error.value)
+
+    def test_missing_tinker_packages_are_named(self, monkeypatch):
+        monkeypatch.setitem(sys.modules, "tinker_cookbook", None)
+        assert BasicLoopOptions(model_client="vllm").model_client == "vllm"
+        with pytest.raises(ValueError, match=r"missing: `pip install 'harbor\[tinker\]'`"):
+            BasicLoopOptions()
+
+    @since_harbor_023
+    def test_each_option_has_a_description(self):
+        properties = BasicLoopAgent.options_schema()["properties"]
+        described = {name for name in properties if properties[name].get("description")}
+        assert set(BasicLoopOptions.__annotations__) <= described
+
+    @since_harbor_023
+    def test_the_agent_declares_what_harbor_asks_for(self):
+        names = ("atif", "resume", "skills", "mcp_servers")
+        assert [getattr(BasicLoopAgent.capabilities, name) for name in names] == [True] * 4
+        # Harbor 0.20 asks for this one.
+        assert BasicLoopAgent.SUPPORTS_RESUME is True
+
+    @cases(
+        no_model=("tinker", {"model_name": None}, "no model: name one with -m"),
+        an_unknown_renderer=("tinker", {"renderer_name": "qwen9"}, "qwen9"),
+        a_misspelt_argument=("tinker", {"llm_kwargs": {"tempreature": 1}}, "tempreature"),
+        no_url=("vllm", {"api_base": None}, NO_URL),
+        no_such_model=("vllm", {"model_name": "other"}, "no such model.*`other` does not exist"),
+        a_model_without_provider=("chat", {"model_name": "mock"}, "LLM Provider NOT provided"),
+    )
+    def test_setup_refuses_what_cannot_work(self, client, given, message, request):
+        errors = (ValueError, TypeError, RuntimeError, litellm.BadRequestError)
+        with pytest.raises(errors, match=message):
+            set_up(request.getfixturevalue(client).agent(**given))
+
+    @cases(none={}, masked={"TINKER_API_KEY": "tml-r****456"})
+    def test_setup_refuses_tinker_without_a_key(self, env, tinker, monkeypatch):
+        monkeypatch.delenv("TINKER_API_KEY")
+        with pytest.raises(ValueError, match=NO_KEY):
+            set_up(tinker.agent(extra_env=env))
+
+    def test_tinker_may_find_a_key_that_its_sdk_has_stored(self, tinker, monkeypatch):
+        pytest.importorskip("tinker.auth", reason="SDK 0.38 stores keys")
+        monkeypatch.delenv("TINKER_API_KEY")
+        monkeypatch.setattr("tinker.auth.tinker_has_credentials", lambda: True)
+        set_up(tinker.agent())
+        assert tinker.sessions[0].arguments["api_key"] is None
+
+    def test_tinkers_server_is_the_agents(self, tinker):
+        own = {"TINKER_BASE_URL": "http://own", "TINKER_API_KEY": "tml-own\n"}
+        set_up(tinker.agent(extra_env=own))
+        assert tinker.sessions[0].arguments == {"base_url": "http://own", "api_key": "tml-own"}
+
+    @cases(base_url="VLLM_BASE_URL", api_base="VLLM_API_BASE")
+    def test_vllms_server_is_the_environments(self, name, vllm, monkeypatch):
+        monkeypatch.setenv(name, vllm.url)
+        monkeypatch.setenv("VLLM_API_KEY", "vllm-key")
+        set_up(vllm.agent(api_base=None))
+        assert vllm.headers("Authorization") == ["Bearer vllm-key"]
+
+    # The process's variables (URL is the server's, nothing answers at NOWHERE), and options.
+    @cases(
+        base_url=({"OPENAI_BASE_URL": "URL"}, {"api_base": None}),
+        api_base=({"OPENAI_API_BASE": "URL"}, {"api_base": None}),
+        both=({"OPENAI_BASE_URL": "URL", "OPENAI_API_BASE": "NOWHERE"}, {"api_base": None}),
+        option=({"OPENAI_BASE_URL": "NOWHERE"}, {}),
+    )
+    def test_the_nearest_url_is_taken(self, variables, given, chat, monkeypatch):
+        urls = {"URL": chat.url, "NOWHERE": "http://127.0.0.1:1"}
+        for name, value in variables.items():
+            monkeypatch.setenv(name, urls[value])
+        assert Trial(chat.agent(**given)).run().completion == "hello"
+
+    def test_the_agents_url_wins_over_the_processs(self, chat, monkeypatch):
+        monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:1")
+        agent = chat.agent(api_base=None, extra_env={"OPENAI_BASE_URL": chat.url})
+        assert Trial(agent).run().completion == "hello"
+
+    @cases(port="", slash="/", v1="/v1")
+    def test_a_url_that_ends_in_a_port_has_its_api_under_v1(self, end, chat):
+        Trial(chat.agent(api_base=chat.url + end)).run()
+        assert [path for path, _, _ in chat.requests] == ["/v1/chat/completions"]
+
+    ENV = {"OPENAI_API_KEY": "sk-own"}
+
+    @cases(
+        process=({}, "sk-test"),
+        agent=({"extra_env": ENV}, "sk-own"),
+        llm_kwargs=({"llm_kwargs": {"api_key": "sk-2nd"}, "extra_env": ENV}, "sk-2nd"),
+        masked_by_harbor=({"extra_env": {"OPENAI_API_KEY": "sk-r****456"}}, "sk-test"),
+        from_a_file=({"extra_env": {"OPENAI_API_KEY": " sk-\nown\n"}}, "sk-own"),
+        model_without_provider=({"model_name": "gpt-4o", "extra_env": ENV}, "sk-own"),
+    )
+    def test_the_server_gets_the_nearest_key(self, given, key, chat):
+        Trial(chat.agent(**given)).run()
+        assert chat.headers("Authorization") == [f"Bearer {key}"]
+
+    def test_a_local_server_needs_no_key(self, server, monkeypatch):
+        monkeypatch.delenv("OPENAI_API_KEY")
+        Trial(server.agent()).run()
+        assert set(server.headers("Authorization")) == {"Bearer none"}
+
+    @cases(
+        hosted_vllm=("hosted_vllm", ("http://x:1/v1", "none")),
+        another_provider=("anthropic", ("http://x:1", None)),
+    )
+    def test_a_local_url_gets_v1_with_a_key(self, provider, expected):
+        options = BasicLoopOptions(model_client="litellm", api_base="http://x:1")
+        assert basic_loop_agent.url_and_key(options, provider, {}) == expected
+
+    def test_a_key_is_seen_nowhere(self, chat, caplog):
+        caplog.set_level(logging.DEBUG)
+        agent = chat.agent(llm_kwargs={"api_key": "sk-2nd"}, extra_env=self.ENV)
+        trial = Trial(agent).run()
+        seen = [path.read_text() for path in agent.logs_dir.glob("*.*")]
+        seen += [*caplog.messages, trial.context.model_dump_json(), repr(agent.options)]
+        # Harbor would pass its own copy on to each command.
+        seen += [str(getattr(agent, "extra_env", ""))]
+        assert [text for text in seen if "sk-2nd" in text or "sk-own" in text] == []
+
+    @since_harbor_023
+    @cases(
+        a_bad_option=({"max_turns": 0}, {}, "max_turns"),
+        no_key_for_tinker=({}, {"TINKER_API_KEY": "****"}, NO_KEY),
+        no_url_of_vllm=({"model_client": "vllm"}, None, NO_URL),
+    )
+    def test_preflight_refuses_what_setup_would_refuse(self, kwargs, env, message, monkeypatch):
+        monkeypatch.delenv("TINKER_API_KEY")
+        with pytest.raises(ValueError, match=message):
+            BasicLoopAgent.preflight(kwargs, env)
+
+    @since_harbor_023
+    @cases(
+        tinkers_key=({}, {"TINKER_API_KEY": "tml-own"}),
+        vllms_url=({"model_client": "vllm"}, {"VLLM_BASE_URL": "http://x"}),
+        other_providers=({"model_client": "litellm"}, None),
+    )
+    def test_preflight_looks_at_the_agents_variables(self, kwargs, env, monkeypatch):
+        monkeypatch.delenv("TINKER_API_KEY")
+        assert BasicLoopAgent.preflight(kwargs, env) is None
 
 
-def test_a_long_conversation_gets_shorter_replies_and_then_overflows(bench, vllm):
-    options = {"max_turns": 99, "system_prompt": "x", "max_tokens": 100, "context_limit": 300}
-    did = bench.tinker(bash("ls"), **options)
-    assert did.stop_reason == "context_overflow"
-    room = [300 - len(prompt) for prompt, _ in did.fake.requests]
-    assert [asked.max_tokens for _, asked in did.fake.requests] == [min(100, n) for n in room]
-    assert 0 < min(room) < 100
-    # The smaller of the server's and the option's.
-    vllm.script = [("hello", "stop")]
-    for limit, most in ((None, 9000), (99_999, 9000), (300, 300)):
-        run(vllm.agent(context_limit=limit, max_tokens=99_999, max_turns=1))
-        assert vllm.requests[-1][1]["max_tokens"] == most - len(vllm.returned[-1][0])
+# ------------------------------------------------------------------------------------ the loop
 
 
-def test_an_error_is_raised_unchanged_and_leaves_what_there_is(bench):
-    # An earlier step's answer is not left where no client came about.
-    (bench.logs_dir / "completion.txt").write_text("earlier")
-    did = bench.tinker(model_path="tinker://missing", raises=tinker.APIStatusError)
-    assert (did.stop_reason, did.completion) == ("error", "")
-    gone = ScriptedEnvironment(RuntimeError("container is gone"))
-    did = bench.tinker(bash("x"), max_turns=2, environment=gone, raises=RuntimeError)
-    assert (did.stop_reason, did.completion) == ("error", bash("x"))
-    # A folder in a file's place leaves the context whole.
-    (bench.logs_dir / "trajectory.json").unlink()
-    (bench.logs_dir / "trajectory.json").mkdir()
-    did = bench.tinker("hello", raises=IsADirectoryError)
-    assert did.turns == did.fake.returned
+class PythonAgent(BasicLoopAgent):
+    """A user's subclass: it runs Python blocks, and tells the last line of their output."""
 
-
-def test_a_second_run_starts_clean_and_resume_goes_on_exactly(bench):
-    replies = [bash("ls"), bash("ls"), "one", "two", RuntimeError("gone")]
-    options = {"max_turns": 2, "renderer_name": "qwen3", "system_prompt": "Be brief."}
-    did = bench.tinker(*replies, environment=printing("<|im_end|>out"), **options)
-    assert did.stop_reason == "max_turns"
-    step = did.resumed("step two")
-    assert did.turns + step.turns == did.fake.returned
-    assert (step.metadata["n_episodes"], step.metadata["n_prefix_breaks"]) == (1, 0)
-    # It hears what the last commands gave.
-    output = "Exit code: 0\nOutput:\n<\u200b|im_end|>out\n\nstep two"
-    assert [turn.message for turn in step.view.steps] == ["Be brief.", output, "one"]
-    prompt, tokens, _ = did.fake.returned[1]
-    assert did.fake.returned[2][0][: len(prompt + tokens)] == prompt + tokens
-    asyncio.run(did.go())
-    assert did.fake.returned[3][0] == did.fake.returned[0][0]
-    assert did.completion == "two"
-    # An earlier run's answer is never left to be scored.
-    with pytest.raises(RuntimeError, match="gone"):
-        asyncio.run(did.go())
-    assert did.completion == ""
-
-
-TRAPS = ["ln -s ../victim", "ln -s $(printf %0300d)", "mkfifo", "touch x; chmod 0 x; mv x"]
-
-
-@pytest.mark.parametrize("trap", TRAPS)
-@pytest.mark.parametrize("name", ["completion.txt", "trajectory.json"])
-def test_what_a_command_puts_at_a_files_name_is_no_trap(bench, tmp_path, name, trap):
-    victim, logs = tmp_path / "victim", tmp_path / "logs"
-    victim.write_text("precious")
-    logs.mkdir()
-    place = logs / name
-    subprocess.run(f"{trap} {name}", shell=True, cwd=logs, check=True)
-    did = bench.tinker("hello", logs_dir=logs)
-    assert did.completion == did.view.steps[-1].message == "hello"
-    assert (place.is_file(), place.is_symlink()) == (True, False)
-    assert victim.read_text() == "precious"
-
-
-def test_no_sampled_token_is_ever_lost_misaligned_or_recorded_twice(bench):
-    """300 runs with random endings. A cancellation inside the client's own call is the one
-    exception: what the sampler had not yet returned is gone, so the fake does not count it."""
-
-    async def stopped_after(n_steps: int) -> None:
-        await did.agent.setup(did.environment)
-        trial = asyncio.create_task(did.go())
-        while n_steps and not trial.done():
-            n_steps -= 1
-            await asyncio.sleep(0)
-        trial.cancel()
-        await asyncio.wait([trial])
-
-    for seed in range(300):
-        rng = random.Random(seed)
-        results = [ExecResult(stdout="x" * 30, return_code=0), RuntimeError("gone"), TimeoutError()]
-        did = bench.prepare(
-            *(random_answer(rng) for _ in range(12)),
-            environment=ScriptedEnvironment(*rng.choices(results, weights=[8, 1, 1], k=12)),
-            max_turns=rng.randint(1, 8),
-            renderer_name=rng.choice(["qwen3", "qwen3_instruct", "role_colon", "qwen3_5"]),
-            context_limit=rng.choice([None, None, 600]),
-        )
-        # In the old SDK's future an answer waits for the loop, where a cancellation may find it.
-        n_steps = 10_000 if IS_OLD_SDK else rng.choice([10_000, rng.randrange(1, 60)])
-        asyncio.run(stopped_after(n_steps))
-        returned = did.fake.returned
-        whole = [(prompt, tokens, logprobs or []) for prompt, tokens, logprobs in returned]
-        is_odd = set(NO_LOGPROBS).intersection
-        whole = [one for one in whole if len(one[1]) == len(one[2]) and not is_odd(one[2])]
-        assert did.turns == whole, seed
-        assert did.metadata["n_episodes"] == len(returned), seed
-        assert did.metadata["n_turns_without_ids"] == len(returned) - len(whole), seed
-        agents = [step for step in did.view.steps if step.source == "agent"]
-        ids = [step.metrics.completion_token_ids for step in agents]
-        assert ids == [turn[1] for turn in returned], seed
-        assert AgentContext.model_validate_json(did.context.model_dump_json()) == did.context
-
-
-def random_answer(rng: random.Random) -> Any:
-    text = rng.choice(["", "done", *[bash("ls")] * 3, "<think>a</think>" + bash("ls")])
-    no_tokens = Sampled("", rng.choice(["stop", "length"]), rng.choice(["own", None]), [])
-    odd = [Sampled(text, logprobs=None), Sampled(text, logprobs=[-1.0]), Sampled(text, "length")]
-    odd.append(Sampled(tokens=[50, 51, 2], logprobs=[-1.0, rng.choice(NO_LOGPROBS), -1.0]))
-    errors = [RuntimeError("API error"), refused(400, "prompt is too long")]
-    return rng.choice([Sampled(text)] * 8 + odd + [no_tokens, rng.choice(errors)])
-
-
-def test_a_prompt_is_the_last_prompt_its_reply_and_the_templates_tail(bench, model):
-    rng, odd_space = random.Random(model.name), "\n\n \t hm \n"
-    texts = [rng.choice([odd_space, "", "\n"]) + bash(f"echo {rng.random()}") for _ in range(6)]
-    replies = [model.encode_oddly(model.reply(text)) + model.stop for text in texts]
-    options = {"max_turns": 6, "max_tokens": 4096, "environment": printing(f"{odd_space}out\n")}
-    did = bench.tinker(*(Sampled(tokens=tokens) for tokens in replies), **options, **model.options)
-    returned = did.fake.returned
-    assert did.turns == returned
-    assert len(did.scripts) == 6
-    kept = 0
-    for (prompt, tokens, _), (following, _, _) in itertools.pairwise(returned):
-        kept += following[: len(prompt + tokens)] == prompt + tokens
-    assert did.metadata["n_prefix_breaks"] == 5 - kept
-    assert kept == 5 or not model.is_exact
-
-
-def test_a_prompt_has_no_special_tokens_but_those_of_the_templates_view(bench, model):
-    """So a command's output cannot become structure. Also: the prompt is that view where the
-    template keeps what it once rendered, or closes a reply in its own way."""
-    thinking = "hm" if model.opens_thinking else None
-    tokens = model.encode(model.reply(bash("ls"), thinking)) + model.stop
-    content = bash("ls")
-    if model.opens_thinking:
-        content = [{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": content}]
-    start = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "do it"}]
-    said = {"role": "user", "content": "Exit code: 0\nOutput:\nout"}
-    turn = [{"role": "assistant", "content": content}, said]
-    views = [model.rendered(start + turn * number) for number in range(3)]
-    special = model.special_ids - {model.encode(tag)[0] for tag in ("<think>", "</think>")}
-    hostile = "".join(f"a {text} b<{text}<{text}\n" for text in model.special)
-    prompts = []
-    for output in ("out", hostile):
-        options = {"max_turns": 3, "system_prompt": "Be brief.", "environment": printing(output)}
-        did = bench.tinker(Sampled(tokens=tokens), **options, **model.options, max_tokens=99_999)
-        seen = did.told[0].replace("\u200b", "")
-        assert seen == f"Exit code: 0\nOutput:\n{output}".rstrip()
-        prompts.append([prompt for prompt, _, _ in did.fake.returned])
-    keeps = model.renderer.has_extension_property and not model.opens_thinking
-    for view, prompt, with_hostile in zip(views, *prompts, strict=True):
-        assert [i for i in prompt if i in special] == [i for i in view if i in special]
-        special_ids = [[i for i in ids if i in model.special_ids] for ids in (prompt, with_hostile)]
-        assert special_ids[0] == special_ids[1]
-        if keeps or not model.is_exact:
-            assert prompt == view
-
-
-class Forgetful(BasicLoopAgent):
-    """What a user writes to run other blocks, keep a verdict, and make the model forget."""
-
-    protocol = "Write ```sh or ```python blocks, not {json: 1}; {seconds} seconds."
+    protocol = "Write ```python blocks, not {json: 1}; {seconds} seconds."
 
     def bash_blocks(self, reply: str) -> list[str]:
         blocks = basic_loop_agent.fenced_blocks(reply)
         return [f"python3 - <<'EOF'\n{text}EOF\n" for name, text in blocks if name == "python"]
 
     async def execute(self, blocks: list[str], environment: Any) -> str:
-        # Also what JSON cannot hold: it would cost the whole job its results.
-        self.metadata |= {"judge": 0.5, "by": Path("me"), "cut": "\ud83d"}
-        if "forget" in blocks[0]:
-            self.messages[0]["content"] = self.messages[2]["content"] = "(left out)"
         return (await super().execute(blocks, environment)).splitlines()[-1]
 
 
-def test_a_subclass_changes_the_loop_and_edits_the_history(bench, tokenizer_dir):
-    python = functools.partial(bash, language="python")
-    ids = Model("qwen3_instruct", tokenizer_dir).encode_oddly(python("ls()"))
-    odd, gone = Sampled(tokens=[*ids, 2]), RuntimeError("gone")
-    options = {"max_turns": 9, "agent_class": Forgetful, "environment": printing("first\nlast\n")}
-    did = bench.tinker(odd, python("forget()"), odd, odd, gone, raises=RuntimeError, **options)
-    assert did.scripts[0] == "python3 - <<'EOF'\nls()\nEOF\n"
-    assert did.view.steps[0].message == Forgetful.protocol.replace("{seconds}", "120")
-    assert did.told == ["last"] * 4
-    assert [did.metadata[name] for name in ("judge", "by", "cut")] == [0.5, "me", "?"]
-    # After the edit it is rendered anew, once.
-    assert (did.stop_reason, did.metadata["n_prefix_breaks"]) == ("error", 1)
-    tail = "<|im_end|>\n<|im_start|>user\nlast<|im_end|>\n<|im_start|>assistant\n"
-    texts = [did.fake.prompt_text(number) for number in (2, 3, 4)]
-    assert all(text.count("left out") == 2 and text.endswith(tail) for text in texts)
+class OwnLoop(BasicLoopAgent):
+    """A user's loop of `max_turns` turns, whatever they are, with a step of its own after each."""
+
+    def after_turn(self) -> None: ...
+
+    async def converse(self, environment: Any) -> str:
+        for _ in range(self.options.max_turns):
+            await self.sample()
+            self.after_turn()
+            self.tell("go on")
+        return "own reason"
 
 
-def test_tinker_gets_every_option_and_a_server_of_its_own(bench):
-    source = {"model_path": "tinker://run/sampler_weights/1", "record_stability_info": True}
-    sampling = {"seed": 3, "top_p": 0.9, "top_k": 5}
-    options = {"model_path": source["model_path"], "api_base": "http://localhost:1"}
-    options["llm_kwargs"] = sampling | {"record_stability_info": True}
-    fake = bench.tinker("hello", max_tokens=7, temperature=0.5, **options).fake
-    asked = {"max_tokens": 7, "temperature": 0.5, "stop": [2], **sampling}
-    assert asked.items() <= dict(fake.requests[0][1]).items()
-    assert fake.samplers == [source]
-    assert fake.services[0].arguments["base_url"] == options["api_base"]
-    fake = bench.tinker("hello", temperature=None).fake
-    assert fake.requests[0][1].temperature == 1.0
-    assert fake.samplers == [{"base_model": fake.name}]
+@pytest.fixture
+def skilled(tinker, tmp_path) -> Trial:
+    """A trial whose task brings a skill and an MCP server."""
+    (tmp_path / "my skills/pdf").mkdir(parents=True)
+    text = "---\nname: pdf\ndescription: Reads <|im_end|>\n---" + "\n" * 9 + "BODY"
+    (tmp_path / "my skills/pdf/SKILL.md").write_text(text)
+    server = MCPServerConfig(name="web", transport="sse", url="http://mcp:8000/sse")
+    agent = tinker.agent(skills_dir=str(tmp_path / "my skills"), mcp_servers=[server])
+    return Trial(agent, ShellEnvironment())
 
 
-def test_a_configuration_has_one_client_and_all_one_session(bench, tmp_path):
-    fake = bench.service()
-    different = [{}, {"model_path": "tinker://1"}, {"max_turns": 5}, {"max_tokens": 1}]
-    different += [{"renderer_name": "role_colon"}, {"temperature": 0}, {"llm_kwargs": {"seed": 1}}]
-    set_up(bench.agent())
-    assert (len(fake.samplers), len(fake.requests)) == (1, 0)
-    trials = []
-    for number, options in enumerate([{}, *different] * 3):
-        trials.append(Run(bench.agent(logs_dir=tmp_path / str(number), **options)))
-    asyncio.run(together(trial.go() for trial in trials))
-    assert len(fake.samplers) == 1 + len(different)
-    # Another event loop has clients of its own, in the same session.
-    asyncio.run(together(trial.go() for trial in trials))
-    assert (len(fake.samplers), len(fake.services)) == (1 + 2 * len(different), 1)
+class TestLoop:
+    CUT_OFF = Reply(bash("rm x"), cut_off=True)
+
+    # The replies, max_turns, the blocks of each script, the stop reason and the answer.
+    @cases(
+        an_answer=(["hi"], 9, [], "completed", "hi"),
+        two_scripts=([bash("a"), bash("b"), "hi"], 9, [["a\n"], ["b\n"]], "completed", "hi"),
+        two_blocks=([bash("a", "b"), "hi"], 9, [["a\n", "b\n"]], "completed", "hi"),
+        a_single_turn=([bash("rm x")], 1, [], "completed", bash("rm x")),
+        the_last_turn=([bash("a"), bash("b")], 2, [["a\n"], ["b\n"]], "max_turns", bash("b")),
+        cut_off=([bash("a"), CUT_OFF], 9, [["a\n"]], "max_tokens", bash("rm x")),
+        a_full_context=([bash("a"), FULL], 9, [["a\n"]], "context_overflow", bash("a")),
+    )
+    def test_a_run_goes_on_to_its_end(
+        self, replies, max_turns, scripts, stop_reason, answer, model
+    ):
+        model.script(*replies)
+        trial = Trial(model.agent(max_turns=max_turns, collect_rollout_details=True)).run()
+        assert (trial.scripts, trial.stop_reason) == (scripts, stop_reason)
+        assert (trial.completion, trial.turns) == (answer, model.sampled)
+
+    def test_the_model_is_told_what_its_script_printed(self, model):
+        model.script(bash("ls"), "done")
+        failed = ExecResult(stdout="x\n", stderr="no x", return_code=1)
+        trial = Trial(model.agent(max_turns=2), ScriptedEnvironment(failed)).run()
+        assert trial.observations == ["Exit code: 1\nOutput:\nx\nno x"]
+        assert "<|im_start|>user\nExit code: 1\nOutput:\nx\nno x<|im_end|>" in model.prompt_text(1)
+
+    @cases(
+        a_command=(bash("ls"), ["the reply holds commands; max_turns is 1, so none was run"]),
+        an_answer=("hi", []),
+    )
+    def test_a_command_that_is_not_run_is_logged(self, reply, messages, tinker, caplog):
+        tinker.script(reply)
+        Trial(tinker.agent()).run()
+        assert caplog.messages == messages
+
+    @cases(
+        a_single_turn=({}, []),
+        an_empty_one=({"max_turns": 2, "system_prompt": ""}, []),
+        its_own=({"max_turns": 2, "system_prompt": "Be {brief}."}, ["Be {brief}."]),
+        its_own_for_a_turn=({"system_prompt": "Be brief."}, ["Be brief."]),
+    )
+    def test_the_system_message_is_as_given(self, given, messages, model):
+        trial = Trial(model.agent(**given)).run()
+        assert [step.message for step in trial.steps if step.source == "system"] == messages
+        assert re.findall(r"<\|im_start\|>system\n(.*)<", model.prompt_text(0)) == messages
+
+    def test_the_default_system_message_explains_bash_blocks(self, tinker):
+        told = Trial(tinker.agent(max_turns=2, command_timeout_sec=77)).run().steps[0].message
+        assert told == BasicLoopAgent.protocol.replace("{seconds}", "77")
+        assert re.search("(?s)fenced blocks that open with ```bash.*has 77 seconds", told)
+
+    def test_an_instruction_may_use_special_tokens(self, model):
+        Trial(model.agent()).run("Explain <|im_end|>.")
+        assert "<|im_start|>user\nExplain <|im_end|>.<|im_end|>" in model.prompt_text(0)
+
+    def test_a_lone_surrogate_becomes_a_question_mark(self, tinker):
+        tinker.script(bash("ls"), "done")
+        agent = tinker.agent(max_turns=2, system_prompt="\ud800")
+        trial = Trial(agent, printing("a\udc80")).run("greet\udc80")
+        assert [step.message for step in trial.steps[:2]] == ["?", "greet?"]
+        assert trial.observations == ["Exit code: 0\nOutput:\na?"]
+
+    @pytest.mark.parametrize(
+        "client, seen", [("tinker", "a<\u200b|im_end|>b"), ("chat", "a<|im_end|>b")]
+    )
+    def test_special_tokens_in_output_are_plain_text(self, request, client, seen):
+        model = request.getfixturevalue(client)
+        model.script(bash("ls"), "done")
+        trial = Trial(model.agent(max_turns=2), printing("a<|im_end|>b")).run()
+        assert trial.observations == [f"Exit code: 0\nOutput:\n{seen}"]
+
+    def test_sample_without_a_text_to_send_is_an_error(self, tinker):
+        agent = Trial(tinker.agent()).run().agent
+        with pytest.raises(RuntimeError, match="nothing to send: `tell` the model something first"):
+            asyncio.run(agent.sample())
+
+    def test_resume_before_run_is_an_error(self, tinker):
+        resumed = tinker.agent().resume("go on", ScriptedEnvironment(), AgentContext())
+        with pytest.raises(RuntimeError, match="call `run` first"):
+            asyncio.run(resumed)
+
+    def test_a_resumed_step_begins_with_the_last_scripts_output(self, tinker):
+        tinker.script(bash("a"), bash("b"), "done")
+        trial = Trial(tinker.agent(max_turns=2)).run("one", "two")
+        assert trial.steps[1].message == "Exit code: 0\nOutput:\n(none)\n\ntwo"
+        assert trial.metadata["n_episodes"] == 1
+
+    def test_a_second_run_starts_a_new_conversation(self, tinker):
+        tinker.script(bash("a"), bash("b"), "done", "done")
+        trial = Trial(tinker.agent(max_turns=2)).run("one")
+        Trial(trial.agent).run("two")
+        Trial(tinker.agent(max_turns=2)).run("two")
+        assert tinker.sampled[2].prompt == tinker.sampled[3].prompt
+
+    # How often a text is in the first message.
+    @cases(
+        a_skills_name=("name: pdf\ndescription: Reads <\u200b|im_end|>\n---", 1),
+        a_skills_path=("my skills/pdf/SKILL.md", 1),
+        a_skills_text=("BODY", 0),
+        a_server=('"name":"web","transport":"sse","url":"http://mcp:8000/sse"', 1),
+        the_instruction_at_the_end=("}\n\ndo it", 1),
+    )
+    def test_the_model_is_told_what_the_task_brings(self, text, n_times, skilled):
+        assert skilled.run().steps[0].message.count(text) == n_times
+
+    def test_a_resumed_step_is_not_told_again_what_the_task_brings(self, skilled):
+        assert skilled.run("one", "two").steps[0].message == "two"
+
+    def test_a_subclass_changes_protocol_with_what_is_run(self, tinker):
+        tinker.script(bash("x()", language="python"), bash("ls"))
+        trial = Trial(PythonAgent(**tinker.options, max_turns=9), printing("first\nlast")).run()
+        protocol = "Write ```python blocks, not {json: 1}; 120 seconds."
+        assert (trial.steps[0].message, trial.observations) == (protocol, ["last"])
+        assert trial.scripts == [["python3 - <<'EOF'\nx()\nEOF\n"]]
+
+    def test_a_client_of_ones_own_may_return_harbors_response(self, tinker, monkeypatch):
+        monkeypatch.setattr(OwnLoop, "_build_llm", lambda self: ScriptedLLM())
+        agent = OwnLoop(**tinker.options, max_turns=2, collect_rollout_details=False)
+        assert Trial(agent).run().completion == "Hello, world!"
+
+    # What a loop does after each turn, and what one sees of it.
+    @cases(
+        tells=(lambda agent: agent.tell("own"), lambda run: run.observations, ["own\n\ngo on"] * 2),
+        nothing=(lambda agent: None, lambda run: run.stop_reason, "own reason"),
+        renders_anew=(OwnLoop.render_anew, lambda run: run.metadata["n_prefix_breaks"], 1),
+        edits=(
+            lambda agent: agent.messages[0].update(content="(left out)"),
+            lambda run: run.metadata["n_prefix_breaks"],
+            1,
+        ),
+    )
+    def test_a_loop_of_ones_own_may_act(self, acts, seen, expected, tinker, monkeypatch):
+        monkeypatch.setattr(OwnLoop, "after_turn", acts)
+        assert seen(Trial(OwnLoop(**tinker.options, max_turns=2)).run()) == expected
+
+    # What a loop keeps in `metadata`, and what of it is in the context.
+    @cases(
+        JSON=({"judge": {"score": 0.5}}, {"judge": {"score": 0.5}}),
+        object=({"by": Path("me")}, {"by": "me"}),
+        lone_surrogate=({"cut": "\ud83d"}, {"cut": "?"}),
+        key_that_is_no_text=({("no", "text"): 1, "last": 1}, {"last": 1}),
+        own_stop_reason=({"stop_reason": "x", "n_episodes": 9}, {}),
+    )
+    def test_what_a_loop_keeps_is_in_the_metadata(self, kept, seen, tinker, monkeypatch):
+        monkeypatch.setattr(OwnLoop, "after_turn", lambda agent: agent.metadata.update(kept))
+        trial = Trial(OwnLoop(**tinker.options)).run()
+        counts = {"n_episodes": 1, "n_turns_without_ids": 0, "n_prefix_breaks": 0}
+        assert trial.metadata == {"stop_reason": "own reason", **counts, **seen}
+
+    def test_metadata_does_not_outlive_its_step(self, tinker, monkeypatch):
+        monkeypatch.setattr(
+            OwnLoop, "after_turn", lambda x: x.metadata.update({x.turns[0].prompt: 1})
+        )
+        assert "one" not in Trial(OwnLoop(**tinker.options)).run("one", "two").metadata
+
+    def test_an_edited_conversation_is_rendered_anew_once(self, tinker, monkeypatch):
+        async def execute(agent: BasicLoopAgent, *_: Any) -> str:
+            agent.messages[0]["content"] = "(left out)"
+            return "out"
+
+        monkeypatch.setattr(PythonAgent, "execute", execute)
+        tinker.script(*[bash("x()", language="python")] * 2, "done")
+        trial = Trial(PythonAgent(**tinker.options, max_turns=3)).run()
+        assert "<|im_start|>system\n(left out)<|im_end|>" in tinker.prompt_text(2)
+        assert trial.metadata["n_prefix_breaks"] == 1
+
+    def test_the_readmes_reminder_works_as_printed(self, tinker, tmp_path, monkeypatch):
+        readme, source = ((ROOT / n).read_text() for n in ("README.md", "basic_loop_agent.py"))
+        recipe = re.search(r"(?s)A bounded reminder.*?```python\n(.*?)```", readme)[1]
+        no_block = "if not blocks:\n                return StopReason.COMPLETED\n"
+        assert no_block in source
+        copied = source.replace(no_block, textwrap.indent(recipe, " " * 12).lstrip())
+        (tmp_path / "changed_copy.py").write_text(copied)
+        monkeypatch.syspath_prepend(tmp_path)
+        agent_class = importlib.import_module("changed_copy").BasicLoopAgent
+        tinker.script("hm", bash("ls"), "so?", "last")
+        trial = Trial(agent_class(**tinker.options, max_turns=9)).run()
+        reminder = "No bash block. If you are done, repeat your answer. If not, write a block."
+        assert trial.observations == [reminder, "Exit code: 0\nOutput:\n(none)", reminder]
+        assert (trial.completion, trial.metadata["n_reminders"]) == ("last", 2)
 
 
-@pytest.mark.parametrize("status", [404, 410])
-def test_when_a_session_is_over_the_next_trial_goes_on_in_a_new_one(bench, status):
-    fake = bench.service(bash("ls"))
-
-    async def ends_the_session() -> None:
-        fake.services[0].status = status
-
-    with asyncio.Runner() as runner:
-        lost = Run(bench.agent(max_turns=3), ScriptedEnvironment(ends_the_session))
-        with pytest.raises(Exception, match="terminated"):
-            runner.run(lost.go())
-        # What was sampled until then is kept.
-        assert (lost.stop_reason, lost.turns) == ("error", fake.returned)
-        # All later ones share one session, and new checkpoints, too.
-        options = [{}, {}, {"max_tokens": 9}, {"model_path": "tinker://run/sampler_weights/2"}]
-        dids = [Run(bench.agent(max_turns=3, **one)) for one in options]
-        runner.run(together(did.go() for did in dids))
-    assert [len(did.turns) for did in dids] == [3] * 4
-    assert len(fake.services) == 2
-    # A checkpoint that does not exist fails its trial, and leaves the session to the others.
-    with pytest.raises(Exception, match="no such checkpoint"):
-        run(bench.agent(model_path="tinker://run/sampler_weights/missing"))
-    run(bench.agent(max_tokens=9))
-    assert fake.services[1] in basic_loop_agent._services.values()
-    # A service that was given is never replaced.
-    basic_loop_agent.use_service(fake.services[0])
-    with pytest.raises(Exception, match="no such checkpoint"):
-        run(bench.agent())
-    assert len(fake.services) == 3
+# ---------------------------------------------------------------------------- limits and endings
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"max_turn": 3}, r"max_turn\b"),
-        ({"model_client": "openai"}, "model_client.*'tinker', 'litellm' or 'vllm'"),
-        *(({name: 0}, f"{name}.*greater than") for name in AT_LEAST_ONE),
-        ({"temperature": math.inf}, "temperature.*finite number"),
-        ({"model_path": ""}, "model_path.*tinker://"),
-        ({"llm_kwargs": {"max_tokens": 3}}, "llm_kwargs holds max_tokens: use the option"),
-        ({"model_client": "litellm", "renderer_name": "qwen3"}, "are for model_client=tinker"),
-        ({"model_client": "vllm"}, "vllm needs api_base, such as http://localhost:8000"),
+class ToyClient(basic_loop_agent.TokenClient):
+    """A client whose tokens are characters, and whose template is `u:do it;a:`."""
+
+    special_tokens = (";",)
+
+    def __init__(self, context_limit: float = 999, max_tokens: int = 50) -> None:
+        self.context_limit, self.max_tokens = context_limit, max_tokens
+        self.rendered, self.generated = [], []
+
+    async def render(self, messages: list[dict]) -> tuple[list[int], str]:
+        text = "".join(f"{m['role'][0]}:{m['content']};" for m in messages) + "a:"
+        self.rendered.append(text)
+        return [ord(character) for character in text], text
+
+    async def generate(self, prompt_ids: list[int], max_tokens: int) -> Turn:
+        self.generated.append(("".join(map(chr, prompt_ids)), max_tokens))
+        return Turn(content="hello")
+
+    def ask(self, prompt: str, history: str = "", previous: str = "") -> None:
+        """`history` is as `render` has it."""
+        roles = {"s": "system", "u": "user", "a": "assistant"}
+        parts = [part.split(":") for part in history.split(";") if part]
+        messages = [{"role": roles[role], "content": text} for role, text in parts]
+        asyncio.run(self.call(prompt, messages, [ord(c) for c in previous]))
+
+
+def http_error(status_code: int, message: str) -> Exception:
+    error = RuntimeError(message)
+    error.status_code = status_code
+    return error
+
+
+def tinker_error(message: str, category: str) -> Exception:
+    category = tinker_sdk.types.RequestErrorCategory(category)
+    return tinker_sdk.RequestFailedError(message, request_id="1", category=category)
+
+
+async def fails_when_cancelled() -> None:
+    """A server that answers a cancellation with an error of its own."""
+    try:
+        await forever()
+    finally:
+        raise TimeoutError("the connection was closed")
+
+
+NO_LOGPROBS = [math.nan, math.inf, -math.inf, None, -9999.0]
+
+
+def random_reply(rng: random.Random, stop: list[int]) -> Any:
+    text = rng.choice(["", "done", *[bash("ls")] * 3, "<think>a</think>" + bash("ls")])
+    odd = [Reply(text, logprobs=None), Reply(text, logprobs=[-1.0]), Reply(text, cut_off=True)]
+    odd += [Reply(tokens=[]), Reply(tokens=[], logprobs=None)]
+    odd += [Reply(tokens=[50, 51, *stop], logprobs=[-1.0, rng.choice(NO_LOGPROBS), -1.0])]
+    return rng.choice([text] * 8 + odd + [RuntimeError("API error"), FULL])
+
+
+async def cancelled_after(trial: Trial, n_steps: int) -> None:
+    """Run a trial, and cancel it after so many steps of the event loop."""
+    await trial.agent.setup(trial.environment)
+    task = asyncio.create_task(trial.go())
+    while n_steps and not task.done():
+        n_steps -= 1
+        await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.wait([task])
+
+
+# What a run waits for: the last reply, or the last result of the environment.
+waiting = cases(
+    model=(forever, None),
+    script=(bash("ls"), forever),
+    model_that_fails_then=(fails_when_cancelled, None),
+    script_that_fails_then=(bash("ls"), fails_when_cancelled),
+)
+without_ids = cases(no_ids={"token_ids": None}, no_logprobs={"logprobs": None})
+
+
+class TestEndings:
+    # The last reply and the last result of the environment, the error's type and its text.
+    @cases(
+        client=(RuntimeError("gone"), None, RuntimeError, "^gone$"),
+        server=(Refusal(400, "no such thing"), None, tinker_sdk.APIStatusError, "no such thing"),
+        clients_timeout=(TimeoutError("it"), None, RuntimeError, "^a call timed out or was"),
+        sdks_cancellation=(
+            asyncio.CancelledError("it"),
+            None,
+            RuntimeError,
+            "^a call timed out or was",
+        ),
+        environment=(bash("b"), RuntimeError("it is gone"), RuntimeError, "^it is gone$"),
+    )
+    def test_an_error_ends_the_run(self, reply, result, error_type, message, tinker):
+        tinker.script(bash("a"), reply)
+        trial = Trial(tinker.agent(max_turns=3), ScriptedEnvironment(None, result))
+        with pytest.raises(error_type, match=message):
+            trial.run()
+        assert (trial.stop_reason, trial.turns) == ("error", tinker.sampled)
+
+    @waiting
+    def test_harbors_timeout_ends_a_run_as_cancelled(self, reply, result, tinker):
+        tinker.script(bash("ls"), reply)
+        trial = Trial(tinker.agent(max_turns=2), ScriptedEnvironment(None, result), timeout_sec=50)
+        with virtual_time() as runner, pytest.raises(TimeoutError):
+            runner.run(trial.go())
+        assert (trial.stop_reason, trial.turns) == ("cancelled", tinker.sampled)
+
+    @waiting
+    def test_max_seconds_end_a_run_for_scoring(self, reply, result, tinker):
+        tinker.script(bash("ls"), reply)
+        agent = tinker.agent(max_turns=2, max_seconds=50)
+        trial = Trial(agent, ScriptedEnvironment(None, result), timeout_sec=9000)
+        with virtual_time() as runner:
+            runner.run(trial.go())
+        assert (trial.stop_reason, trial.turns) == ("rollout_timeout", tinker.sampled)
+
+    def test_harbors_cancellation_wins_over_max_seconds(self, tinker):
+        """Both come at once. A trial that Harbor has ended must not look as if it were scored."""
+
+        async def cancelled_late() -> None:
+            try:
+                await forever()
+            finally:
+                tasks[0].cancel()
+                await asyncio.sleep(0)
+
+        async def main() -> None:
+            tasks.append(asyncio.create_task(trial.go()))
+            await asyncio.wait(tasks)
+
+        tinker.script(bash("ls"))
+        agent = tinker.agent(max_turns=2, max_seconds=50)
+        tasks, trial = [], Trial(agent, ScriptedEnvironment(cancelled_late))
+        with virtual_time() as runner:
+            runner.run(main())
+        assert trial.stop_reason == "cancelled"
+
+    def test_max_seconds_begin_with_each_step(self, tinker):
+        """Neither the seconds of `setup` nor those of an earlier step count."""
+
+        async def slow() -> Any:
+            await asyncio.sleep(40)
+            return Reply()
+
+        tinker.script(slow, slow)
+        agent = tinker.agent(max_seconds=50, skills_dir="/skills")
+        trial = Trial(agent, ScriptedEnvironment(lambda: asyncio.sleep(90)))
+        with virtual_time() as runner:
+            runner.run(trial.go("one", "two"))
+        assert [context.metadata["stop_reason"] for context in trial.contexts] == ["completed"] * 2
+
+    @cases(plenty=(100, 50, 50), some=(30, 50, 20), one_token=(11, 50, 1))
+    def test_a_reply_gets_what_the_context_has_left(self, context_limit, max_tokens, asked):
+        client = ToyClient(context_limit, max_tokens)
+        client.ask("do it")
+        assert client.generated == [("u:do it;a:", asked)]
+
+    def test_a_prompt_that_fills_the_context_is_not_sent(self):
+        client = ToyClient(context_limit=10)
+        with pytest.raises(ContextLengthExceededError, match="fills the context: 10 tokens"):
+            client.ask("do it")
+        assert client.generated == []
+
+    @cases(
+        vLLM=(http_error(400, FULL.message), True),
+        openAI=(http_error(400, "code: context_length_exceeded"), True),
+        litellm=(http_error(400, "ContextWindowExceededError"), True),
+        upper_case=(http_error(400, "Context Length 9"), True),
+        token_limit=(http_error(413, "over the token limit"), True),
+        too_long=(http_error(422, "prompt is too long"), True),
+        tinkers_user=(tinker_error("too long", "user"), True),
+        tinkers_server=(tinker_error("too long", "server"), False),
+        a_busy_server=(http_error(503, "too long"), False),
+        a_gateways_timeout=(http_error(504, "the upstream took too long"), False),
+        another_bad_request=(http_error(400, "no such model"), False),
+        no_status=(RuntimeError("too long"), False),
+    )
+    def test_only_an_error_in_the_request_is_a_full_context(self, error, expected):
+        assert basic_loop_agent.says_context_is_full(error) is expected
+
+    @without_ids
+    def test_a_server_that_gives_no_ids_ends_the_first_turn(self, choice, server):
+        server.script(Reply("hi", choice=choice))
+        trial = Trial(server.agent(collect_rollout_details=True))
+        with pytest.raises(RuntimeError, match="collect_rollout_details=true, but the server ret"):
+            trial.run()
+        assert (trial.stop_reason, trial.completion) == ("error", "hi")
+
+    @without_ids
+    def test_a_later_turn_without_ids_is_left_out_whole(self, choice, server):
+        server.script(bash("a"), Reply(bash("b"), choice=choice), "done")
+        trial = Trial(server.agent(max_turns=3, collect_rollout_details=True)).run()
+        assert trial.turns == [server.sampled[0], server.sampled[2]]
+        assert (trial.metadata["n_episodes"], trial.metadata["n_turns_without_ids"]) == (3, 1)
+
+    def test_where_no_ids_are_wanted_nothing_is_said_of_them(self, model):
+        model.script(Reply("hi", choice={"token_ids": None}))
+        trial = Trial(model.agent(collect_rollout_details=False)).run()
+        assert trial.metadata == {"stop_reason": "completed", "n_episodes": 1}
+        assert trial.context.rollout_details is None
+
+    @pytest.mark.parametrize("seed", range(300))
+    def test_whatever_ends_a_run_its_tokens_are_recorded_once(self, tinker, seed):
+        rng = random.Random(seed)
+        tinker.script(*(random_reply(rng, tinker.encode("<|im_end|>")) for _ in range(12)))
+        results = [ExecResult(stdout="x" * 30, return_code=0), RuntimeError("gone"), TimeoutError()]
+        renderer = rng.choice(["qwen3", "qwen3_instruct", "role_colon", "qwen3_5"])
+        limit = rng.choice([None, None, 600])
+        trial = Trial(
+            tinker.agent(max_turns=rng.randint(1, 8), renderer_name=renderer, context_limit=limit),
+            ScriptedEnvironment(*rng.choices(results, weights=[8, 1, 1], k=12)),
+        )
+        # With an old SDK a cancellation may find an answer that waits for the event loop.
+        n_steps = 10_000 if IS_OLD_SDK else rng.choice([10_000, rng.randrange(1, 60)])
+        asyncio.run(cancelled_after(trial, n_steps))
+        answered = [turn._replace(logprobs=turn.logprobs or []) for turn in tinker.sampled]
+        aligned = [turn for turn in answered if len(turn.completion) == len(turn.logprobs)]
+        assert trial.turns == [turn for turn in aligned if not {*turn.logprobs} & {*NO_LOGPROBS}]
+        assert trial.metadata["n_episodes"] == len(answered)
+        assert trial.metadata["n_turns_without_ids"] == len(answered) - len(trial.turns)
+
+
+# ------------------------------------------------------------------------------------- thinking
+
+
+# A reply of each family of models, cut into pieces. The last piece is the answer.
+families = cases(
+    qwen=["<think>", "\nhm\n", "</think>", "\n\n", "hi"],
+    mistral=["[THINK]", "hm", "[/THINK]", "hi"],
+    seed=["<seed:think>", "hm", "</seed:think>", "hi"],
+    cohere=["<|START_THINKING|>", "hm", "<|END_THINKING|>", "hi"],
+    gemma=["<|channel>", "thought\n", "hm", "<channel|>", "hi"],
+    gpt_oss=[
+        *("<|channel|>", "analysis", "<|message|>", "hm", "<|end|>", "<|start|>", "assistant"),
+        *("<|channel|>final<|message|>", "hi"),
+    ],
+    inkling=[
+        *("<|message_model|>", "<|content_thinking|>", "hm", "<|end_message|>"),
+        *("<|message_model|><|content_text|>", "hi"),
     ],
 )
-def test_a_bad_option_is_one_clear_error(options, message):
-    given = {"logs_dir": Path(), "model_name": "m", "llm_kwargs": {"api_key": "sk-secret"}}
-    with pytest.raises(ValueError, match=f"(?s){message}") as error:
-        BasicLoopAgent(**given | options)
-    assert "sk-secret" not in str(error.value)
 
 
-def test_what_depends_on_the_model_is_refused_in_setup(bench, monkeypatch):
-    bench.refuses(ValueError, "qwen9", renderer_name="qwen9")
-    bench.refuses(TypeError, "tempreature", llm_kwargs={"tempreature": 1})
-    bench.refuses(ValueError, "no model: name one with -m", model_name=None)
-    litellm = {"model_client": "litellm"}
-    bench.refuses(Exception, "LLM Provider NOT provided", model_name="mock", **litellm)
-    # Keys of providers other than Tinker are their own business.
-    set_up(bench.agent(model_name="anthropic/claude-sonnet-4-5", **litellm))
-    monkeypatch.delenv("TINKER_API_KEY")
-    bench.refuses(ValueError, "no API key for Tinker: set TINKER_API_KEY")
-    if importlib.util.find_spec("tinker.auth"):
-        # From 0.38 on the SDK stores keys, too.
-        monkeypatch.setattr("tinker.auth.tinker_has_credentials", lambda: True)
-        set_up(bench.agent())
-    monkeypatch.setitem(sys.modules, "tinker_cookbook", None)
-    with pytest.raises(ValueError, match=r"pip install 'harbor\[tinker\]'"):
-        bench.agent()
+class TestThinking:
+    @families
+    def test_the_answer_follows_the_thinking(self, pieces):
+        thinking, answer = split_thinking("".join(pieces))
+        assert answer == "hi"
+        assert "hm" in thinking
+
+    @families
+    def test_a_reply_cut_off_before_its_answer_has_none(self, pieces):
+        cut_replies = ["".join(pieces[:n]) for n in range(len(pieces))]
+        assert [split_thinking(reply)[1] for reply in cut_replies] == [""] * len(pieces)
+
+    @cases(
+        plain=("hi", "", "hi"),
+        a_closing_tag_alone=("</think>\n\nhi", "", "hi"),
+        empty=("<think></think>\n\nhi", "", "hi"),
+        gpt_oss_without=("<|channel|>final<|message|>hi", "", "hi"),
+        inkling_without=("<|message_model|><|content_text|>hi", "", "hi"),
+        two_thoughts=("<think>a</think> <think>b</think>c", "ab", "c"),
+        blanks_at_the_start=(" \n<think>a</think>c", "a", "c"),
+        an_answer_is_not_stripped=("  c\n", "", "  c\n"),
+        a_tag_inside_the_answer=("c</think>d", "", "c</think>d"),
+        another_models_tag=("<think>a[/THINK]b</think>c", "a[/THINK]b", "c"),
+        never_closed=("<seed:think>a[/THINK]b", "a[/THINK]b", ""),
+    )
+    def test_thinking_is_what_its_tags_enclose(self, reply, thinking, answer):
+        assert split_thinking(reply) == (thinking, answer)
+
+    # Thinking of a chat endpoint whose template has written <think> into the prompt.
+    @cases(
+        plain="hm",
+        empty="",
+        a_closed_block="so\n```bash\nrm x\n```\nno",
+        a_block_left_open="so\n```bash\nrm x",
+        a_bare_block_left_open="so\n```\nrm x",
+        a_block_at_a_lists_marker="- ```bash\nrm x\n```",
+        a_block_in_a_list="1. ```bash\n   rm x\n   ```",
+        a_block_left_open_in_a_list="1. ```bash\n   rm x",
+        a_block_in_mid_line="Try ```bash\nrm x\n```",
+        a_block_left_open_in_mid_line="Try ```bash\nrm x",
+        lone_backticks="a ` or ```",
+        a_quoted_tag="I could drop `</think>` here.",
+        a_tag_in_a_block="```bash\nsed 's#</think>##' f\n```\nno",
+        three_tags="`</think>`, `</think>`",
+    )
+    def test_a_lone_closing_tag_ends_thinking_if_none_is_known(self, thought):
+        reply = f"{thought}\n</think>\n{bash('ls')}"
+        assert split_untagged_thinking(reply) == (f"{thought}\n", bash("ls"))
+
+    # Whole answers of such an endpoint, in which a tag is no tag.
+    @cases(
+        sed="```bash\nsed -i 's#</think>##' f\n```\n",
+        here_document="```bash\ncat > f <<E\n</think>\nE\n```\n",
+        balanced_tags_in_a_script="```bash\necho '<think>x</think>'\n```\n",
+        a_fence_of_four="````bash\ncat > f <<E\n```py\n</think>\n```\nE\n````\n",
+        a_fence_in_a_list="- ```bash\n  sed 's#</think>##' f\n  ```\n",
+        CRLF="```bash\r\nsed 's#</think>##' f\r\n```\r\n",
+        quoted_in_a_line="Drop `</think>` from f:\n```bash\nls\n```\n",
+        balanced_tags_in_a_line="It is <think>hm</think> in Qwen's format.",
+    )
+    def test_a_tag_that_an_answer_quotes_is_text(self, answer):
+        assert split_untagged_thinking(answer) == ("", answer)
+
+    @cases(
+        backticks="`" * 80_000,
+        fences="```a\n" * 16_000,
+        tags="</think>" * 10_000,
+        blanks=" " * 80_000,
+    )
+    def test_a_degenerate_reply_is_split_at_once(self, text):
+        start = time.process_time()
+        split_untagged_thinking(text)
+        assert time.process_time() - start < 1
 
 
-@pytest.mark.skipif(not hasattr(BasicLoopAgent, "extra_env"), reason="since Harbor 0.16")
-def test_keys_and_urls_are_the_agents_or_the_processs_and_stay_unseen(bench, monkeypatch, caplog):
-    caplog.set_level(logging.DEBUG)
-    fake = bench.service()
-    for name in ("TINKER_API_KEY", "OPENAI_API_KEY"):
-        monkeypatch.setenv(name, "key-process")
-    monkeypatch.setenv("OPENAI_API_BASE", "http://process")
-    own = {"TINKER_API_KEY": "key-own", "TINKER_BASE_URL": "http://own"}
-    other = own | {"TINKER_API_KEY": "key-other"}
-    for options, key, url in (
-        ({}, "key-process", None),
-        ({"extra_env": own}, "key-own", "http://own"),
-        ({"extra_env": other, "api_base": "http://x"}, "key-other", "http://x"),
-    ):
-        run(bench.agent(**options))
-        arguments = fake.services[-1].arguments
-        assert (arguments["api_key"] or "key-process", arguments["base_url"]) == (key, url)
-    # A key from a file ends in a newline. `jobs resume` gives a key as Harbor has saved it.
-    own = {"OPENAI_API_KEY": "key-own\n", "OPENAI_BASE_URL": "http://own"}
-    starred = {"OPENAI_API_KEY": "key-****own", "TINKER_API_KEY": "****"}
-    for options, key, url in (
-        ({"extra_env": starred}, "key-process", "http://process"),
-        ({"extra_env": own, "api_base": "http://x:1/"}, "key-own", "http://x:1/v1"),
-        ({"extra_env": own, "llm_kwargs": {"api_key": "key-2\n"}}, "key-2", "http://own"),
-        # A name without its provider, which litellm knows.
-        ({"extra_env": own, "model_name": "gpt-4o"}, "key-own", "http://own"),
-    ):
-        did = bench.lite("hello", **options)
-        assert (did.fake[-1]["api_key"], did.fake[-1]["api_base"]) == (key, url)
-        seen = [repr(did.agent.options), str(did.agent.options), did.context.model_dump_json()]
-        seen += [path.read_text() for path in bench.logs_dir.glob("*.*")]
-        assert not any("key-" in text for text in [*seen, *caplog.messages])
-        # Harbor would put it into the environment of each command.
-        assert did.agent.extra_env == {}
-    monkeypatch.delenv("OPENAI_API_KEY")
-    assert bench.lite("hello", api_base="http://x").fake[-1]["api_key"] == "none"
-    monkeypatch.delenv("TINKER_API_KEY")
-    set_up(bench.agent(extra_env=other))
-    set_up(bench.agent(llm_kwargs={"api_key": "key-own"}))
-    bench.refuses(ValueError, "no API key for Tinker: ", extra_env=starred)
+# --------------------------------------------------------------------------------------- blocks
 
 
-@pytest.mark.skipif(not hasattr(BasicLoopAgent, "options_schema"), reason="since Harbor 0.23")
-def test_a_bad_option_or_a_missing_key_ends_a_job_before_any_trial(tmp_path, monkeypatch):
-    schema = BasicLoopAgent.options_schema()["properties"]
-    assert all(schema[name]["description"] for name in BasicLoopOptions.__annotations__)
-    with pytest.raises(ValueError, match="Unknown option 'max_turn'"):
-        asyncio.run(Job.create(job_config(tmp_path, lite_agent(max_turn=3))))
-    monkeypatch.delenv("TINKER_API_KEY")
-    with pytest.raises(ValueError, match="no API key for Tinker: set TINKER_API_KEY"):
-        asyncio.run(Job.create(job_config(tmp_path, lite_agent())))
-    keyed = lite_agent() | {"env": {"TINKER_API_KEY": "tml-own"}}
-    asyncio.run(Job.create(job_config(tmp_path, keyed)))
+class TestBlocks:
+    DOCSTRING = 'cat >f.py <<E\ndef f():\n    """\n    ```\n    x\n    ```\n    """\nE\n'
+
+    @cases(
+        two=("```bash\na\n```\n```sh\nb\n```", [("bash", "a\n"), ("sh", "b\n")]),
+        without_a_language=("```\na\n```", [("", "a\n")]),
+        a_language_with_more=("```Bash title=x\na\n```", [("bash", "a\n")]),
+        empty=("```bash\n```", [("bash", "")]),
+        in_a_list=("1. so:\n   ```bash\n   if a\n     b\n   ```", [("bash", "if a\n  b\n")]),
+        at_a_lists_marker=(
+            "- ```bash\n  a\n  ```\n- ```sh\n  b\n  ```",
+            [("bash", "a\n"), ("sh", "b\n")],
+        ),
+        indented_fences_inside=(f"```bash\n{DOCSTRING}```", [("bash", DOCSTRING)]),
+        a_longer_fence=("````bash\na\n```\n````", [("bash", "a\n```\n")]),
+        with_a_nul=("```bash\nprintf 'a\0b'\n```", [("bash", "printf 'ab'\n")]),
+        inside_another=("````md\n```bash\nx\n```\n````", [("md", "```bash\nx\n```\n")]),
+        inside_tildes=("~~~\n```bash\nrm x\n```\n~~~", []),
+        tildes=("~~~bash\nrm x\n~~~", []),
+        never_closed=("```bash\nrm x", []),
+        never_closed_in_a_list=("- ```bash\n  rm x\n```\n", []),
+        closed_too_far_to_the_right=("```bash\nrm x\n    ```", []),
+        in_a_line=("run ```bash rm x``` now", []),
+        indented_as_code=("    ```bash\n    rm x\n    ```", []),
+        in_a_quotation=("> ```bash\n> rm x\n> ```", []),
+    )
+    def test_whole_fenced_blocks_are_found(self, reply, blocks):
+        assert basic_loop_agent.fenced_blocks(reply) == blocks
+
+    @pytest.mark.parametrize("language", ["bash", "sh", "shell"])
+    def test_blocks_of_the_shell_are_run(self, tinker, language):
+        assert tinker.agent().bash_blocks(bash("ls", language=language)) == ["ls\n"]
+
+    @pytest.mark.parametrize("language", ["", "python", "console", "zsh", "bashrc"])
+    def test_other_blocks_are_not_run(self, tinker, language):
+        assert tinker.agent().bash_blocks(bash("ls", language=language)) == []
 
 
-def job_config(jobs_dir: Path, *agents: dict[str, Any], **config: Any) -> JobConfig:
-    """A job over the example task, with the fakes in place of the container and the verifier."""
-    fakes = {"environment": "HostEnvironment", "verifier": "HostVerifier"}
-    fakes = {part: {"import_path": f"examples.fakes:{name}"} for part, name in fakes.items()}
-    config = {"tasks": [{"path": ROOT / "examples/greet"}], **fakes, **config}
-    return JobConfig(jobs_dir=jobs_dir, quiet=True, agents=agents, **config)
+# -------------------------------------------------------------------------------------- scripts
+
+FLOOD = "[the output is cut: more than 4000000 bytes, or its reader was killed]"
 
 
-def lite_agent(model_name="openai/mock", **kwargs: Any) -> dict[str, Any]:
-    path = "basic_loop_agent:BasicLoopAgent"
-    return {"import_path": path, "model_name": model_name, "kwargs": kwargs}
+def run_shell(environment: Any, *blocks: str, seconds: int = 9, shown_bytes: int = 10_000) -> str:
+    """Run blocks as one script. Returns what the model is told."""
+    return asyncio.run(run_script(list(blocks), environment, seconds, shown_bytes))
 
 
-def tinker_agent(fake, renderer_name="qwen3_instruct", **kwargs: Any) -> dict[str, Any]:
-    return lite_agent(fake.name, renderer_name=renderer_name, **kwargs)
+def told(code: int, output: str) -> str:
+    return f"Exit code: {code}\nOutput:\n{output}"
 
 
-def run_job(jobs_dir: Path, *agents: dict[str, Any], **config: Any) -> list[Any]:
-    """The trials of such a job, as they are read back from its files."""
+def at_limit(seconds: int) -> str:
+    return f"[ended: the time limit of {seconds} seconds was reached]"
+
+
+def wait_until(is_true: Any) -> None:
+    last = time.monotonic() + 9
+    while not is_true():
+        assert time.monotonic() < last, "it did not come true in time"
+        time.sleep(0.01)
+
+
+def is_running(text: str) -> bool:
+    """Whether a process of this machine has the text in its command line."""
+    return subprocess.run(["pgrep", "-f", text], stdout=subprocess.DEVNULL).returncode == 0
+
+
+def image_with(folder: Path, **programs: str) -> str:
+    """A PATH on which programs of these texts come first."""
+    for name, text in programs.items():
+        (folder / name).write_text(f"#!/bin/bash\n{text}\n")
+        (folder / name).chmod(0o755)
+    return f"{folder}:{os.environ['PATH']}"
+
+
+@pytest.fixture
+def own() -> str:
+    """A time that no other process on the machine sleeps."""
+    return f"6{uuid4().int % 10**9}"
+
+
+class TestScripts:
+    @cases(
+        both_streams=("echo 1; echo e >&2; echo 2; exit 3", told(3, "1\ne\n2")),
+        no_output=("true", told(0, "(none)")),
+        a_blank_line_at_the_end=("echo x; echo", told(0, "x\n")),
+        no_newline_at_the_end=(r"printf '\n\nx'", told(0, "\n\nx")),
+        an_empty_stdin=("cat", told(0, "(none)")),
+        no_option_of_bash=("-n\necho y", told(0, "bash: line 1: -n: command not found\ny")),
+        its_own_timeout=("timeout 0.1 sleep 5", told(124, "(none)")),
+        kills_itself=("kill -9 $$", told(137, "(none)")),
+        kills_its_group=("echo a; kill 0; echo b", told(143, "a")),
+        kills_its_timeout=("kill -9 $PPID; sleep 0.1", told(137, "(none)")),
+        fresh_options=("echo $-; echo $BASHOPTS | grep lastpipe", told(1, "hBc")),
+        other_end_words=("echo 'end-of-x 1 2'", told(0, "end-of-x 1 2")),
+        no_text=(r"printf 'caf\351 \377\0x'", told(0, "caf\ufffd \ufffd\0x")),
+        half_a_character=(r"printf 'a\344\270'", told(0, "a\ufffd")),
+        extglob=("shopt -s extglob\necho /!(*)", told(0, "/!(*)")),
+        many_quotes=(f'echo "{7000 * chr(39)}" | wc -c', told(0, "7001")),
+        forty_kilobytes=(f"cat <<E | wc -c\n{40_000 * 'x'}\nE", told(0, "40001")),
+        late_output=("exec > >(sleep 0.1; cat) 2>&1\necho hello; exit 3", told(3, "hello")),
+        only_the_mark=("env | sed 's/=.*//' | grep BASIC", told(0, "BASIC_LOOP_MARK")),
+        not_its_runner=("pgrep -s 0 -f 'unfinished|end of file'", told(1, "(none)")),
+    )
+    def test_the_model_sees_exit_code_with_output(self, script, expected, shell):
+        assert run_shell(shell(LC_ALL="C.UTF-8"), script) == expected
+
+    def test_a_trailing_backslash_does_not_join_two_blocks(self, shell):
+        assert run_shell(shell(), "x=a; echo b \\", "echo $x") == told(0, "b\na")
+
+    @cases(
+        here_document="cat <<E\nx",
+        quote="echo 'x",
+        if_="if a; then",
+        function="f() {",
+        substitution="x=$(",
+        and_="x &&",
+        here_document_after_extglob="shopt -s extglob\nls !(keep)\ncat <<E\nx",
+    )
+    def test_a_block_left_open_runs_nothing(self, half, shell, tmp_path):
+        # The third block does not make the second one whole.
+        text = run_shell(shell(), f"touch {tmp_path}/ran", half, "x\nE\n'\nfi\n)\n}")
+        assert text == told(2, "[nothing was run: a block is unfinished]")
+        assert list(tmp_path.iterdir()) == []
+
+    @cases(
+        longest=(65_000, 1, told(0, "as it is")),
+        too_long=(65_001, 0, "Not run: the script is too long. Split it into smaller ones."),
+    )
+    def test_a_command_has_at_most_65000_bytes(self, n_bytes, n_commands, expected, monkeypatch):
+        monkeypatch.setattr("basic_loop_agent.script_command", lambda *_: n_bytes * "x")
+        environment = printing("as it is")
+        assert run_shell(environment, "") == expected
+        assert len(environment.commands) == n_commands
+
+    @cases(
+        empty=(b"", 1, ""),
+        fits=(b"abcd", 4, "abcd"),
+        one_too_many=(b"abcde", 4, "ab\n[... 1 bytes left out ...]\nde"),
+        odd=(b"abcdef", 3, "a\n[... 3 bytes left out ...]\nef"),
+        one_byte=(b"abc", 1, "\n[... 2 bytes left out ...]\nc"),
+        halves_of_characters=("ßß".encode(), 2, "\ufffd\n[... 2 bytes left out ...]\n\ufffd"),
+    )
+    def test_long_output_loses_its_middle(self, output, shown_bytes, expected):
+        assert basic_loop_agent.middle_cut(output, shown_bytes) == expected
+
+    def test_the_model_sees_shown_bytes_of_an_output(self, shell):
+        text = run_shell(shell(), "echo abcdef", shown_bytes=4)
+        assert text == told(0, "ab\n[... 3 bytes left out ...]\nf")
+
+    # What the program printed after the mark, and what is read from it.
+    @cases(
+        whole=("hi\nend-of-M 3 2\n", (3, b"hi\n", "")),
+        no_newline=("hiend-of-M 0 0\n", (0, b"hi", "")),
+        forged=("end-of-M 1 1\nend-of-M 2 2\n", (2, b"end-of-M 1 1\n", "")),
+        n_124_in_time=("end-of-M 124 7\n", (124, b"", "")),
+        n_137_in_time=("end-of-M 137 7\n", (137, b"", "")),
+        another_code_at_the_limit=("end-of-M 1 8\n", (1, b"", "")),
+        limit=("a\nend-of-M 137 8\n", (124, b"a\n", at_limit(8))),
+        after_the_limit=("end-of-M 137 9\n", (124, b"", at_limit(8))),
+        limit_by_uutils=("a\nend-of-M 124 8\n", (124, b"a\n", at_limit(8))),
+        no_end=("hi\n", (137, b"hi\n", FLOOD)),
+        half_an_end=("hi\nend-of-M 1 1", (137, b"hi\nend-of-M 1 1", FLOOD)),
+    )
+    def test_the_end_words_are_read(self, printed, expected):
+        stdout = f"noise\n:M:{base64.b64encode(printed.encode()).decode()}\n"
+        assert parse_output(ExecResult(stdout=stdout, return_code=9), "M", 8) == expected
+
+    @cases(
+        no_mark=("a\n", "b", (9, b"a\nb", "")),
+        nothing=(None, None, (9, b"", "")),
+        a_lone_surrogate=("\ud800:M", None, (9, b"?:M", "")),
+        broken_base64=(":M:A", None, (137, b"", FLOOD)),
+    )
+    def test_what_else_was_printed_is_shown(self, stdout, stderr, expected):
+        result = ExecResult(stdout=stdout, stderr=stderr, return_code=9)
+        assert parse_output(result, "M", 8) == expected
+
+    def test_a_script_does_not_find_itself_by_its_text(self, shell, own):
+        script = f"while pgrep -f x{own}; do sleep 1; done; pkill -f x{own}; echo y"
+        assert run_shell(shell(), script) == told(0, "y")
+
+    def test_a_script_may_print_all_arguments(self, shell):
+        text = run_shell(shell(), "ps -eo args; echo $BASIC_LOOP_MARK; exit 3", shown_bytes=999_999)
+        assert re.fullmatch(r"(?s)Exit code: 3\n.*/\[e\]nd-of-(\w+)/q\n.*\n\1", text)
+
+    MISSING = {"base64": "not run: it needs bash 4.4 and base64", "bash": "bash: not found"}
+
+    @pytest.mark.parametrize("missing, text", MISSING.items(), ids=MISSING)
+    def test_a_program_that_the_image_lacks_is_named(self, shell, tmp_path, missing, text):
+        for name in {"bash", "base64", "sed", "head", "timeout"} - {missing}:
+            (tmp_path / name).symlink_to(shutil.which(name))
+        assert run_shell(shell(PATH=str(tmp_path)), "true").endswith(text)
+
+    def test_no_file_is_written(self, shell, tmp_path):
+        # No process can write to a file of more than 0 bytes.
+        path = image_with(tmp_path, bash='ulimit -f 0; exec /bin/bash "$@"')
+        assert run_shell(shell(PATH=path), "seq 2") == told(0, "1\n2")
+
+    @pytest.mark.parametrize(
+        "option", ["errexit:nounset:pipefail", "monitor", "posix", "noclobber"]
+    )
+    def test_shell_options_of_the_image_break_nothing(self, shell, option):
+        assert run_shell(shell(SHELLOPTS=option), "echo a; (exit 3)") == told(3, "a")
+
+    # As busybox's sed, this one ends at a line only after it has read the next one.
+    BUSYBOX_SED = """end=${@: -1}; end=${end#*]}; end=${end%/q}
+while IFS= read -r line; do
+  echo "$line"
+  case $line in *"$end"*) read -r; exit ;; esac
+done"""
+
+    def test_busybox_sed_does_not_hold_up_the_turn(self, shell, tmp_path, own):
+        environment = shell(PATH=image_with(tmp_path, sed=self.BUSYBOX_SED))
+        assert run_shell(environment, f"sleep {own} & echo a", seconds=5) == told(0, "a")
+
+    @pytest.mark.parametrize("end", ["sleep OWN", "exec sleep OWN", "kill -STOP $$"])
+    def test_the_time_limit_ends_all_that_a_script_started(self, shell, own, end):
+        # A process in a session of its own, and one without the mark.
+        script = f"echo first; setsid sleep {own} & env -i sleep {own} & {end}"
+        text = run_shell(shell(), script.replace("OWN", own), seconds=1)
+        assert text == told(124, "first\n" + at_limit(1))
+        wait_until(lambda: not is_running(f"sleep {own}"))
+
+    def test_uutils_time_limit_ends_all_that_a_script_started(self, shell, tmp_path, own):
+        # As uutils' timeout, this one kills its child alone, and exits with 124.
+        path = image_with(tmp_path, timeout='"${@:4}" & sleep "$3"; kill -9 $!; exit 124')
+        text = run_shell(shell(PATH=path), f"echo first; sleep {own} & sleep {own}", seconds=1)
+        assert text == told(124, "first\n" + at_limit(1))
+        wait_until(lambda: not is_running(f"sleep {own}"))
+
+    @cases(
+        lines="yes",
+        one_line_on_stderr="yes | tr '\\n' y >&2",
+        nULs="cat /dev/zero",
+        ignores_sigpipe="trap '' PIPE; while :; do seq 9999; done",
+    )
+    def test_a_flood_ends_all_that_a_script_started(self, flood, shell, own):
+        environment = shell()
+        text = run_shell(environment, f"setsid sleep {own} & {flood}", shown_bytes=9)
+        assert text.startswith("Exit code: 137\n") and text.endswith(FLOOD)
+        assert len(environment.outputs[0]) < 5_500_000
+        wait_until(lambda: not is_running(f"sleep {own}"))
+
+    def test_a_process_that_an_earlier_script_left_lives_on(self, shell, own):
+        environment = shell()
+        assert run_shell(environment, f"sleep {own} & echo a", seconds=5) == told(0, "a")
+        run_shell(environment, "sleep 9", seconds=1)
+        assert is_running(f"sleep {own}")
+
+    def test_a_server_that_floods_lives_on(self, shell, tmp_path):
+        ticks = tmp_path / "ticks"
+        server = f"for i in {{1..2000}}; do echo >>{ticks}; printf %99999d; sleep .01; done"
+        text = run_shell(shell(), f"echo started; ({server}) &", shown_bytes=40)
+        assert text.startswith("Exit code: 0\n")
+        n_ticks = len(ticks.read_bytes())
+        # That is more than a script may print.
+        wait_until(lambda: len(ticks.read_bytes()) >= n_ticks + 60)
+
+    def test_the_limits_of_the_agent_follow_the_scripts(self):
+        environment = ScriptedEnvironment()
+        run_shell(environment, "true", seconds=100)
+        assert environment.timeouts == [190]
+
+    @cases(
+        hangs=(forever, None),
+        its_own_limit=(TimeoutError(), None),
+        gone=(forever, RuntimeError("gone")),
+    )
+    def test_a_script_without_an_answer_is_killed(self, answer, killing):
+        environment = ScriptedEnvironment(answer, killing)
+        with virtual_time() as runner:
+            text = runner.run(run_script(["x"], environment, 100, 99))
+            assert runner.get_loop().time() < time.monotonic() + 131
+        assert text == told(124, "[no answer; the time limit is 100 seconds]")
+        assert environment.timeouts == [190, 105]
+        assert "kill -9" in environment.commands[1]
+
+    def test_an_error_of_exec_is_raised_after_a_kill(self):
+        environment = ScriptedEnvironment(RuntimeError("no container"))
+        with pytest.raises(RuntimeError, match="no container"):
+            run_shell(environment, "x")
+        assert "kill -9" in environment.commands[1]
+
+    def test_cancelling_a_run_kills_its_script(self, shell, tmp_path, own):
+        # The script also stops what runs it.
+        script = f"setsid sleep {own} & env -i sleep {own} & kill -STOP $PPID; "
+        script += f"touch {tmp_path}/stopped; sleep {own}"
+
+        async def main() -> None:
+            run = asyncio.create_task(run_script([script], shell(), 7000, 99))
+            await asyncio.to_thread(wait_until, (tmp_path / "stopped").exists)
+            run.cancel()
+            await run
+
+        with pytest.raises(asyncio.CancelledError):
+            asyncio.run(main())
+        wait_until(lambda: not is_running(f"sleep {own}"))
+
+    def test_a_second_cancellation_does_not_end_the_kill(self):
+        async def slow() -> None:
+            await asyncio.sleep(0.1)
+            ended.append(True)
+
+        async def main() -> None:
+            kill = asyncio.create_task(kill_script("abc", ScriptedEnvironment(slow)))
+            await asyncio.sleep(0.01)
+            kill.cancel()
+            await asyncio.sleep(0.3)
+
+        ended = []
+        asyncio.run(main())
+        assert ended == [True]
+
+
+# ------------------------------------------------------------------------------ prompts on Tinker
+
+# The cookbook's one model that needs a tokenizer of its own. For the others the suite's will do.
+INKLING = "thinkingmachines/Inkling"
+RENDERERS = [
+    "deepseekv3",
+    "deepseekv3_disable_thinking",
+    "deepseekv3_thinking",
+    "deepseekv4_1",
+    "deepseekv4_1_disable_thinking",
+    "deepseekv4_1_low_reasoning",
+    "deepseekv4_1_max_reasoning",
+    "deepseekv4_1_preserve_thinking",
+    "glm5_3_high_reasoning",
+    "glm5_3_low_reasoning",
+    "glm5_3_max_reasoning",
+    "gpt_oss_high_reasoning",
+    "gpt_oss_low_reasoning",
+    "gpt_oss_medium_reasoning",
+    "gpt_oss_no_sysprompt",
+    "kimi_k2",
+    "kimi_k25",
+    "kimi_k25_disable_thinking",
+    "kimi_k26",
+    "kimi_k26_disable_thinking",
+    "kimi_k26_preserve_thinking",
+    "kimi_k31_pro_disable_thinking",
+    "kimi_k31_pro_high_reasoning",
+    "kimi_k31_pro_low_reasoning",
+    "kimi_k31_pro_max_reasoning",
+    "kimi_k31_pro_no_reasoning_effort",
+    "llama3",
+    "nemotron3",
+    "nemotron3_disable_thinking",
+    "nemotron3_low_thinking",
+    "nemotron3_preserve_thinking",
+    "nemotron3_ultra",
+    "nemotron3_ultra_disable_thinking",
+    "nemotron3_ultra_medium_thinking",
+    "nemotron3_ultra_preserve_thinking",
+    "qwen3",
+    "qwen3_5",
+    "qwen3_5_disable_thinking",
+    "qwen3_5_preserve_thinking",
+    "qwen3_8_disable_thinking",
+    "qwen3_8_low_reasoning",
+    "qwen3_8_medium_reasoning",
+    "qwen3_8_xhigh_reasoning",
+    "qwen3_disable_thinking",
+    "qwen3_instruct",
+    "qwen3_vl",
+    "qwen3_vl_instruct",
+    "role_colon",
+    "tml_v0",
+]
+# What the cookbook has.
+IN_COOKBOOK = re.findall(r'name == "(\w+)"', (COOKBOOK / "renderers/__init__.py").read_text())
+
+
+class Family:
+    """A renderer, the tokenizer for it, and how its model writes."""
+
+    def __init__(self, name: str, tokenizer_dir: str) -> None:
+        self.is_inkling, self.is_gpt_oss = name == "tml_v0", name.startswith("gpt_oss")
+        # These templates close a reply in another way than the model: by another token, by text.
+        self.closes_differently = self.is_gpt_oss or name == "role_colon"
+        model_name = INKLING if self.is_inkling else tokenizer_dir
+        self.options = {"model_name": model_name, "renderer_name": name, "max_tokens": 4096}
+        self.tokenizer = get_tokenizer(model_name)
+        self.tml = getattr(self.tokenizer, "tml_tokenizer", None)
+        self.renderer = get_renderer(name, self.tokenizer)
+        stop = self.renderer.get_stop_sequences()[0]
+        self.stop = [stop] if isinstance(stop, int) else self.encode(stop)
+        prompt = self.render({"role": "user", "content": "a"})
+        self.opens_thinking = self.tokenizer.decode(prompt).rstrip().endswith("<think>")
+        if self.tml:
+            self.special = {text: self.encode(text)[0] for text in self.tml.all_special_tokens}
+        else:
+            self.special = self.tokenizer.added_tokens_encoder
+
+    def render(self, *messages: dict[str, Any]) -> list[int]:
+        return self.renderer.build_generation_prompt(list(messages)).to_ints()
+
+    def encode(self, text: str) -> list[int]:
+        """An id for each special token and for each other character."""
+        ids = []
+        for piece in PIECES.findall(text):
+            if self.tml is None:
+                ids += self.tokenizer.encode(piece, add_special_tokens=False)
+            elif piece.startswith("<|"):
+                ids += [self.tml.encode_special(piece[2:-2])]
+            else:
+                ids += self.tml.encode_ordinary(piece)
+        return ids
+
+    def reply(self, answer: str, thinking: str = "") -> list[int]:
+        """The ids that its model samples, without the stop token."""
+        before, closing, after = "<think>", "</think>", ""
+        if self.is_gpt_oss:
+            before, closing = "<|channel|>analysis<|message|>", "<|channel|>final<|message|>"
+            thinking += "<|end|><|start|>assistant" if thinking else ""
+        elif self.is_inkling:
+            before = "<|message_model|><|content_thinking|>"
+            closing, after = "<|message_model|><|content_text|>", "<|end_message|>"
+            thinking += "<|end_message|>" if thinking else ""
+        elif not (thinking or self.opens_thinking):
+            closing = ""
+        before = before if thinking and not self.opens_thinking else ""
+        return self.encode(before + thinking + closing + answer + after)
+
+
+@pytest.fixture(params=[name for name in RENDERERS if name in IN_COOKBOOK])
+def family(request, tokenizer_dir) -> Family:
+    if request.param == "tml_v0":
+        pytest.importorskip("tml_renderers", reason="Inkling's tokenizer needs tml-renderers")
+    return Family(request.param, tokenizer_dir)
+
+
+class TestTinker:
+    def test_a_session_id_is_no_matter_for_tinker(self, tinker):
+        assert Trial(tinker.agent(session_id="mine")).run().stop_reason == "completed"
+
+    # What the model was told, the ids so far, and the prompt that follows.
+    @cases(
+        first_turn=("u:old;a:reply;", "", "u:old;a:reply;u:new;a:"),
+        later_turn=("u:old;a:reply;", "u:old;a:REPLY;", "u:old;a:REPLY;u:new;a:"),
+        no_stop_token=("u:old;a:reply;", "u:old;a:REPLY", "u:old;a:reply;u:new;a:"),
+        two_stop_tokens=("u:old;", "u:old;a:REPLY;u", "u:old;a:REPLY;u:new;a:"),
+    )
+    def test_a_prompt_begins_with_the_ids_so_far(self, history, previous, prompt):
+        client = ToyClient()
+        client.ask("new", history, previous)
+        assert client.generated == [(prompt, 50)]
+
+    def test_the_templates_tail_is_looked_for_once(self):
+        client = ToyClient()
+        client.ask("new", "u:old;", previous="x;")
+        client.ask("third", "u:old;", previous="x;")
+        assert client.rendered == ["u:a;a:b;u:new;a:", "u:a;a:c;u:new;a:", "u:a;a:b;u:third;a:"]
+
+    def test_the_templates_tail_is_looked_for_again_if_it_moved(self):
+        client = ToyClient()
+        client.ask("new", "s:one;u:old;", previous="x;")
+        client.ask("new", "s:another;u:old;", previous="x;")
+        assert client.generated == [("x;u:new;a:", 50)] * 2
+        assert client.rendered[2:] == ["s:another;u:a;a:b;u:new;a:", "s:another;u:a;a:c;u:new;a:"]
+
+    @cases(
+        defaults=({}, {}),
+        max_tokens=({"max_tokens": 7}, {"max_tokens": 7}),
+        temperature=({"temperature": 0.5}, {"temperature": 0.5}),
+        temperature_0=({"temperature": 0}, {"temperature": 0.0}),
+        no_temperature=({"temperature": None}, {}),
+        top_p=({"top_p": 0.9}, {"top_p": 0.9}),
+        top_p_in_llm_kwargs=({"llm_kwargs": {"top_p": 0.9}}, {"top_p": 0.9}),
+        top_k=({"llm_kwargs": {"top_k": 5}}, {"top_k": 5}),
+        seed=({"llm_kwargs": {"seed": 3}}, {"seed": 3}),
+    )
+    def test_tinker_gets_the_sampling_options(self, given, expected, tinker):
+        Trial(tinker.agent(**given)).run()
+        defaults = {"max_tokens": 512, "temperature": 1.0, "top_p": 1.0, "top_k": -1, "seed": None}
+        stop = tinker.encode("<|im_end|>")
+        assert dict(tinker.params[0]) == {**defaults, "stop": stop, **expected}
+
+    def test_tinker_has_a_context_of_32000_tokens_by_default(self, tinker):
+        Trial(tinker.agent(max_tokens=99_999)).run()
+        assert tinker.params[0].max_tokens == 32_000 - len(tinker.sampled[0].prompt)
+
+    @cases(
+        base_model=({}, (None, "MODEL", False)),
+        checkpoint=({"model_path": "tinker://run/1"}, ("tinker://run/1", None, False)),
+        more=({"llm_kwargs": {"record_stability_info": True}}, (None, "MODEL", True)),
+    )
+    def test_tinker_opens_the_model(self, given, opened, tinker, tokenizer_dir):
+        Trial(tinker.agent(**given)).run()
+        assert tinker.opened == [tuple(tokenizer_dir if x == "MODEL" else x for x in opened)]
+
+    @pytest.mark.skipif(IS_OLD_SDK, reason="SDK 0.26 gives each sequence an id")
+    def test_tinkers_sequence_ids_are_recorded(self, tinker):
+        trial = Trial(tinker.agent()).run("one", "two")
+        extras = [context.rollout_details[0]["extra"] for context in trial.contexts]
+        assert extras == [{"sequence_id": ["sequence-1"]}, {"sequence_id": ["sequence-2"]}]
+
+    def test_a_model_has_its_recommended_renderer_by_default(self, tinker):
+        pytest.importorskip("tml_renderers", reason="Inkling's tokenizer needs tml-renderers")
+        trial = Trial(tinker.agent(model_name=INKLING, renderer_name=None, max_tokens=1)).run()
+        assert "<|message_user|>" in get_tokenizer(INKLING).decode(trial.turns[0].prompt)
+
+    def test_a_tokenizer_is_used_under_its_lock(self, tinker, tokenizer_dir, monkeypatch):
+        """It raises "Already borrowed" if two threads use it at once."""
+        tokenizer = get_tokenizer(tokenizer_dir)
+        seen, decode = [], tokenizer.decode
+
+        def watched(*arguments: Any, **options: Any) -> str:
+            seen.append(basic_loop_agent._tokenizer_lock.locked())
+            return decode(*arguments, **options)
+
+        monkeypatch.setattr(tokenizer, "decode", watched)
+        Trial(tinker.agent()).run()
+        assert set(seen) == {True}
+
+    def test_clients_that_are_built_at_once_share_a_session(self, tinker):
+        tinker.connecting_sec = 0.05
+        asyncio.run(together(*(tinker.agent(max_tokens=1 + n) for n in range(4))))
+        assert (len(tinker.opened), len(tinker.sessions)) == (4, 1)
+
+    def test_another_server_has_a_session_of_its_own(self, tinker):
+        for url in ("http://x:1", "http://x:2", "http://x:1"):
+            Trial(tinker.agent(api_base=url)).run()
+        seen = [session.arguments["base_url"] for session in tinker.sessions]
+        assert seen == ["http://x:1", "http://x:2"]
+
+    def test_another_key_has_a_session_of_its_own(self, tinker):
+        for key in ("tml-1", "tml-2", "tml-1"):
+            Trial(tinker.agent(llm_kwargs={"api_key": key})).run()
+        assert [session.arguments["api_key"] for session in tinker.sessions] == ["tml-1", "tml-2"]
+
+    @pytest.mark.parametrize("status", [404, 410])
+    def test_a_session_that_has_ended_is_replaced(self, tinker, status):
+        Trial(tinker.agent()).run()
+        tinker.sessions[0].status = status
+        Trial(tinker.agent(max_tokens=9)).run()
+        Trial(tinker.agent(max_tokens=8)).run()
+        assert len(tinker.sessions) == 2
+
+    def test_a_missing_checkpoint_is_an_error_of_its_trial(self, tinker):
+        tinker.missing_checkpoints.add("tinker://1")
+        with pytest.raises(tinker_sdk.APIStatusError, match="no such checkpoint"):
+            Trial(tinker.agent(model_path="tinker://1")).run()
+        assert Trial(tinker.agent()).run().completion == "hello"
+
+    def test_a_given_service_is_used_by_all_trials(self, tinker, monkeypatch):
+        monkeypatch.delenv("TINKER_API_KEY")
+        basic_loop_agent.use_service(tinker())
+        Trial(tinker.agent()).run()
+        Trial(tinker.agent(max_tokens=9)).run()
+        assert (len(tinker.sessions), len(tinker.opened)) == (1, 2)
+
+    def test_a_given_service_is_never_replaced(self, tinker):
+        basic_loop_agent.use_service(tinker())
+        tinker.sessions[0].status = 410
+        with pytest.raises(tinker_sdk.APIStatusError):
+            Trial(tinker.agent()).run()
+        assert len(tinker.sessions) == 1
+
+    @pytest.mark.skipif(not REAL_TINKER, reason="TINKER_BASE_URL names no server")
+    # The SDK leaves its connections open.
+    @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore:Exception ignored in")
+    def test_a_real_tinker_continues_from_the_sampled_ids(self, tmp_path, monkeypatch):
+        """On a CPU the first run compiles for over a minute, and fails: start it again."""
+        monkeypatch.setenv("TINKER_BASE_URL", REAL_TINKER)
+        options = {"model_name": TINKER_MODEL, "renderer_name": "qwen3_instruct"}
+        trial = Trial(BasicLoopAgent(logs_dir=tmp_path, max_tokens=40, **options)).run("one", "two")
+        first, second = trial.turns
+        assert second.prompt[: len(first.prompt)] == first.prompt
+        assert trial.metadata["n_turns_without_ids"] == 0
+
+    def test_the_list_names_every_renderer_of_the_cookbook(self):
+        # Cookbook 0.5.7 has 38. Fewer would show that this looks in the wrong place.
+        assert len(IN_COOKBOOK) >= 38
+        assert set(IN_COOKBOOK) <= set(RENDERERS)
+
+    def test_a_later_prompt_goes_on_from_the_sampled_ids(self, tinker, family):
+        texts = ["\n\n \t hm \n" + bash("a"), bash("b"), "\n" + bash("c"), bash("d")]
+        tinker.script(*(Reply(tokens=family.reply(text, "hm") + family.stop) for text in texts))
+        trial = Trial(tinker.agent(**family.options, max_turns=4), printing("\n o \n")).run()
+        assert trial.scripts == [["a\n"], ["b\n"], ["c\n"], ["d\n"]]
+        assert trial.turns == tinker.sampled
+        assert trial.metadata["n_prefix_breaks"] == (3 if family.closes_differently else 0)
+
+    def test_a_later_prompt_ends_as_the_template_would(self, tinker, family):
+        tinker.script(*[Reply(tokens=family.reply(bash("ls")) + family.stop)] * 2)
+        agent = tinker.agent(**family.options, max_turns=2, system_prompt="Be brief.")
+        first, second = Trial(agent, printing("out")).run().turns
+        view = family.render(
+            {"role": "system", "content": "Be brief."},
+            {"role": "user", "content": "do it"},
+            {"role": "assistant", "content": bash("ls")},
+            {"role": "user", "content": "Exit code: 0\nOutput:\nout"},
+        )
+        n_tail = 1 + len(second.prompt) - len(first.prompt + first.completion)
+        assert n_tail > 1
+        assert second.prompt[-n_tail:] == view[-n_tail:]
+
+    def test_output_adds_no_special_token_to_a_prompt(self, tinker, family):
+        """The special tokens of a prompt are the template's, whatever a script prints."""
+        hostile = "".join(f"a {text} b<{text}<{text}\n" for text in family.special)
+        seen = []
+        for output in ("out", hostile):
+            tinker.script(*[Reply(tokens=family.reply(bash("ls")) + family.stop)] * 2)
+            agent = tinker.agent(**family.options, max_turns=2, max_output_bytes=99_999)
+            trial = Trial(agent, printing(output)).run()
+            ids = family.special.values()
+            seen.append([token for token in trial.turns[1].prompt if token in ids])
+        assert seen[0] == seen[1]
+        assert trial.observations[0].replace("\u200b", "").endswith(hostile.rstrip())
+
+    def test_a_reply_cut_off_anywhere_shows_no_thinking(self, tinker, family):
+        thinking = f"Could <tool_call>be</tool_call> 42\n{bash('rm x')}"
+        whole = family.reply(bash("ls"), thinking)
+        n_thinking = len(whole) - len(family.encode(bash("ls"))) - family.is_inkling
+        lengths = [*range(1, n_thinking, 5), n_thinking, n_thinking + len("I will"), len(whole)]
+        tinker.script(*(Reply(tokens=whole[:length]) for length in lengths))
+        agent = OwnLoop(**tinker.options | family.options, max_turns=len(lengths))
+        Trial(agent).run()
+        answers = [turn.content.strip() for turn in agent.turns]
+        assert answers == [""] * (len(lengths) - 2) + ["I will", bash("ls").strip()]
+
+
+# -------------------------------------------------------------------------------- prompts on vLLM
+
+
+class TestVllm:
+    def test_vllm_gets_this_request_for_a_completion(self, vllm):
+        Trial(vllm.agent()).run()
+        assert vllm.bodies("/v1/completions") == [
+            {
+                "model": VLLM_MODEL,
+                "prompt": vllm.sampled[0].prompt,
+                "max_tokens": 512,
+                "temperature": 1.0,
+                "logprobs": 0,
+                "return_token_ids": True,
+                "skip_special_tokens": False,
+            }
+        ]
+
+    def test_vllm_gets_this_request_for_a_prompt(self, vllm):
+        Trial(vllm.agent(system_prompt="Be brief.")).run()
+        system = {"role": "system", "content": "Be brief."}
+        assert vllm.bodies("/tokenize")[1] == {
+            "model": VLLM_MODEL,
+            "messages": [system, {"role": "user", "content": "do it"}],
+            "add_generation_prompt": True,
+            "chat_template_kwargs": {},
+            "return_token_strs": True,
+        }
+
+    def test_setup_asks_vllm_for_its_special_tokens(self, vllm):
+        set_up(vllm.agent())
+        (body,) = vllm.bodies("/tokenize")
+        assert {"<think>", "[INST]"} < set(body.pop("prompt").split())
+        model = VLLM_MODEL
+        assert body == {"model": model, "add_special_tokens": False, "return_token_strs": True}
+
+    # Options, and what stands in the request for a completion (None: nothing).
+    @cases(
+        max_tokens=({"max_tokens": 7}, "max_tokens", 7),
+        temperature_0=({"temperature": 0}, "temperature", 0),
+        no_temperature=({"temperature": None}, "temperature", None),
+        top_p=({"top_p": 0.9}, "top_p", 0.9),
+        top_p_in_llm_kwargs=({"llm_kwargs": {"top_p": 0.9}}, "top_p", 0.9),
+        seed=({"llm_kwargs": {"seed": 3}}, "seed", 3),
+        extra_body=({"llm_kwargs": {"extra_body": {"top_k": 5}}}, "top_k", 5),
+        session_id=({"session_id": "mine"}, "session_id", "mine"),
+        openai=({"model_name": f"openai/{VLLM_MODEL}"}, "model", VLLM_MODEL),
+        hosted_vllm=({"model_name": f"hosted_vllm/{VLLM_MODEL}"}, "model", VLLM_MODEL),
+    )
+    def test_vllm_gets_an_option(self, given, name, value, vllm):
+        Trial(vllm.agent(**given)).run()
+        assert vllm.bodies("/v1/completions")[0].get(name) == value
+
+    def test_vllms_template_gets_its_arguments(self, vllm):
+        arguments = {"enable_thinking": True}
+        Trial(vllm.agent(llm_kwargs={"extra_body": {"chat_template_kwargs": arguments}})).run()
+        assert vllm.bodies("/tokenize")[1]["chat_template_kwargs"] == arguments
+        assert "chat_template_kwargs" not in vllm.bodies("/v1/completions")[0]
+
+    def test_vllm_gets_headers_with_every_request(self, vllm):
+        Trial(vllm.agent(llm_kwargs={"extra_headers": {"X-Other": "1"}})).run()
+        assert vllm.headers("X-Other") == ["1"] * 3
+
+    @cases(default=({}, "600"), given=({"timeout": 77}, "77"))
+    def test_a_request_to_vllm_has_a_time_limit(self, given, seconds, vllm):
+        Trial(vllm.agent(llm_kwargs=given)).run()
+        assert vllm.headers("X-Stainless-Read-Timeout") == [seconds] * 3
+
+    @pytest.mark.parametrize("end", ["/", "/v1", "/v1/"])
+    def test_vllms_paths_are_found_from_its_api(self, vllm, end):
+        Trial(vllm.agent(api_base=vllm.url + end)).run()
+        assert [path for path, _, _ in vllm.requests] == [
+            "/tokenize",
+            "/tokenize",
+            "/v1/completions",
+        ]
+
+    def test_a_turn_on_vllm_costs_two_requests(self, vllm):
+        """One more finds the template's tail, and one in `setup` the special tokens."""
+        vllm.script(bash("a"), bash("b"), "done")
+        Trial(vllm.agent(max_turns=3)).run()
+        paths = [path for path, _, _ in vllm.requests]
+        assert (paths.count("/tokenize"), paths.count("/v1/completions")) == (1 + 3 + 1, 3)
+
+    def test_what_vllm_sampled_is_recorded(self, vllm):
+        assert Trial(vllm.agent()).run("one", "two").turns == vllm.sampled
+
+    def test_a_prompt_on_vllm_begins_with_the_ids_so_far(self, vllm):
+        first, second = Trial(vllm.agent(max_tokens=200)).run("one", "two").turns
+        ids = first.prompt + first.completion
+        assert second.prompt[: len(ids)] == ids
+
+    def test_a_prompt_on_vllm_ends_in_the_templates_tail(self, vllm):
+        vllm.script("one.", "two.")
+        first, second = Trial(vllm.agent()).run("one", "two").turns
+        tail = vllm.encode("\n<|im_start|>user\ntwo<|im_end|>\n<|im_start|>assistant\n")
+        assert second.prompt == first.prompt + first.completion + tail
+
+    def test_vllm_ends_a_reply_at_max_tokens(self, vllm):
+        trial = Trial(vllm.agent(max_tokens=1)).run()
+        assert (trial.stop_reason, len(trial.turns[0].completion)) == ("max_tokens", 1)
+
+    def test_vllms_special_tokens_stay_in_the_reply(self, vllm):
+        """gpt-oss writes its thinking between them."""
+        thinking = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant"
+        vllm.script(f"{thinking}<|channel|>final<|message|>hi")
+        assert Trial(vllm.agent()).run().completion == "hi"
+
+    def test_coheres_marks_of_an_answer_are_taken_off(self, vllm):
+        vllm.script(f"<|START_RESPONSE|>{bash('ls')}<|END_RESPONSE|>", "done")
+        assert Trial(vllm.agent(max_turns=2)).run().scripts == [["ls\n"]]
+
+    @pytest.mark.parametrize("opening", ["<think>\n", "<think>"])
+    def test_thinking_that_vllms_template_opened_is_taken_off(self, vllm, opening):
+        vllm.script(f"so {bash('rm x')}</think>{bash('ls')}", "</think>done")
+        template = {"chat_template_kwargs": {"opens_with": opening}}
+        trial = Trial(vllm.agent(max_turns=2, llm_kwargs={"extra_body": template})).run()
+        assert (trial.scripts, trial.completion) == ([["ls\n"]], "done")
+
+    def test_vllms_cached_tokens_are_counted(self, vllm):
+        vllm.script(Reply(bash("ls"), cached_tokens=3), Reply(cached_tokens=40))
+        assert Trial(vllm.agent(max_turns=2)).run().context.n_cache_tokens == 43
+
+    def test_vllms_routed_experts_are_recorded(self, vllm):
+        experts = [[[1, 2]], [[3, 4]]]
+        vllm.script(Reply(choice={"routed_experts": experts}))
+        (detail,) = Trial(vllm.agent()).run().context.rollout_details
+        assert detail["extra"] == {"routed_experts": [experts]}
+
+    @cases(servers=(None, 8192), higher=(9000, 8192), lower=(300, 300))
+    def test_vllms_context_limit_is_the_smaller_one(self, given, limit, vllm):
+        Trial(vllm.agent(context_limit=given, max_tokens=99_999)).run()
+        (body,) = vllm.bodies("/v1/completions")
+        assert body["max_tokens"] == limit - len(body["prompt"])
+
+    def test_a_busy_vllm_is_asked_six_times(self, vllm):
+        vllm.script(*[Refusal(503)] * 5, "hello")
+        assert Trial(vllm.agent()).run().completion == "hello"
+
+    BROKEN = ["<|im_end|>", "<|turn>", "<turn|>", "[|user|]", "<\uff5cUser\uff5c>", "<unused42>"]
+
+    @pytest.mark.parametrize("text", [*BROKEN, "<think>", "</think>"])
+    def test_a_special_token_of_vllms_model_is_broken(self, vllm, text):
+        broken = set_up(vllm.agent()).plain_text(f"a{text}{text}b")
+        assert broken == f"a{text[0]}\u200b{text[1:]}{text[0]}\u200b{text[1:]}b"
+
+    LEFT = ["[ARGS]", "vocab[UNK]", "<s>old</s>", "vector<file_t>", "<start_time>", *ORDINARY]
+
+    @pytest.mark.parametrize("text", LEFT)
+    def test_a_text_that_is_no_token_of_vllms_model_stays(self, vllm, text):
+        assert set_up(vllm.agent()).plain_text(text) == text
+
+    NO_TOKENIZE = {
+        "404": Refusal(404),
+        "a list": [1],
+        "no strings": {"tokens": [1], "token_strs": None, "max_model_len": 9},
+        "no limit": {"tokens": [1], "token_strs": ["a"]},
+    }
+
+    @pytest.mark.parametrize("answer", NO_TOKENIZE.values(), ids=NO_TOKENIZE)
+    def test_setup_refuses_a_server_without_vllms_tokenize(self, vllm, answer):
+        vllm.fix("/tokenize", answer)
+        with pytest.raises(RuntimeError, match=r"no /tokenize as vLLM's.*use model_client=litellm"):
+            set_up(vllm.agent())
+
+    def test_setup_refuses_a_url_where_no_server_is(self, vllm):
+        with pytest.raises(Exception, match="Connection error"):
+            set_up(vllm.agent(api_base="http://127.0.0.1:1", llm_kwargs={"max_retries": 0}))
+
+
+# -------------------------------------------------------------------------------- chat endpoints
+
+
+EPHEMERAL = {"cache_control": {"type": "ephemeral"}}
+
+
+class TestChat:
+    CHAT = "/v1/chat/completions"
+
+    def test_the_module_does_not_import_litellm(self):
+        code = "import sys, basic_loop_agent; sys.exit('litellm' in sys.modules)"
+        subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+    def test_nothing_is_sent_that_was_not_asked_for(self, chat):
+        Trial(chat.agent(temperature=None)).run()
+        message = {"role": "user", "content": "do it"}
+        assert chat.bodies(self.CHAT) == [
+            {"model": "tiny", "messages": [message], "max_tokens": 512}
+        ]
+
+    # Options, and what stands in the request (None: nothing).
+    @cases(
+        max_tokens=({"max_tokens": 7}, "max_tokens", 7),
+        temperature=({}, "temperature", 1.0),
+        temperature_0=({"temperature": 0}, "temperature", 0),
+        refused=({"model_name": "openai/gpt-5", "temperature": 0.3}, "temperature", None),
+        top_p=({"top_p": 0.9}, "top_p", 0.9),
+        top_p_in_llm_kwargs=({"llm_kwargs": {"top_p": 0.9}}, "top_p", 0.9),
+        seed=({"llm_kwargs": {"seed": 3}}, "seed", 3),
+        extra_body=({"llm_kwargs": {"extra_body": {"top_k": 5}}, "session_id": "x"}, "top_k", 5),
+        session_id=(
+            {"llm_kwargs": {"extra_body": {"top_k": 5}}, "session_id": "x"},
+            "session_id",
+            "x",
+        ),
+        ids=({"collect_rollout_details": True}, "return_token_ids", True),
+        logprobs=({"collect_rollout_details": True}, "logprobs", True),
+        no_logprobs=({}, "logprobs", None),
+        claudes_cache=(
+            {"model_name": "openai/claude-x"},
+            "messages",
+            [{"role": "user", "content": [{"type": "text", "text": "do it", **EPHEMERAL}]}],
+        ),
+    )
+    def test_a_chat_endpoint_gets_an_option(self, given, name, value, chat):
+        Trial(chat.agent(**given)).run()
+        assert chat.bodies(self.CHAT)[0].get(name) == value
+
+    @pytest.mark.skipif(not hasattr(BaseAgent, "extra_env"), reason="since Harbor 0.16")
+    def test_the_responses_api_gets_max_tokens(self, chat):
+        """For that API Harbor's LiteLLM asks the client for the limit."""
+        assert set_up(chat.agent(max_tokens=7)).get_model_output_limit() == 7
+
+    def test_a_session_id_joins_headers_of_the_users(self, chat):
+        own = {"llm_kwargs": {"extra_headers": {"X-Other": "1"}}}
+        Trial(chat.agent(session_id="mine", **own)).run()
+        assert (chat.headers("X-Session-ID"), chat.headers("X-Other")) == (["mine"], ["1"])
+
+    def test_the_arguments_of_skyrls_are_taken(self, chat):
+        config = yaml.safe_load((ROOT / "examples/skyrl.yaml").read_text())
+        kwargs = config["agent"]["kwargs"] | {"session_id": "mine"}
+        Trial(chat.agent(model_name="hosted_vllm/tiny", **kwargs)).run()
+        sent = {"model": "tiny", "max_tokens": 4096, "top_k": -1, "min_p": 0.0, "logprobs": True}
+        assert sent.items() <= chat.bodies(self.CHAT)[0].items()
+
+    def test_the_conversation_is_sent_again_each_turn(self, chat):
+        chat.script(f"<think>hm</think>{bash('ls')}", "done")
+        Trial(chat.agent(max_turns=2, system_prompt="Be brief.")).run()
+        assert chat.bodies(self.CHAT)[1]["messages"] == [
+            {"role": "system", "content": "Be brief."},
+            {"role": "user", "content": "do it"},
+            {"role": "assistant", "content": bash("ls")},
+            {"role": "user", "content": "Exit code: 0\nOutput:\n(none)"},
+        ]
+
+    def test_a_client_leaves_the_options_as_they_are(self, chat):
+        agent = chat.agent(session_id="mine", llm_kwargs={"extra_body": {"top_k": 5}})
+        Trial(agent).run()
+        assert agent.options.llm_kwargs == {"extra_body": {"top_k": 5}}
+
+    def test_tokens_are_counted_by_the_server(self, chat):
+        chat.script(Reply(cached_tokens=4))
+        context = Trial(chat.agent()).run().context
+        assert context.n_input_tokens == len(chat.sampled[0].prompt)
+        assert context.n_output_tokens == len(chat.sampled[0].completion)
+        assert context.n_cache_tokens == 4
+
+    def test_the_price_of_a_known_model_is_known(self, chat):
+        chat.script(bash("ls"), "done")
+        agent = chat.agent(model_name="openai/gpt-4o-2024-05-13", max_turns=2)
+        context = Trial(agent).run().context
+        price = context.n_input_tokens * 5e-6 + context.n_output_tokens * 15e-6
+        assert context.cost_usd == pytest.approx(price)
+
+    def test_an_answer_without_text_is_empty(self, chat):
+        chat.script(Reply(message={"content": None}))
+        assert Trial(chat.agent()).run().completion == ""
+
+    def test_what_else_a_server_gives_by_token_is_recorded(self, chat):
+        chat.script(Reply(choice={"routed_experts": [[1], [2]]}))
+        context = Trial(chat.agent(collect_rollout_details=True)).run().context
+        assert context.rollout_details[0]["extra"] == {"routed_experts": [[[1], [2]]]}
+
+    @pytest.mark.parametrize("reason", ["STOP", "end_turn", "eos_token", "COMPLETE"])
+    def test_a_complete_reply_is_run(self, server, reason):
+        server.script(Reply(bash("ls"), choice={"finish_reason": reason}), "done")
+        trial = Trial(server.agent(max_turns=2)).run()
+        assert (trial.stop_reason, trial.scripts) == ("completed", [["ls\n"]])
+
+    @pytest.mark.parametrize("reason", ["length", "abort", "MALFORMED", "content_filter"])
+    def test_a_reply_that_was_cut_off_is_not_run(self, server, reason, caplog):
+        server.script(Reply(bash("rm x"), choice={"finish_reason": reason}))
+        trial = Trial(server.agent(max_turns=2)).run()
+        assert (trial.stop_reason, trial.scripts) == ("max_tokens", [])
+        assert f"finish reason {reason.lower()!r}: the reply counts as cut off" in caplog.text
+
+    def test_a_call_has_three_attempts(self, chat):
+        chat.script(Refusal(503), Refusal(500), "done")
+        trial = Trial(chat.agent(llm_kwargs={"max_retries": 0})).run()
+        assert (trial.completion, len(chat.requests)) == ("done", 3)
+
+    @cases(wanted=(True, {"reasoning_content": "hm"}), not_wanted=(False, {}))
+    def test_reasoning_goes_back_only_if_wanted(self, is_wanted, sent, chat):
+        chat.script(Reply(bash("ls"), message={"reasoning_content": "hm"}), "done")
+        Trial(chat.agent(max_turns=2, interleaved_thinking=is_wanted)).run()
+        message = chat.bodies(self.CHAT)[1]["messages"][2]
+        assert message == {"role": "assistant", "content": bash("ls"), **sent}
+
+    # The text of a reply, the server's reasoning, and what they are in the record.
+    @cases(
+        the_servers=("hi", "hm", ("hm", "hi")),
+        a_tag_is_text_then=("a </think> b", "hm", ("hm", "a </think> b")),
+        both=("<think>b</think>hi", "a", ("ab", "hi")),
+        only_closed=(f"so {bash('rm x')}</think>hi", None, (f"so {bash('rm x')}", "hi")),
+    )
+    def test_thinking_is_recorded_apart(self, text, reasoning, expected, chat):
+        chat.script(Reply(text, message={"reasoning_content": reasoning}))
+        (turn,) = Trial(chat.agent()).run().agent.turns
+        assert (turn.reasoning_content, turn.content) == expected
+
+
+# ------------------------------------------------------------------------------ the shared client
+
+
+class TestSharedClient:
+    def test_trials_with_the_same_configuration_share_a_client(self, tinker, tmp_path):
+        agents = [tinker.agent(logs_dir=tmp_path / str(n)) for n in range(20)]
+        asyncio.run(together(*agents))
+        assert len({agent.client for agent in agents}) == 1
+        assert len(tinker.opened) == 1
+
+    DIFFERENCES = {
+        "max_tokens": {"max_tokens": 1},
+        "temperature": {"temperature": 0},
+        "top_p": {"top_p": 0.5},
+        "max_turns": {"max_turns": 5},
+        "renderer": {"renderer_name": "role_colon"},
+        "checkpoint": {"model_path": "tinker://1"},
+        "server": {"api_base": "http://x"},
+        "context_limit": {"context_limit": 9000},
+        "llm_kwargs": {"llm_kwargs": {"seed": 1}},
+        "key": {"extra_env": {"TINKER_API_KEY": "tml-own"}},
+        "model": {"model_name": "MODEL/"},
+    }
+
+    @pytest.mark.parametrize("different", DIFFERENCES.values(), ids=DIFFERENCES)
+    def test_another_configuration_has_a_client_of_its_own(self, tinker, tokenizer_dir, different):
+        different = {k: tokenizer_dir + "/" if v == "MODEL/" else v for k, v in different.items()}
+        agents = [tinker.agent(), tinker.agent(**different)]
+        asyncio.run(together(*agents))
+        assert agents[0].client is not agents[1].client
+
+    def test_another_given_service_has_clients_of_its_own(self, tinker):
+        async def main() -> None:
+            await agents[0].setup(ScriptedEnvironment())
+            basic_loop_agent.use_service(tinker())
+            await agents[1].setup(ScriptedEnvironment())
+
+        agents = [tinker.agent(), tinker.agent()]
+        asyncio.run(main())
+        assert agents[0].client is not agents[1].client
+
+    def test_another_event_loop_has_clients_of_its_own(self, tinker):
+        agents = [Trial(tinker.agent()).run().agent for _ in range(2)]
+        assert agents[0].client is not agents[1].client
+
+    def test_the_client_is_built_in_a_thread(self, tinker, monkeypatch):
+        threads = []
+        monkeypatch.setattr(
+            BasicLoopAgent, "_build_llm", lambda self: threads.append(threading.current_thread())
+        )
+        set_up(tinker.agent())
+        (thread,) = threads
+        assert thread is not threading.main_thread()
+
+    def test_after_a_build_that_failed_the_next_trial_builds(self, tinker):
+        async def main() -> None:
+            with pytest.raises(tinker_sdk.APIStatusError):
+                await tinker.agent(model_path="tinker://1").setup(ScriptedEnvironment())
+            tinker.missing_checkpoints.clear()
+            await tinker.agent(model_path="tinker://1").setup(ScriptedEnvironment())
+
+        tinker.missing_checkpoints.add("tinker://1")
+        asyncio.run(main())
+        assert tinker.opened[-1] == ("tinker://1", None, False)
+
+    # Whether the next trial has the same client after such a reply.
+    @cases(
+        an_error=(RuntimeError("gone"), None, False),
+        the_clients_timeout=(TimeoutError(), None, False),
+        max_seconds=(forever, None, True),
+        harbors_timeout=(forever, 20, True),
+        a_full_context=(FULL, None, True),
+        an_answer=("hello", None, True),
+    )
+    def test_only_an_error_replaces_the_client(self, reply, timeout_sec, stays, tinker):
+        async def main() -> None:
+            with contextlib.suppress(RuntimeError, TimeoutError):
+                await Trial(agents[0], timeout_sec=timeout_sec).go()
+            await Trial(agents[1]).go()
+
+        tinker.script(reply, "hello")
+        agents = [tinker.agent(max_seconds=50), tinker.agent(max_seconds=50)]
+        with virtual_time() as runner:
+            runner.run(main())
+        assert (agents[0].client is agents[1].client) is stays
+
+    def test_a_run_uses_the_client_that_replaced_its_own(self, tinker):
+        async def main() -> None:
+            await agents[1].setup(ScriptedEnvironment())
+            with contextlib.suppress(RuntimeError):
+                await Trial(agents[0]).go()
+            await Trial(agents[2]).go()
+            await agents[1].run("do it", ScriptedEnvironment(), AgentContext())
+
+        tinker.script(RuntimeError("gone"), "hello", "hello")
+        agents = [tinker.agent() for _ in range(3)]
+        asyncio.run(main())
+        assert agents[0].client is not agents[1].client is agents[2].client
+
+    def test_a_late_error_leaves_the_client_that_replaced_its_own(self, tinker):
+        async def fails_late() -> None:
+            await slow.wait()
+            raise RuntimeError("gone")
+
+        async def main() -> None:
+            late = asyncio.create_task(Trial(agents[0]).go())
+            await asyncio.to_thread(wait_until, lambda: tinker.params)
+            await asyncio.gather(Trial(agents[1]).go(), return_exceptions=True)
+            await Trial(agents[2]).go()
+            slow.set()
+            await asyncio.gather(late, return_exceptions=True)
+            await Trial(agents[3]).go()
+
+        slow = asyncio.Event()
+        tinker.script(fails_late, RuntimeError("gone"), "hello", "hello")
+        agents = [tinker.agent() for _ in range(4)]
+        asyncio.run(main())
+        assert agents[2].client is agents[3].client
+
+    def test_the_oldest_of_128_clients_goes_first(self, tinker, monkeypatch):
+        async def main() -> None:
+            for agent in [*agents, *again]:
+                await agent.setup(ScriptedEnvironment())
+
+        monkeypatch.setattr(BasicLoopAgent, "_build_llm", lambda self: object())
+        monkeypatch.setattr(basic_loop_agent, "_clients", {})
+        agents = [tinker.agent(max_tokens=1 + n) for n in range(129)]
+        again = [tinker.agent(max_tokens=2), tinker.agent(max_tokens=1)]
+        asyncio.run(main())
+        assert again[0].client is agents[1].client
+        assert again[1].client is not agents[0].client
+
+
+# ----------------------------------------------------------------------------- files with ATIF
+
+
+class TestFiles:
+    def test_completion_txt_is_the_last_answer(self, tinker):
+        tinker.script(bash("ls"), "<think>hm</think>\n\ndone \N{SNOWMAN}")
+        trial = Trial(tinker.agent(max_turns=2)).run()
+        answer = (trial.agent.logs_dir / "completion.txt").read_bytes()
+        assert answer == "done \N{SNOWMAN}".encode()
+
+    def test_an_earlier_answer_is_not_left_to_be_scored(self, tinker):
+        tinker.script("first", RuntimeError("gone"))
+        trial = Trial(tinker.agent())
+        with pytest.raises(RuntimeError):
+            trial.run("one", "two")
+        assert trial.completion == ""
+
+    def test_no_other_file_is_left(self, tinker, tmp_path):
+        Trial(tinker.agent(logs_dir=tmp_path / "new" / "agent")).run()
+        left = {path.name for path in (tmp_path / "new" / "agent").iterdir()}
+        assert left == {"completion.txt", "trajectory.json"}
+
+    @cases(
+        link="ln -s ../victim",
+        hard_link="ln ../victim",
+        link_to_nothing="ln -s $(printf %0300d)",
+        pipe="mkfifo",
+        unreadable_file="touch x; chmod 0 x; mv x",
+    )
+    @pytest.mark.parametrize("name", ["completion.txt", "trajectory.json"])
+    def test_what_a_command_puts_at_a_files_name_is_no_trap(self, trap, tinker, tmp_path, name):
+        logs, victim = tmp_path / "logs", tmp_path / "victim"
+        victim.write_text("precious")
+        logs.mkdir()
+        subprocess.run(f"{trap} {name}", shell=True, cwd=logs, check=True)
+        trial = Trial(tinker.agent(logs_dir=logs)).run()
+        assert trial.completion == trial.steps[-1].message == "hello"
+        assert (logs / name).is_file() and not (logs / name).is_symlink()
+        assert victim.read_text() == "precious"
+
+    def test_a_file_that_cannot_be_written_is_an_error(self, tinker):
+        trial = Trial(tinker.agent())
+        (trial.agent.logs_dir / "trajectory.json").mkdir()
+        with pytest.raises(IsADirectoryError):
+            trial.run()
+        assert trial.turns == tinker.sampled
+
+    def test_the_context_can_be_saved(self, tinker):
+        tinker.script(Reply(logprobs=[math.nan] * 6))
+        context = Trial(tinker.agent()).run().context
+        assert AgentContext.model_validate_json(context.model_dump_json()) == context
+
+    # A part of the record of two turns, of 2 and 1 cached tokens, and what it is.
+    @cases(
+        steps=(lambda run: [step.step_id for step in run.steps], [1, 2, 3, 4]),
+        sources=(
+            lambda run: [step.source for step in run.steps],
+            ["system", "user", *["agent"] * 2],
+        ),
+        texts=(lambda run: [step.message for step in run.steps[:2]], ["Be brief.", "do it"]),
+        replies=(lambda run: [step.message for step in run.steps[2:]], [bash("ls"), "done"]),
+        thinking=(lambda run: [step.reasoning_content for step in run.steps[2:]], [None, "hm"]),
+        outputs=(lambda run: run.observations, ["Exit code: 0\nOutput:\nout"]),
+        cached=(lambda run: [step.metrics.cached_tokens for step in run.steps[2:]], [2, 1]),
+        costs=(lambda run: [step.metrics.cost_usd for step in run.steps[2:]], [None, None]),
+        all_cached=(lambda run: run.trajectory.final_metrics.total_cached_tokens, 3),
+        whole_cost=(lambda run: run.trajectory.final_metrics.total_cost_usd, None),
+        agent=(lambda run: run.trajectory.agent.name, "basic-loop"),
+        version=(lambda run: run.trajectory.agent.version, basic_loop_agent.__version__),
+        trial=(lambda run: run.trajectory.session_id, "greet__x7"),
+        stop_reason=(lambda run: run.trajectory.extra["stop_reason"], "completed"),
+        counted_as_cached=(lambda run: run.context.n_cache_tokens, 3),
+        cost=(lambda run: run.context.cost_usd, None),
+        metadata=(
+            lambda run: run.metadata,
+            {
+                "stop_reason": "completed",
+                "n_episodes": 2,
+                "n_turns_without_ids": 0,
+                "n_prefix_breaks": 0,
+            },
+        ),
+    )
+    def test_a_run_leaves_this_record(self, part, expected, tinker, tmp_path):
+        replies = (
+            Reply(bash("ls"), cached_tokens=2),
+            Reply("<think>hm</think>done", cached_tokens=1),
+        )
+        tinker.script(*replies)
+        options = {"logs_dir": tmp_path / "greet__x7/agent", "system_prompt": "Be brief."}
+        trial = Trial(tinker.agent(**options, max_turns=2), printing("out")).run()
+        assert part(trial) == expected
+
+    def test_tokens_are_counted_as_they_were_sampled(self, tinker):
+        tinker.script(bash("ls"), "done")
+        trial = Trial(tinker.agent(max_turns=2)).run()
+        n_prompt, n_completion = (sum(len(turn[n]) for turn in tinker.sampled) for n in (0, 1))
+        context, totals = trial.context, trial.trajectory.final_metrics
+        assert (context.n_input_tokens, context.n_output_tokens) == (n_prompt, n_completion)
+        assert (totals.total_prompt_tokens, totals.total_completion_tokens) == (
+            n_prompt,
+            n_completion,
+        )
+
+    @pytest.mark.skipif("model_usage" not in AgentContext.model_fields, reason="since Harbor 0.23")
+    def test_the_context_has_the_models_usage(self, tinker, tokenizer_dir):
+        assert list(Trial(tinker.agent()).run().context.model_usage) == [tokenizer_dir]
+
+    def test_a_trajectory_without_a_reply_shows_the_instruction(self, tinker):
+        tinker.script(FULL)
+        steps = Trial(tinker.agent()).run().steps
+        assert [(step.source, step.message) for step in steps] == [("user", "do it")]
+
+    def test_a_reply_has_the_time_at_which_it_came(self, tinker):
+        before = datetime.now(UTC).isoformat()
+        trial = Trial(tinker.agent()).run()
+        assert before < trial.steps[-1].timestamp < datetime.now(UTC).isoformat()
+
+    def test_a_step_has_what_trainers_read(self, model):
+        trial = Trial(model.agent(collect_rollout_details=True)).run()
+        (turn,) = model.sampled
+        metrics = trial.steps[-1].metrics
+        assert tuple(getattr(metrics, name) for name in IDS) == turn
+        counts = (metrics.prompt_tokens, metrics.completion_tokens)
+        assert counts == (len(turn.prompt), len(turn.completion))
+
+    def test_a_step_has_vllms_routed_experts(self, vllm):
+        vllm.script(Reply(choice={"routed_experts": [[1]]}))
+        assert Trial(vllm.agent()).run().steps[-1].metrics.extra == {"routed_experts": [[1]]}
+
+    @cases(
+        no_logprobs=(Reply(logprobs=None), {}),
+        not_wanted=(Reply(), {"collect_rollout_details": False}),
+    )
+    def test_a_step_that_cannot_be_trained_has_no_ids(self, reply, given, tinker):
+        tinker.script(reply)
+        metrics = Trial(tinker.agent(**given)).run().steps[-1].metrics
+        assert [getattr(metrics, name) for name in (*IDS, "extra")] == [None] * 4
+
+    def test_the_trajectory_has_a_given_session_id(self, vllm):
+        assert Trial(vllm.agent(session_id="mine")).run().trajectory.session_id == "mine"
+
+
+# ---------------------------------------------------------------------------------- training data
+
+
+def turn(prompt=(1, 2), completion=(3, 4), logprobs=(-0.5, -0.25), **extra: Any) -> Turn:
+    given = zip(IDS, (prompt, completion, logprobs), strict=True)
+    return Turn(**{name: ids if ids is None else list(ids) for name, ids in given}, extra=extra)
+
+
+def result(reward=1.0, error=None, stop_reason="completed", turns=None, steps=None) -> TrialResult:
+    """A trial as Harbor reads it from result.json, or a step of one, which has the same fields."""
+    details = basic_loop_agent.rollout_details([turn()] if turns is None else turns)
+    context = AgentContext(metadata={"stop_reason": stop_reason}, rollout_details=details)
+    rewards = {"reward": reward} if isinstance(reward, float) else reward
+    return TrialResult.model_construct(
+        trial_name="greet__1",
+        agent_result=None if steps else context,
+        verifier_result=None if rewards is None else VerifierResult(rewards=rewards),
+        exception_info=error and ExceptionInfo.model_construct(exception_type=error),
+        step_results=steps,
+    )
+
+
+class TestTrainingData:
+    def test_a_reply_without_a_finish_reason_is_cut_off(self):
+        assert Turn(finish_reason=None).cut_off is True
+
+    @cases(
+        aligned=(turn(), True),
+        an_empty_reply=(turn(completion=(), logprobs=()), True),
+        an_empty_reply_without_logprobs=(turn(completion=(), logprobs=None), True),
+        no_prompt=(turn(prompt=None), False),
+        an_empty_prompt=(turn(prompt=()), False),
+        no_ids=(turn(completion=None), False),
+        no_logprobs=(turn(logprobs=None), False),
+        too_few_logprobs=(turn(logprobs=(-0.5,)), False),
+        **{f"logprob_{x}": (turn(logprobs=(-0.5, x)), False) for x in NO_LOGPROBS},
+    )
+    def test_a_turn_whose_logprobs_are_whole_is_trainable(self, given, expected):
+        assert given.is_trainable is expected
+
+    def test_a_turn_without_usage_counts_its_tokens(self):
+        counts = {"prompt_tokens": 2, "completion_tokens": 2, "cache_tokens": 0, "cost_usd": 0.0}
+        assert turn().usage.model_dump() == counts
+
+    def test_rollout_details_have_an_entry_for_each_turn(self):
+        turns = [turn(a=1), turn(prompt=(5,), completion=(6,), logprobs=(-1.0,), b=2)]
+        assert basic_loop_agent.rollout_details(turns) == [
+            {
+                "prompt_token_ids": [[1, 2], [5]],
+                "completion_token_ids": [[3, 4], [6]],
+                "logprobs": [[-0.5, -0.25], [-1.0]],
+                "extra": {"a": [1, None], "b": [None, 2]},
+            }
+        ]
+
+    def test_a_run_without_turns_has_no_rollout_details(self):
+        assert basic_loop_agent.rollout_details([]) is None
+
+    @pytest.mark.parametrize("turns", [[], [turn(a=1), turn(completion=(), logprobs=(), a=2)]])
+    def test_turns_of_gives_back_what_rollout_details_holds(self, turns):
+        context = AgentContext(rollout_details=basic_loop_agent.rollout_details(turns))
+        assert list(basic_loop_agent.turns_of(context)) == turns
+
+    @cases(
+        a_logprob_is_missing={"logprobs": [[-0.5]]},
+        a_turn_has_no_logprobs={"logprobs": []},
+        a_prompt_too_many={"prompt_token_ids": [[1], [1]]},
+        an_empty_prompt={"prompt_token_ids": [[]]},
+        naN={"logprobs": [[-0.5, math.nan]]},
+        an_extra_list_is_too_short={"extra": {"a": []}},
+        an_extra_list_is_too_long={"extra": {"a": [1, 2]}},
+    )
+    def test_a_rollout_whose_lists_do_not_align_is_an_error(self, wrong):
+        (detail,) = basic_loop_agent.rollout_details([turn(a=1)])
+        context = AgentContext.model_construct(rollout_details=[detail | wrong])
+        with pytest.raises(ValueError, match=r"zip\(\) argument|differ in length"):
+            list(basic_loop_agent.turns_of(context))
+
+    @cases(
+        the_one_named_reward=({"style": 0.5, "reward": 1}, 1),
+        the_only_one=({"score": 0.25}, 0.25),
+        several_without_that_name=({"a": 1, "b": 2}, None),
+        none_at_all=({}, None),
+        no_verifier=(None, None),
+    )
+    def test_a_trajectory_has_the_trials_reward(self, rewards, reward):
+        assert trial_to_trajectory(result(rewards)).reward == reward
+
+    def test_a_trajectory_has_what_the_trial_has(self):
+        trial = result(turns=[turn(a=1), turn(a=2)], stop_reason="max_turns")
+        whole = trial_to_trajectory(trial)
+        assert whole.turns == [turn(a=1), turn(a=2)]
+        assert (whole.stop_reason, whole.trial) == ("max_turns", trial)
+
+    def test_a_trajectory_has_the_turns_of_all_steps(self):
+        turns = [turn(prompt=(8,)), turn(prompt=(9,))]
+        steps = [result(turns=turns[:1]), result(turns=turns[1:], stop_reason="max_turns")]
+        whole = trial_to_trajectory(result(0.5, steps=steps))
+        assert (whole.turns, whole.stop_reason, whole.reward) == (turns, "max_turns", 0.5)
+
+    @cases(
+        the_agents_timeout=result(error="AgentTimeoutError", stop_reason="cancelled"),
+        a_command_that_failed=result(error="NonZeroAgentExitCodeError"),
+        no_turns=result(turns=[]),
+        no_reward=result(None),
+        a_step_that_timed_out=result(steps=[result(error="AgentTimeoutError"), result()]),
+        a_step_without_turns=result(steps=[result(), result(turns=[])]),
+    )
+    def test_a_trial_that_harbor_scores_is_training_data(self, trial, monkeypatch):
+        monkeypatch.delattr(TrialResult, "reward_valid", raising=False)
+        assert trial_to_trajectory(trial).trial is trial
+
+    @cases(
+        an_error=result(error="RuntimeError"),
+        an_error_without_a_reward=result(None, error="RuntimeError"),
+        a_run_that_ended_in_error=result(stop_reason="error"),
+        neither_reward_nor_turns=result(None, turns=[]),
+        a_failed_step=result(steps=[result(error="RuntimeError"), result()]),
+        a_step_that_ended_in_error=result(steps=[result(stop_reason="error"), result()]),
+        its_own_error_beside_its_steps=result(error="RuntimeError", steps=[result()]),
+    )
+    def test_a_trial_that_failed_is_no_training_data(self, trial, monkeypatch):
+        monkeypatch.delattr(TrialResult, "reward_valid", raising=False)
+        assert trial_to_trajectory(trial) is None
+
+    @pytest.mark.parametrize("said", [True, False])
+    def test_harbors_own_word_on_a_reward_counts(self, monkeypatch, said):
+        monkeypatch.setattr(TrialResult, "reward_valid", said, raising=False)
+        assert (trial_to_trajectory(result(error="RuntimeError")) is not None) is said
+
+    @pytest.mark.parametrize("reward", [math.nan, math.inf])
+    def test_a_reward_that_is_no_number_is_an_error(self, reward):
+        with pytest.raises(ValueError, match="trial greet__1: a reward is not a finite number"):
+            trial_to_trajectory(result({"reward": 1, "style": reward}))
+
+    def test_another_agents_trial_has_no_stop_reason(self):
+        trial = result()
+        trial.agent_result.metadata = None
+        assert trial_to_trajectory(trial).stop_reason is None
+
+    def test_the_older_name_of_trial_to_trajectory_is_kept(self):
+        assert basic_loop_agent._trial_to_trajectory is trial_to_trajectory
+
+
+# ------------------------------------------------------------------------------------ the main job
+
+
+def job_config(tinker: FakeTinker, jobs_dir: Path, agent: Any = None, **settings: Any) -> JobConfig:
+    """A job on the example task, without a container. `agent` adds to the agent's settings."""
+    agent = {
+        "import_path": "basic_loop_agent:BasicLoopAgent",
+        "model_name": tinker.options["model_name"],
+        "kwargs": {"renderer_name": "qwen3_instruct"},
+    } | (agent or {})
+    settings = {
+        "tasks": [{"path": ROOT / "examples/greet"}],
+        "environment": {"import_path": "examples.fakes:HostEnvironment"},
+        "verifier": {"import_path": "examples.fakes:HostVerifier"},
+    } | settings
+    return JobConfig(jobs_dir=jobs_dir, quiet=True, agents=[agent], **settings)
+
+
+def run_job(*arguments: Any, **settings: Any) -> list[TrialResult]:
+    """Run such a job. Returns its trials, read back from its files."""
     with asyncio.Runner() as runner:
-        job = runner.run(Job.create(job_config(jobs_dir, *agents, **config)))
-        result = runner.run(job.run())
-    trials = []
-    for trial in result.trial_results:
-        folder = Path(trial.trial_uri.removeprefix("file://"))
-        trials.append(TrialResult.model_validate_json((folder / "result.json").read_text()))
-        live, read = trial_to_trajectory(trial), trial_to_trajectory(trials[-1])
-        assert live is read is None or live.turns == read.turns
-    return trials
+        job = runner.run(Job.create(job_config(*arguments, **settings)))
+        results = runner.run(job.run()).trial_results
+    folders = [Path(result.trial_uri.removeprefix("file://")) for result in results]
+    texts = [(folder / "result.json").read_text() for folder in folders]
+    return [TrialResult.model_validate_json(text) for text in texts]
 
 
-def test_a_jobs_trials_give_back_every_sampled_token_and_its_sequence(bench, tmp_path):
-    fake = bench.service(*[f"<think>a</think>{bash('ls')}", Sampled("hello wo", "length")] * 2)
-    agent = tinker_agent(fake, max_turns=2, renderer_name="qwen3")
-    trials = run_job(tmp_path, agent, n_attempts=2, n_concurrent_trials=1)
-    wholes = [trial_to_trajectory(trial) for trial in trials]
-    assert {whole.stop_reason for whole in wholes} == {"max_tokens"}
-    turns = [turn for whole in wholes for turn in whole.turns]
-    ids = [tuple(getattr(turn, name) for name in IDS) for turn in turns]
-    assert sorted(ids) == sorted(fake.returned)
-    numbers = [fake.returned.index(turn) for turn in ids]
-    sequences = [None if IS_OLD_SDK else f"sequence-{number}" for number in numbers]
-    assert [turn.extra["sequence_id"] for turn in turns] == sequences
-    assert sum(trial.agent_result.n_cache_tokens for trial in trials) == 3 * (1 + 2 + 3)
-
-
-def test_a_timeout_is_scored_a_failed_trial_is_not_and_a_bad_record_is_an_error(bench, tmp_path):
-    fake = bench.service(Sampled("hello world\n" + bash("ls")), forever)
-    hasty = tinker_agent(fake, max_turns=3) | {"override_timeout_sec": 1}
-    (trial,) = run_job(tmp_path / "late", hasty)
-    whole = trial_to_trajectory(trial)
-    assert trial.exception_info is not None
-    assert (whole.stop_reason, whole.reward) == ("cancelled", 0.0)
-    assert len(whole.turns) == len(fake.returned) == 1
-    # Harbor would take a client's own TimeoutError for the agent's timeout, and score the trial.
-    fake = bench.service(bash("ls"), TimeoutError("service is gone"))
-    (failed,) = run_job(tmp_path, tinker_agent(fake, max_turns=2))
-    assert failed.exception_info.exception_type == "RuntimeError"
-    assert "service is gone" in failed.exception_info.exception_message
-    assert trial_to_trajectory(failed) is None
-    failed.exception_info = None
-    failed.verifier_result = VerifierResult(rewards={"reward": 1})
-    assert trial_to_trajectory(failed) is None
-    failed.agent_result.metadata["stop_reason"] = "completed"
-    # Harbor's own word, where it has one (0.25).
-    with patch.object(TrialResult, "reward_valid", False, create=True):
-        assert trial_to_trajectory(failed) is None
-    scored = [({"reward": 1, "style": 0.5}, 1), ({"score": 0.25}, 0.25), ({"a": 1, "b": 2}, None)]
-    for rewards, reward in [*scored, ({}, None)]:
-        failed.verifier_result = VerifierResult(rewards=rewards)
-        assert trial_to_trajectory(failed).reward == reward
-    (record,) = failed.agent_result.rollout_details
-    for wrong in {"logprobs": [[]]}, {"logprobs": [[math.nan]]}, {"prompt_token_ids": [[1], [1]]}:
-        failed.agent_result.rollout_details = [record | wrong]
-        with pytest.raises(ValueError, match=r"argument \d|differ in length"):
-            trial_to_trajectory(failed)
-    failed.agent_result.rollout_details = None
-    assert trial_to_trajectory(failed) is None
-    failed.verifier_result = VerifierResult(rewards={"style": math.nan})
-    with pytest.raises(ValueError, match=f"trial {failed.trial_name}: .*'style': nan"):
-        trial_to_trajectory(failed)
-
-
-@pytest.mark.parametrize("failing", [0, 1])
-def test_a_multi_step_trial_with_a_failed_step_is_no_training_data(bench, tmp_path, failing):
-    script = ["Hello, world!", "Hello, world!"]
-    script[failing] = RuntimeError("service is gone")
-    fake = bench.service(*script)
-    task = shutil.copytree(ROOT / "examples/greet", tmp_path / "task")
+@pytest.fixture
+def two_steps(tmp_path) -> dict[str, Any]:
+    """The example task, twice over in one trial, as a job's setting."""
+    task = tmp_path / "task"
+    shutil.copytree(ROOT / "examples/greet", task)
     settings = 'schema_version = "1.3"\nmulti_step_reward_strategy = "mean"\n'
     for step in ("first", "second"):
         settings += f'[[steps]]\nname = "{step}"\n'
         shutil.copytree(task / "tests", task / f"steps/{step}/tests")
         shutil.copy(task / "instruction.md", task / f"steps/{step}")
     (task / "task.toml").write_text(settings)
-    # Harbor resumes steps since 0.20.
-    resumes = {"resume_trajectory": True} if failing and hasattr(BaseAgent, "resume") else {}
-    (trial,) = run_job(tmp_path, tinker_agent(fake) | resumes, tasks=[{"path": task}])
-    assert trial.exception_info is None
-    assert trial.verifier_result.rewards["reward"] is not None
-    assert trial_to_trajectory(trial) is None
-    # After a timeout a step is scored on purpose.
-    trial.step_results[failing].exception_info.exception_type = "AgentTimeoutError"
-    trial.step_results[failing].agent_result.metadata["stop_reason"] = "cancelled"
-    whole = trial_to_trajectory(trial)
-    assert whole.reward == trial.verifier_result.rewards["reward"]
-    assert whole.stop_reason == ("completed" if failing == 0 else "cancelled")
+    return {"tasks": [{"path": task}]}
 
 
-def fake_training(fake: FakeTinker) -> AsyncMock:
-    """What tinker-cookbook's trainer has for Tinker's service, and for its training client."""
+class TestJob:
+    TWO_TURNS = {"kwargs": {"renderer_name": "qwen3", "max_turns": 2}}
 
-    def future(**result: Any) -> Any:
-        return Mock(result_async=AsyncMock(return_value=SimpleNamespace(**result)))
+    def test_a_jobs_trials_give_back_every_sampled_token(self, tinker, tmp_path):
+        tinker.script(*[f"<think>a</think>{bash('ls')}", Reply("hello wo", cut_off=True)] * 2)
+        trials = run_job(tinker, tmp_path, self.TWO_TURNS, n_attempts=2, n_concurrent_trials=1)
+        turns = [turn for trial in trials for turn in trial_to_trajectory(trial).turns]
+        recorded = [Sampled(*(getattr(turn, name) for name in IDS)) for turn in turns]
+        assert sorted(recorded) == sorted(tinker.sampled)
 
-    def forward_backward(data: list[Any], **kwargs: Any) -> Any:
+    def test_a_trial_that_harbor_timed_out_is_scored(self, tinker, tmp_path):
+        tinker.script(bash("ls"), forever)
+        (trial,) = run_job(tinker, tmp_path, self.TWO_TURNS | {"override_timeout_sec": 1})
+        whole = trial_to_trajectory(trial)
+        assert trial.exception_info.exception_type == "AgentTimeoutError"
+        assert (whole.reward, whole.stop_reason, len(whole.turns)) == (0.0, "cancelled", 1)
+
+    def test_a_clients_timeout_is_not_scored(self, tinker, tmp_path):
+        tinker.script(bash("ls"), TimeoutError("service is gone"))
+        (trial,) = run_job(tinker, tmp_path, self.TWO_TURNS)
+        assert trial.exception_info.exception_type == "RuntimeError"
+        assert "service is gone" in trial.exception_info.exception_message
+        assert (trial.verifier_result, trial_to_trajectory(trial)) == (None, None)
+
+    @cases(first=["GONE", "RIGHT"], second=["RIGHT", "GONE"])
+    def test_a_failed_step_is_no_training_data(self, replies, tinker, tmp_path, two_steps):
+        meanings = {"RIGHT": "Hello, world!", "GONE": RuntimeError("service is gone")}
+        tinker.script(*(meanings[reply] for reply in replies))
+        (trial,) = run_job(tinker, tmp_path / "jobs", **two_steps)
+        assert trial.verifier_result.rewards["reward"] is not None
+        assert trial_to_trajectory(trial) is None
+
+    @pytest.mark.skipif(not hasattr(BaseAgent, "resume"), reason="since Harbor 0.20")
+    def test_a_later_step_resumes_the_conversation(self, tinker, tmp_path, two_steps):
+        resumes = {"resume_trajectory": True}
+        (trial,) = run_job(tinker, tmp_path / "jobs", resumes, **two_steps)
+        first, second = trial_to_trajectory(trial).turns
+        assert second.prompt_token_ids[: len(first.all_ids)] == first.all_ids
+
+    @since_harbor_023
+    @cases(a_bad_option=({"max_turn": 3}, "Unknown option 'max_turn'"), no_key=({}, NO_KEY))
+    def test_a_job_is_refused_before_any_trial(
+        self, kwargs, message, tinker, tmp_path, monkeypatch
+    ):
+        monkeypatch.delenv("TINKER_API_KEY")
+        with pytest.raises(ValueError, match=message):
+            asyncio.run(Job.create(job_config(tinker, tmp_path, {"kwargs": kwargs})))
+
+    @since_harbor_023
+    def test_a_jobs_agent_may_bring_its_key(self, tinker, tmp_path, monkeypatch):
+        monkeypatch.delenv("TINKER_API_KEY")
+        (trial,) = run_job(tinker, tmp_path, {"env": {"TINKER_API_KEY": "tml-own"}})
+        assert trial.exception_info is None
+
+
+# ------------------------------------------------------------------------------- the trainer
+
+RIGHT, WRONG, GONE = "Hello, world!", "no", RuntimeError("the sampler is gone")
+
+
+class Answer(SimpleNamespace):
+    """An answer of Tinker's training client. Cookbook 0.5 awaits `result_async`, 0.6 itself."""
+
+    async def result_async(self) -> Self:
+        return self
+
+    def __await__(self) -> Any:
+        return self.result_async().__await__()
+
+
+class FakeTraining:
+    """Stands in for `tinker.ServiceClient` and for its clients. `sampler` samples."""
+
+    def __init__(self, sampler: FakeTinker) -> None:
+        self.sampler, self.batches, self.checkpoints = sampler, [], []
+
+    def __getattr__(self, name: str) -> Any:
+        # Cookbook 0.5 calls each method by its name with _async, 0.6 without.
+        if name.endswith("_async"):
+            return getattr(self, name.removesuffix("_async"))
+        # What else is asked for does not matter here.
+        return lambda *args, **kwargs: Answer(metrics={}, user_metadata={})
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: Any) -> None: ...
+
+    def create_rest_client(self) -> Self:
+        return self
+
+    async def create_lora_training_client(self, *args: Any, **kwargs: Any) -> Self:
+        return self
+
+    create_training_client_from_state_with_optimizer = create_lora_training_client
+
+    async def save_weights_and_get_sampling_client(self, *args: Any, **kwargs: Any) -> Any:
+        return self.sampler()
+
+    create_sampling_client = save_weights_and_get_sampling_client
+
+    def forward_backward(self, data: list[Any], **kwargs: Any) -> Answer:
+        self.batches.append(data)
         outputs = [{"logprobs": datum.loss_fn_inputs["logprobs"]} for datum in data]
-        return future(loss_fn_outputs=outputs)
+        return Answer(loss_fn_outputs=outputs)
 
-    training = AsyncMock(create_rest_client=Mock(return_value=AsyncMock()))
-    training.create_lora_training_client_async.return_value = training
-    training.create_training_client_from_state_with_optimizer_async.return_value = training
-    training.forward_backward_async.side_effect = forward_backward
-    training.optim_step_async.return_value = future(metrics={})
-    training.save_state_async.side_effect = lambda name, **kwargs: future(path=f"tinker://{name}")
-    training.save_weights_for_sampler_async.return_value = future(path="tinker://final")
-    training.save_weights_and_get_sampling_client_async.side_effect = fake
-    return training
+    def save_state(self, name: str, **kwargs: Any) -> Answer:
+        self.checkpoints.append(name)
+        return Answer(path=f"tinker://{name}")
+
+    save_weights_for_sampler = save_state
+
+
+class Trainer:
+    """Trains on examples/greet, four trials a step, one after the other."""
+
+    def __init__(self, tinker: FakeTinker, folder: Path, monkeypatch: Any) -> None:
+        self.module = importlib.import_module("examples.train")
+        self.tinker, self.folder, self.training = tinker, folder, FakeTraining(tinker)
+        # Nothing here is in Docker.
+        monkeypatch.setattr(self.module, "CLEAN_UP", "true {0}")
+        monkeypatch.setattr("tinker.ServiceClient", lambda **kwargs: self.training)
+
+    def tasks(self, **options: Any) -> Any:
+        defaults = {"tasks": [str(ROOT / "examples/greet")], "steps": 1, "group_size": 4}
+        defaults |= {"environment": "examples.fakes:HostEnvironment", "concurrency": 1}
+        defaults |= {"verifier": "examples.fakes:HostVerifier"}
+        return self.module.HarborTasks(**defaults | options)
+
+    def config(self, tasks: Any, config_class: Any, **options: Any) -> Any:
+        defaults = {"model_name": self.tinker.options["model_name"], "max_tokens": 64}
+        defaults |= {"renderer_name": "qwen3_instruct", "learning_rate": 0.5}
+        defaults |= {"log_path": str(self.folder / "log")}
+        return config_class(dataset_builder=tasks, **defaults | options)
+
+    def main(self, *replies: Any, config: dict[str, Any] | None = None, **tasks: Any) -> None:
+        self.tinker.script(*replies)
+        self.module.main(self.config(self.tasks(**tasks), self.module.Config, **config or {}))
+
+    def metric(self, name: str) -> dict[int, float]:
+        """A metric's values by step."""
+        lines = (self.folder / "log/metrics.jsonl").read_text().splitlines()
+        rows = [json.loads(line) for line in lines]
+        return {row["step"]: round(row[name], 3) for row in rows if name in row}
+
+
+@pytest.fixture
+def trainer(tinker, tmp_path, monkeypatch) -> Trainer:
+    return Trainer(tinker, tmp_path, monkeypatch)
 
 
 def sampled_in(datum: Any) -> tuple[list[int], list[float], float]:
@@ -1561,40 +2992,138 @@ def sampled_in(datum: Any) -> tuple[list[int], list[float], float]:
     tokens = [token for token in zip(*columns, strict=True) if token[1]]
     ids, logprobs, advantages = zip(*tokens, strict=True)
     (advantage,) = set(advantages)
-    return list(ids), [round(logprob, 3) for logprob in logprobs], round(advantage, 3)
+    return list(ids), [round(logprob, 3) for logprob in logprobs], advantage
 
 
-def test_the_cookbooks_trainer_trains_on_trials(bench, tmp_path, monkeypatch):
-    module = importlib.import_module("examples.train")
-    right, wrong, gone = "Hello, world!", "no", RuntimeError("the sampler\nis gone")
-    # Four trials a step, of which one fails. Of the second step only one is scored, so it is
-    # skipped. An evaluation is two trials.
-    step = [bash("ls"), right, bash("ls"), wrong, gone, right]
-    fake = bench.service(right, wrong, *step, gone, gone, gone, right, *step, right)
-    training = fake_training(fake)
-    monkeypatch.setattr("tinker.ServiceClient", lambda **kwargs: training)
-    greet, fakes = str(ROOT / "examples/greet"), "examples.fakes:Host"
-    tasks = {"tasks": [greet], "test_tasks": [greet], "test_group_size": 2, "group_size": 4}
-    tasks |= {"environment": f"{fakes}Environment", "verifier": f"{fakes}Verifier"}
-    tasks |= {"concurrency": 1, "agent_options": {"max_turns": 2}, "steps": 3}
-    config = {"model_name": fake.name, "renderer_name": "qwen3_instruct", "max_tokens": 64}
-    config |= {"learning_rate": 0.5, "log_path": str(tmp_path / "log")}
-    config = module.Config(dataset_builder=module.HarborTasks(**tasks), **config)
-    module.main(config)
-    # The same command, once more, finds nothing to do.
-    module.main(config)
-    trained = [call.args[0] for call in training.forward_backward_async.await_args_list]
-    assert [len(data) for data in trained] == [3, 3]
-    # A multi-turn trial is one datum, and each token has the logprob that it was sampled with.
-    expected = []
-    for first, last, advantage in ((2, 3, 0.333), (4, 5, -0.667), (6, 6, 0.333)):
-        turns = fake.returned[first : last + 1]
-        ids, logprobs = ([one for turn in turns for one in turn[n]] for n in (1, 2))
-        expected.append((ids, logprobs, advantage))
-    assert list(map(sampled_in, trained[0])) == expected
-    log = (tmp_path / "log/logs.log").read_text()
-    assert re.search("left out rl-greet-[0-9a-f]+: it failed: the sampler is gone\n", log)
-    lines = map(json.loads, (tmp_path / "log/metrics.jsonl").read_text().splitlines())
-    names = ["step", "env/all/solved", "test/greet/env/all/reward/total"]
-    metrics = [[round(line.get(name, -1), 2) for name in names] for line in lines]
-    assert metrics == [[0, 0.67, 0.5], [1, -1, -1], [2, 0.67, -1], [3, -1, 1]]
+class TestTrainer:
+    def test_each_trial_is_one_datum_with_its_own_logprobs(self, trainer):
+        replies = bash("ls"), RIGHT, bash("ls"), WRONG, WRONG, RIGHT
+        trainer.main(*replies, agent_options={"max_turns": 2})
+        sampled = trainer.tinker.sampled
+        trials = [
+            (sampled[0:2], 0.5),
+            (sampled[2:4], -0.5),
+            (sampled[4:5], -0.5),
+            (sampled[5:], 0.5),
+        ]
+        expected = []
+        for turns, advantage in trials:
+            ids = [token for turn in turns for token in turn.completion]
+            logprobs = [logprob for turn in turns for logprob in turn.logprobs]
+            expected.append((ids, logprobs, advantage))
+        assert [sampled_in(datum) for datum in trainer.training.batches[0]] == expected
+
+    def test_a_second_start_goes_on_with_more_steps(self, trainer):
+        trainer.main(*[RIGHT, WRONG] * 4, steps=2)
+        trainer.main(*[RIGHT, WRONG] * 2, steps=3)
+        assert len(trainer.training.batches) == 3
+        assert trainer.metric("progress/done_frac") == {0: 0.5, 1: 1.0, 2: 1.0}
+
+    def test_weights_are_evaluated_before_with_after(self, trainer):
+        tests = {"test_tasks": [str(ROOT / "examples/greet")], "test_group_size": 1}
+        trainer.main(WRONG, *[RIGHT, WRONG] * 4, RIGHT, **tests, steps=2)
+        assert trainer.metric("test/env/all/solved") == {0: 0.0, 2: 1.0}
+
+    def test_a_step_of_failed_trials_ends_the_training(self, trainer):
+        with pytest.raises(SystemExit, match=r"(?i)every trial.*RuntimeError.*the sampler is gone"):
+            trainer.main(*[GONE] * 4, steps=2)
+        assert trainer.training.checkpoints == []
+
+    def test_the_same_command_goes_on_after_the_mending(self, trainer):
+        with pytest.raises(SystemExit):
+            trainer.main(*[GONE] * 4, steps=2)
+        trainer.main(*[RIGHT, WRONG] * 4, steps=2)
+        assert len(trainer.training.batches) == 2
+
+    def test_a_step_with_some_failed_trials_is_trained(self, trainer):
+        trainer.main(RIGHT, WRONG, RIGHT, *[GONE] * 4)
+        assert len(trainer.training.batches[0]) == 3
+        assert trainer.metric("rollout_errors/RuntimeError") == {0: 1.0}
+
+    def test_a_trials_own_cancellation_is_its_error(self, trainer, monkeypatch):
+        async def verify(verifier: HostVerifier) -> Any:
+            result = await score(verifier)
+            if result.rewards["reward"] == 0:
+                raise asyncio.CancelledError("the remote call was cancelled")
+            return result
+
+        score = HostVerifier.verify
+        monkeypatch.setattr(HostVerifier, "verify", verify)
+        trainer.main(RIGHT, RIGHT, RIGHT, *[WRONG] * 4)
+        assert len(trainer.training.batches[0]) == 3
+        assert trainer.metric("rollout_errors/CancelledError") == {0: 1.0}
+
+    @cases(
+        environment=({"environment": "dockr"}, "dockr"),
+        environments_module=({"environment": "nothing:Environment"}, "nothing"),
+        verifiers_module=({"verifier": "nothing:Verifier"}, "nothing"),
+        verifiers_class=({"verifier": "examples.fakes:Nothing"}, "Nothing"),
+        agent=({"agent": "nothing:Agent"}, "nothing"),
+        option=({"agent_options": {"max_turn": 2}}, "max_turn"),
+        limit=({"agent_options": {"max_tokens": 9}}, "max_tokens"),
+        tasks=({"tasks": ["examples/nothing"]}, "examples/nothing"),
+        trials_field=({"trial_options": {"agent": 3}}, "agent"),
+    )
+    def test_a_typo_is_an_error_before_anything_connects(self, tasks, message, trainer):
+        with pytest.raises(ValueError, match=message):
+            trainer.main(**tasks)
+        assert not (trainer.folder / "log").exists()
+
+    def test_streamed_minibatches_end(self, trainer):
+        stream = cookbook.StreamMinibatchConfig(groups_per_batch=1, num_minibatches=1)
+        config = {"stream_minibatch_config": stream}
+        trainer.main(*[RIGHT, WRONG] * 4, config=config, steps=2)
+        assert len(trainer.training.batches) == 2
+
+    def test_the_cookbooks_own_config_takes_harbor_tasks(self, trainer):
+        trainer.tinker.script(*[RIGHT, WRONG] * 2)
+        names = {
+            "model_name": trainer.tinker.options["model_name"],
+            "renderer_name": "qwen3_instruct",
+        }
+        tasks = trainer.tasks(**names, trials_dir=str(trainer.folder / "trials"))
+        tolerance = trainer.module.HarborTrials(MinViableGroup())
+        more = {"recipe_name": "own", "rollout_error_tolerance": tolerance}
+        asyncio.run(cookbook.main(trainer.config(tasks, cookbook.Config, **more)))
+        assert len(trainer.training.batches[0]) == 4
+
+    def test_the_users_error_tolerance_is_kept(self, trainer):
+        strict = MinViableGroup(min_successful=4, max_retries=1)
+        trainer.main(RIGHT, GONE, WRONG, RIGHT, WRONG, config={"rollout_error_tolerance": strict})
+        assert len(trainer.training.batches[0]) == 4
+
+    def test_a_group_can_be_pickled(self, trainer):
+        (group,) = trainer.tasks().groups([str(ROOT / "examples/greet")], 4)
+        copied = pickle.loads(pickle.dumps(group))
+        assert (copied.task, copied.size, copied.tasks) == (group.task, 4, group.tasks)
+
+    def test_each_stop_reason_has_a_metric(self, trainer):
+        trainer.main(RIGHT, *[bash("ls")] * 6, agent_options={"max_turns": 2})
+        reasons = sorted(basic_loop_agent.StopReason)
+        means = {reason: trainer.metric(f"env/all/stop/{reason}") for reason in reasons}
+        seen = {"completed": {0: 0.25}, "max_turns": {0: 0.75}}
+        assert means == {reason: seen.get(reason, {0: 0.0}) for reason in reasons}
+        assert trainer.metric("env/all/n_prefix_breaks") == {0: 0.0}
+
+
+def score(task: Path, folder: Path, script: str) -> str:
+    """The reward for a script: both run by bash in `folder`, whose paths replace a container's."""
+    shutil.copytree(task / "environment", folder / "home")
+    (folder / "verifier").mkdir()
+    test = (task / "tests/test.sh").read_text().replace("/logs/", f"{folder}/")
+    for text in (script, test):
+        subprocess.run(["bash", "-c", text], cwd=folder / "home", stderr=subprocess.DEVNULL)
+    return (folder / "verifier/reward.txt").read_text().strip()
+
+
+class TestShellTasks:
+    @cases(**{kind.name: kind for kind in shell_tasks.KINDS + shell_tasks.NEW_KINDS})
+    def test_a_shell_task_scores_solution_near_miss_nothing(self, kind, tmp_path):
+        task = tmp_path / "task"
+        shell_tasks.write_task(task, kind, shell_tasks.WORDS, random.Random(0))
+        solution, near_miss = (
+            (task / "solution" / n).read_text() for n in ("solve.sh", "near_miss.sh")
+        )
+        scripts = {"solution": solution, "near": near_miss, "nothing": "true"}
+        rewards = {name: score(task, tmp_path / name, text) for name, text in scripts.items()}
+        assert rewards == {"solution": "1", "near": "0.5", "nothing": "0"}

@@ -1,9 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: 2026 The BasicLoopAgent authors
 """Stand-ins for a real job: a model, an environment and a verifier that need nothing.
 
 examples/offline.yaml names them by import path. Nothing that a model says is ever run on the host.
+
+To try a copy of the agent, or a subclass of it, in this folder's parent:
+
+    AGENT=my_agent:BasicLoopAgent uv run --no-dev harbor run -c examples/offline.yaml
 """
 
+import importlib
 import os
 import re
 from pathlib import Path
@@ -15,15 +21,14 @@ from harbor.models.metric import UsageInfo
 from harbor.models.verifier.result import VerifierResult
 from harbor.verifier.base import BaseVerifier
 
-from basic_loop_agent import BasicLoopAgent
-
 # Harbor imports litellm after a job: the price list that comes with it, so that nothing is fetched.
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
 
 REPLIES = ("I will see what is here.\n\n```bash\nls\n```", "Hello, world!")
+module, _, name = os.environ.get("AGENT", "basic_loop_agent:BasicLoopAgent").partition(":")
 
 
-class ScriptedAgent(BasicLoopAgent):
+class ScriptedAgent(getattr(importlib.import_module(module), name)):
     """The agent with a model that says REPLIES: how to give it a client of your own."""
 
     def _build_llm(self) -> BaseLLM:

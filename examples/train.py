@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: 2026 The BasicLoopAgent authors
 """RL on Tinker: a Harbor trial is a rollout of tinker-cookbook's trainer.
 
     uv run python examples/train.py model_name=Qwen/Qwen3-8B learning_rate=4e-5 max_tokens=1024 \
@@ -6,172 +7,191 @@
       dataset_builder.agent_options.max_turns=8
 
 `--help` lists all arguments. Those below `dataset_builder.` are this file's, the others are the
-cookbook's (`tinker_cookbook.rl.train.Config`). A step runs each of its tasks `group_size` times
-with the weights so far, and updates the weights by the rewards, each relative to the mean of its
-task. The same command, started again, goes on after the last finished step.
-
-Tasks may be any that Harbor runs, in any of its environments. The agent is BasicLoopAgent, a copy
-of it or a subclass. Tested with tinker-cookbook 0.5.7, 0.5.8 and 0.6.1.
+cookbook's. The tasks may be any that Harbor runs, the agent BasicLoopAgent, a copy or a subclass.
+The cookbook's own Config takes HarborTasks with `rollout_error_tolerance=HarborTrials(...)`.
 """
 
 import asyncio
-import contextvars
-import functools
-import importlib
 import logging
-import os
 import random
+import signal
+import subprocess
 import sys
 import warnings
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
-from uuid import uuid4
+from uuid import NAMESPACE_URL, uuid4, uuid5
 
 import chz
-from harbor.environments.docker.docker import DockerEnvironment
+import tinker
+from harbor.environments.factory import EnvironmentFactory
 from harbor.models.trial.config import TrialConfig
-from harbor.models.trial.result import TrialResult
 from harbor.trial.trial import Trial
-from tinker import ModelInput
-from tinker_cookbook.completers import TokenCompleter, TokensWithLogprobs
-from tinker_cookbook.exceptions import AllTrajectoriesFailedError
-from tinker_cookbook.rl import train, types
-from tinker_cookbook.rl.metric_util import RLTestSetEvaluator
-from tinker_cookbook.rl.rollout_strategy import RolloutResult, RolloutStrategy
+from harbor.utils.import_path import import_symbol
+from tinker_cookbook.checkpoint_utils import get_last_checkpoint
+from tinker_cookbook.completers import TinkerTokenCompleter, TokensWithLogprobs
+from tinker_cookbook.rl import rollouts, train, types
+from tinker_cookbook.rl.rollout_strategy import MinViableGroup, RolloutResult, RolloutStrategy
+from tinker_cookbook.utils.ml_log import setup_logging
 
-logger = logging.getLogger(__name__)
-
-# The sampling client of the group that runs. Each group has its own context.
-_sampling_client: contextvars.ContextVar[Any] = contextvars.ContextVar("sampling_client")
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+# Removes what the trials of one training left in Docker. No other names have its prefix.
+CLEAN_UP = """\
+docker ps -aq --filter name=^{0} | xargs -r docker rm -f
+docker network ls -q --filter name=^{0} | xargs -r docker network rm
+docker images -q --filter 'reference={0}*' | xargs -r docker rmi -f"""
+# Harbor builds the agent from a configuration of plain values, so no sampling client can be given
+# to it: it samples from what its module's `use_service` was given. In asynchronous training groups
+# of several policies run at once, so each trial's context says which one is its own.
+_policy: ContextVar[TinkerTokenCompleter] = ContextVar("policy")
 
 
 class PolicyService:
     """Stands in for Tinker's service and client: the agent samples from the cookbook's policy."""
 
     def create_sampling_client(self, **client_args: Any) -> "PolicyService":
-        """The checkpoint is the policy's, whatever the agent asks for."""
         return self
 
     def sample(self, **request: Any) -> Any:
-        """As `tinker.SamplingClient.sample`."""
-        return _sampling_client.get().sample(**request)
+        client = _policy.get().sampling_client
+        # SDK 0.38 gives the cookbook a future in its place.
+        return (client.result() if hasattr(client, "result") else client).sample(**request)
 
 
 POLICY_SERVICE = PolicyService()
 
 
+@dataclass
+class HarborTrial(types.Env):
+    """A trial. When it has ended, it has an error, or an outcome (`trial_to_trajectory`)."""
+
+    group: "HarborGroup"
+    error: types.RolloutError | None = None
+    outcome: Any = None
+    step = None  # is never called
+
+    async def initial_observation(self) -> types.InitialObservationOverflow:
+        """Run the whole trial. Returns what ends the cookbook's rollout before it samples. Raises
+        RuntimeError if the trial cannot be trained on."""
+        group = self.group
+        _policy.set(group.policy)
+        try:
+            config = group.tasks.trial_config(group.task, group.policy)
+            agent = agent_module(group.tasks.agent)
+            agent.use_service(POLICY_SERVICE)
+            async with group.slots:
+                result = await (await Trial.create(config)).run()
+            outcome = agent.trial_to_trajectory(result)
+            if not outcome or not outcome.turns or outcome.reward is None:
+                parts = (result, *(result.step_results or []))
+                for info in filter(None, [part.exception_info for part in parts]):
+                    text = f"{result.trial_name}: {info.exception_message}"
+                    self.error = self.error or types.RolloutError(info.exception_type, text)
+                raise ValueError(f"{result.trial_name}: no token ids, or no single reward")
+            self.outcome = outcome
+            return types.InitialObservationOverflow(reward=0.0)
+        except (Exception, asyncio.CancelledError) as error:
+            if asyncio.current_task().cancelling():
+                raise asyncio.CancelledError from error
+            # Else a CancelledError is the trial's own, such as a remote environment's.
+            text = f"{group.task}: {error}"
+            self.error = self.error or types.RolloutError(type(error).__name__, text)
+            raise RuntimeError(self.error.error_message) from error
+
+    def trajectory(self) -> types.Trajectory:
+        transitions = []
+        for turn in self.outcome.turns:
+            prompt = tinker.ModelInput.from_ints(turn.prompt_token_ids)
+            action = TokensWithLogprobs(turn.completion_token_ids, turn.logprobs)
+            # For the loss stable_reinforce. The constructor has it from cookbook 0.6 on.
+            action.sequence_id = turn.extra.get("sequence_id")
+            is_last = turn is self.outcome.turns[-1]
+            logs = {"trial": self.outcome.trial.trial_name}
+            transitions.append(types.Transition(prompt, action, 0.0, is_last, logs=logs))
+        return types.Trajectory(transitions, tinker.ModelInput.empty(), self.outcome.stop_reason)
+
+
+def agent_module(import_path: str) -> Any:
+    """The module of BasicLoopAgent, or of the copy of it, that the agent `module:Class` is from."""
+    return sys.modules[import_symbol(import_path).run.__module__]
+
+
 @dataclass(frozen=True)
 class HarborGroup(types.EnvGroupBuilder):
-    """The trials of one task. `config` holds the fields of TrialConfig that they have in common."""
+    """The trials of a task in a step. HarborTrials sets the policy, and collects the trials."""
 
     task: str
-    config: dict[str, Any]
-    group_size: int
-    concurrency: int
+    tasks: "HarborTasks"
+    size: int
+    slots: asyncio.Semaphore
+    # How many groups the step has (0: an evaluation), and the errors of those that failed whole.
+    n_groups: int = 0
+    step_errors: list[str] = field(default_factory=list)
+    policy: TinkerTokenCompleter | None = None
+    trials: list[HarborTrial] = field(default_factory=list)
 
-    async def make_envs(self) -> list[types.Env]:
-        """A trial has no Env: HarborTrials runs it whole."""
-        raise NotImplementedError
+    async def make_envs(self) -> list[HarborTrial]:
+        if self.policy is None:
+            raise ValueError("HarborTasks needs rollout_error_tolerance=HarborTrials(...)")
+        self.trials.extend(HarborTrial(self) for _ in range(self.size))
+        return self.trials[-self.size :]
+
+    async def compute_group_rewards(self, trajectory_group: Any, env_group: Any) -> list[Any]:
+        """The reward of each trial, and its metrics, of which the cookbook logs the means."""
+        rewards = []
+        for outcome in [trial.outcome for trial in env_group]:
+            metrics = {"solved": float(outcome.reward >= 1)}
+            for reason in agent_module(self.tasks.agent).StopReason:
+                name = f"{types.STOP_METRIC_PREFIX}{reason}"
+                metrics[name] = float(reason == outcome.stop_reason)
+            for name in ("n_prefix_breaks", "n_turns_without_ids"):
+                steps = outcome.trial.step_results or [outcome.trial]
+                metrics[name] = sum(step.agent_result.metadata[name] for step in steps)
+            rewards.append((outcome.reward, metrics))
+        return rewards
 
     def logging_tags(self) -> list[str]:
-        """The task's name, under which the cookbook logs its reward."""
-        return [Path(self.task).name]
+        """The cookbook logs the metrics of each folder, and of each task."""
+        return [Path(self.task).parent.name, "/".join(Path(self.task).parts[-2:])]
+
+    def fail(self, error: str) -> None:
+        """Note that every trial failed. Raises SystemExit if no group of the step is left."""
+        self.step_errors.append(error)
+        if len(self.step_errors) == self.n_groups:
+            reason = f"Every trial of a step failed, the first by {self.step_errors[0]}"
+            raise SystemExit(f"{reason}\nWhen that is mended, the same command goes on.")
 
 
 @dataclass(frozen=True)
 class HarborTrials(RolloutStrategy):
-    """Runs the trials of a group. A failed trial is named, and left out."""
+    """Runs trials by a strategy of the cookbook's, which says how many of them may fail."""
+
+    tolerance: RolloutStrategy
 
     @property
     def catches_group_errors(self) -> bool:
-        """A group that fails is skipped."""
-        return True
+        return self.tolerance.catches_group_errors
 
-    async def execute(
-        self, env_group_builder: HarborGroup, policy: TokenCompleter
-    ) -> RolloutResult:
-        """Run the trials. Raises AllTrajectoriesFailedError if fewer than two have a reward."""
-        group = env_group_builder
-        agent_module(group.config["agent"]["import_path"]).use_service(POLICY_SERVICE)
-        client = policy.sampling_client
-        # SDK 0.38 gives the cookbook a future in its place.
-        _sampling_client.set(client.result() if hasattr(client, "result") else client)
-        size = group.group_size
-        trials = [asyncio.create_task(run_trial(group), name="trial") for _ in range(size)]
-        # If this is cancelled, `gather` waits for all trials: each has a container to remove.
-        outcomes = await asyncio.gather(*trials, return_exceptions=True)
-        errors = [outcome for outcome in outcomes if isinstance(outcome, types.RolloutError)]
-        trajectories = [outcome for outcome in outcomes if outcome not in errors]
-        if len(trajectories) < min(2, size):
-            raise AllTrajectoriesFailedError(f"{group.task}: fewer than two trials can be compared")
-        return RolloutResult(trajectories, envs=trajectories, errors=errors)
-
-
-async def run_trial(group: HarborGroup) -> types.Trajectory | types.RolloutError:
-    """Run a trial of the group, when there is room for one more."""
-    name = f"rl-{Path(group.task).name[:32]}-{uuid4().hex[:12]}"
-    config = TrialConfig(task={"path": group.task}, trial_name=name, **group.config)
-    try:
-        async with trial_slots(asyncio.get_running_loop(), group.concurrency):
-            result = await (await Trial.create(config)).run()
-        return to_trajectory(result, agent_module(config.agent.import_path))
-    except Exception as error:
-        logger.warning("left out %s: %s", name, " ".join(str(error).split())[:300])
-        return types.RolloutError(type(error).__name__, str(error))
-
-
-@functools.lru_cache(maxsize=8)
-def trial_slots(event_loop: asyncio.AbstractEventLoop, n: int) -> asyncio.Semaphore:
-    """At most `n` trials at a time, over all groups of an event loop."""
-    # A process of a pool has a new event loop for each group. Harbor (0.13 to 0.24) has no other
-    # way to forget the locks of an old one.
-    DockerEnvironment._image_build_locks.clear()
-    return asyncio.Semaphore(n)
-
-
-def to_trajectory(trial: TrialResult, agent: ModuleType) -> types.Trajectory:
-    """The trial as the cookbook sees it. Its last transition has the reward.
-
-    Raises ValueError if the trial failed, has no single reward or no token ids, if ids and logprobs
-    do not align, or if a number is not finite.
-    """
-    whole = agent.trial_to_trajectory(trial)
-    if whole is None:
-        parts = (trial, *(trial.step_results or []))
-        errors = [part.exception_info.exception_message for part in parts if part.exception_info]
-        raise ValueError(f"it failed: {'; '.join(errors) or 'no reward'}")
-    if whole.reward is None or not whole.turns:
-        raise ValueError(f"no token ids, or no single reward: {trial.verifier_result}")
-    transitions = []
-    for turn in whole.turns:
-        prompt = ModelInput.from_ints(turn.prompt_token_ids)
-        action = TokensWithLogprobs(turn.completion_token_ids, turn.logprobs)
-        # For the loss stable_reinforce. The constructor has it from cookbook 0.6 on.
-        action.sequence_id = turn.extra.get("sequence_id")
-        transitions.append(types.Transition(prompt, action, reward=0.0, episode_done=False))
-    # The cookbook logs the mean of each metric over the trials.
-    metrics = {"solved": float(whole.reward >= 1)}
-    for reason in ("completed", "max_turns", "max_tokens"):
-        metrics[f"stopped_by/{reason}"] = float(reason == whole.stop_reason)
-    last = transitions[-1]
-    last.reward, last.episode_done, last.metrics = whole.reward, True, metrics
-    last.logs = {"trial": trial.trial_name}
-    return types.Trajectory(transitions, ModelInput.empty(), whole.stop_reason)
-
-
-def agent_module(import_path: str) -> ModuleType:
-    """The module of BasicLoopAgent, or of the copy of it, that the agent `module:Class` is from."""
-    name, _, class_name = import_path.partition(":")
-    agent = getattr(importlib.import_module(name), class_name)
-    return sys.modules[agent.run.__module__]
+    async def execute(self, env_group_builder: HarborGroup, policy: Any) -> RolloutResult:
+        """Run the trials. Raises what the tolerance raises, and SystemExit (`HarborGroup.fail`)."""
+        group = replace(env_group_builder, policy=policy, trials=[])
+        try:
+            result = await self.tolerance.execute(group, policy)
+        except Exception as error:
+            if not any(trial.outcome for trial in group.trials):
+                errors = [trial.error for trial in group.trials if trial.error]
+                group.fail(str([*errors, error][0]))
+            raise
+        errors = [trial.error for trial in group.trials if trial.error]
+        return RolloutResult([trial.trajectory() for trial in result.envs], result.envs, errors)
 
 
 @chz.chz
 class HarborTasks(types.RLDatasetBuilder):
-    """What is trained on, and how its trials run."""
+    """What is trained on, and how its trials run. (`main` sets the last three.)"""
 
     tasks: list[str] = chz.field(doc="task folders, or folders of tasks: a,b,...")
     test_tasks: list[str] = chz.field(default_factory=list, doc="the same, to evaluate on")
@@ -185,115 +205,136 @@ class HarborTasks(types.RLDatasetBuilder):
     verifier: str | None = chz.field(default=None, doc="module:Class; default: the task's tests")
     agent: str = chz.field(default="basic_loop_agent:BasicLoopAgent", doc="module:Class")
     agent_options: dict[str, Any] = chz.field(default_factory=dict, doc="such as .max_turns=8")
-    trial_config: dict[str, Any] = chz.field(default_factory=dict, doc="more of TrialConfig")
+    trial_options: dict[str, Any] = chz.field(default_factory=dict, doc="fields of TrialConfig")
+    model_name: str | None = chz.field(default=None, doc="default: as trained")
+    renderer_name: str | None = chz.field(default=None, doc="default: as trained")
+    trials_dir: str = chz.field(default="trials", doc="default: log_path/trials")
 
-    async def __call__(self) -> tuple["TaskDataset", None]:
-        """The training tasks. (`main` makes an evaluator of each of `test_tasks`.)"""
+    async def __call__(self) -> tuple["TaskDataset", "TaskDataset | None"]:
         groups = self.groups(self.tasks, self.group_size)
-        batch_size = self.tasks_per_step or len(groups)
-        if batch_size > len(groups):
-            raise ValueError(f"tasks_per_step is {batch_size}, but there are {len(groups)} tasks")
-        return TaskDataset(groups, batch_size, self.steps), None
+        n = min(self.tasks_per_step or len(groups), len(groups))
+        training = TaskDataset([replace(group, n_groups=n) for group in groups], n, self.steps)
+        tests = self.groups(self.test_tasks, self.test_group_size)
+        return training, TaskDataset(tests, len(tests), 1) if tests else None
 
-    def groups(self, folders: list[str], group_size: int) -> list[HarborGroup]:
+    def groups(self, folders: list[str], size: int) -> list[HarborGroup]:
         """A group for each task in these folders. Raises ValueError if one has no task."""
-        tasks = []
+        groups, slots = [], asyncio.Semaphore(self.concurrency)
         for folder in folders:
-            path = Path(folder).expanduser()
+            path = Path(folder).expanduser().resolve()
             files = sorted(path.glob("task.toml")) or sorted(path.glob("*/task.toml"))
             if not files:
                 raise ValueError(f"{folder} is no task, nor a folder of tasks (task.toml)")
-            tasks += [str(file.parent) for file in files]
-        common = (self.trial_config, group_size, self.concurrency)
-        return [HarborGroup(task, *common) for task in tasks]
+            groups += [HarborGroup(str(file.parent), self, size, slots) for file in files]
+        return groups
+
+    def prefix(self) -> str:
+        """How the names of this training's containers begin."""
+        return f"rl-{uuid5(NAMESPACE_URL, str(Path(self.trials_dir).resolve())).hex[:8]}-"
+
+    def trial_config(self, task: str, policy: Any) -> TrialConfig:
+        """The configuration of a trial with the limits of this policy. Raises ValueError."""
+        limits = {"max_tokens": policy.max_tokens, "temperature": policy.temperature}
+        if wrong := limits.keys() & self.agent_options.keys():
+            raise ValueError(f"agent_options has {', '.join(wrong)}, which the trainer sets")
+        kwargs = {"renderer_name": self.renderer_name, **self.agent_options, **limits}
+        config = {
+            "task": {"path": task},
+            "trial_name": f"{self.prefix()}{Path(task).name[:32]}-{uuid4().hex[:12]}",
+            "trials_dir": self.trials_dir,
+            "agent": {"import_path": self.agent, "model_name": self.model_name, "kwargs": kwargs},
+            "environment": {"import_path" if ":" in self.environment else "type": self.environment},
+            "verifier": {"import_path": self.verifier} if self.verifier else {},
+        }
+        return TrialConfig(**config | self.trial_options)
 
 
 @dataclass
 class TaskDataset(types.RLDataset):
-    """`n_batches` batches of random tasks, and an empty one: the cookbook evaluates before a batch,
-    and so evaluates after the last step too."""
-
     groups: list[HarborGroup]
     batch_size: int
     n_batches: int
 
     def __len__(self) -> int:
-        return self.n_batches + 1
+        return self.n_batches
 
     def get_batch(self, index: int) -> list[HarborGroup]:
         """The tasks of a step, by its number alone, so that after a crash it has the same ones."""
-        n_tasks = self.batch_size if index < self.n_batches else 0
-        return random.Random(index).sample(self.groups, n_tasks)
+        errors = []
+        groups = random.Random(index).sample(self.groups, self.batch_size)
+        return [replace(group, step_errors=errors) for group in groups]
 
 
 @chz.chz
 class Config(train.Config):
-    """The cookbook's, with other defaults."""
+    """The cookbook's, with other defaults. What a second start needs is saved after each step."""
 
     dataset_builder: HarborTasks
     recipe_name: str = "harbor"
-    eval_every: int | None = chz.field(default=None, doc="default: before and after all steps")
-    # Saved after each step, for a second start.
+    rollout_error_tolerance: Any = MinViableGroup()
     save_every: int = 0
     rolling_save_every: int = 1
     rolling_ttl_seconds: int = 7 * 24 * 3600
 
 
 def main(config: Config, rollout_executor: Executor | None = None) -> None:
-    """Train, or go on training. The cookbook runs the groups of a step in `rollout_executor`, such
-    as a process pool. Raises what the cookbook, the SDK and Harbor raise."""
-    builder = config.dataset_builder
-    # A wrong agent or folder is an error before anything connects.
-    agent_module(builder.agent)
-    builder.groups(builder.tasks, 1)
-    names = ("max_tokens", "temperature", "renderer_name")
-    options = {name: getattr(config, name) for name in names} | builder.agent_options
-    kind = "import_path" if ":" in builder.environment else "type"
-    trial_config = {
-        "trials_dir": Path(config.log_path, "trials"),
-        "agent": {"import_path": builder.agent, "model_name": config.model_name, "kwargs": options},
-        "environment": {kind: builder.environment},
-        "verifier": {"import_path": builder.verifier} if builder.verifier else {},
-        **builder.trial_config,
-    }
-    builder = chz.replace(builder, trial_config=trial_config)
-    evaluators = []
-    for folder in builder.test_tasks:
-        groups = builder.groups([folder], builder.test_group_size)
-        dataset = TaskDataset(groups, len(groups), 1)
-        name = f"test/{Path(folder).resolve().name}"
-        make = functools.partial(RLTestSetEvaluator, strategy=HarborTrials())
-        evaluators.append(functools.partial(make, dataset, config.max_tokens, name))
-    config = chz.replace(
-        config,
-        dataset_builder=builder,
-        evaluator_builders=[*config.evaluator_builders, *evaluators],
-        eval_every=builder.steps if config.eval_every is None else config.eval_every,
-        rollout_error_tolerance=HarborTrials(),
-    )
-    asyncio.run(train_to_the_end(config, rollout_executor))
-
-
-async def train_to_the_end(config: Config, rollout_executor: Executor | None) -> None:
-    """Train. After Ctrl-C the cookbook does not wait for the trials, but they have containers."""
+    """Train, or go on training. Raises ValueError for a wrong configuration before it connects,
+    SystemExit after a signal or if all trials of a step failed, and errors of the SDK."""
+    names = {"model_name": config.model_name, "renderer_name": config.renderer_name}
+    trials_dir = str(Path(config.log_path, "trials").resolve())
+    builder = chz.replace(config.dataset_builder, **names, trials_dir=trials_dir)
+    task = builder.groups([*builder.test_tasks, *builder.tasks], 1)[-1].task
+    trial = builder.trial_config(task, config)
+    import_symbol(builder.agent).options_model(**trial.agent.kwargs)
+    for path in filter(None, (builder.verifier, trial.environment.import_path)):
+        import_symbol(path)
+    if not rollout_executor:
+        EnvironmentFactory.run_preflight(trial.environment.type, trial.environment.import_path)
+    strategy = config.effective_rollout_strategy()
+    if not isinstance(strategy, HarborTrials):
+        strategy = HarborTrials(strategy)
+    config = chz.replace(config, dataset_builder=builder, rollout_error_tolerance=strategy)
+    clean_up = CLEAN_UP.format(builder.prefix())
+    print(f"If this ends by kill -9, remove what its trials leave in Docker:\n{clean_up}")
     try:
-        await train.main(config, rollout_executor)
+        asyncio.run(train_and_evaluate(config, rollout_executor))
     finally:
-        trials = [task for task in asyncio.all_tasks() if task.get_name() == "trial"]
-        if trials:
-            await asyncio.wait(trials)
-            # asyncio has a traceback for each `docker compose` that is still there.
-            await asyncio.sleep(1)
+        # A signal ends each `docker compose`, too, which may leave something.
+        subprocess.run(["bash", "-c", clean_up], capture_output=True, start_new_session=True)
+
+
+async def train_and_evaluate(config: Config, rollout_executor: Executor | None) -> None:
+    """Train, and evaluate the last weights where the cookbook has not done so (0.6.1 does)."""
+    for number in SIGNALS:
+        asyncio.get_running_loop().add_signal_handler(number, stop)
+    rollouts.set_rollout_executor(rollout_executor)
+    await train.main(config)
+    _, tests = await config.dataset_builder()
+    last = get_last_checkpoint(config.log_path, "sampler_path")
+    log = setup_logging(config.log_path, do_configure_logging_module=False)
+    rows = [row for row in log.store.read_metrics() if row.get("step") == last.batch]
+    if tests and config.eval_every and not any("test/env/all/solved" in row for row in rows):
+        strategy = config.effective_rollout_strategy()
+        evaluator = train.RLTestSetEvaluator(tests, config.max_tokens, strategy=strategy)
+        service = tinker.ServiceClient(base_url=config.base_url)
+        client = await service.create_sampling_client_async(last.sampler_path)
+        log.log_metrics(await evaluator(client), step=last.batch)
+
+
+def stop() -> None:
+    """End the training, by a signal. Later ones are ignored: they would disturb the clean-up."""
+    for number in SIGNALS:
+        asyncio.get_running_loop().remove_signal_handler(number)
+        signal.signal(number, signal.SIG_IGN)
+    print("Waiting until the trials have removed their containers ...")
+    raise SystemExit("stopped; the same command goes on")
 
 
 if __name__ == "__main__":
     # The agent may be in the current folder.
-    sys.path.append(os.getcwd())
-    # Harbor's debug lines of each trial are in its trial.log, too.
+    sys.path.append("")
+    # Harbor's debug lines are in each trial.log, too.
     logging.getLogger("harbor.utils.logger").propagate = False
     # Cookbook 0.5.8 calls methods that SDK 0.38 says are deprecated: five warnings a step.
     warnings.filterwarnings("ignore", "DEPRECATED: ", FutureWarning)
-    try:
-        main(chz.entrypoint(Config))
-    except KeyboardInterrupt:
-        raise SystemExit("stopped; the same command goes on") from None
+    main(chz.entrypoint(Config))

@@ -1,4 +1,5 @@
 #!/bin/bash
+# SPDX-FileCopyrightText: 2026 The BasicLoopAgent authors
 # SPDX-License-Identifier: Apache-2.0
 # Reward 1 if the agent's last reply says what answer.txt says, whatever its case and punctuation.
 letters() { tr 'A-Z' 'a-z' <"$1" | tr -cd 'a-z'; }

@@ -1,4 +1,5 @@
 #!/bin/bash
+# SPDX-FileCopyrightText: 2026 The BasicLoopAgent authors
 # SPDX-License-Identifier: Apache-2.0
 # Pays for parts of the way: 0.2 if a command was run, 0.6 if the file is there, 1 if it says hello.
 file=/app/greeting.txt

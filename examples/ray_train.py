@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: 2026 The BasicLoopAgent authors
+"""train.py on several machines: each group of trials runs on a node of a Ray cluster.
+
+    uv run --with ray python examples/ray_train.py ...  # the arguments of train.py
+
+`ray start --head`, and on each other machine `ray start --address=...`, make the cluster. A node
+needs this project in the same folder, with what it installs, Docker or a remote environment of
+Harbor's, and a way to the model's server.
+"""
+
+import asyncio
+import importlib
+import os
+import sys
+from concurrent.futures import Executor
+from dataclasses import replace
+from typing import Any
+
+import chz
+from harbor.environments.docker.docker import DockerEnvironment
+from train import Config, main
+
+# Each node has its own environment. Else Ray would copy the one of `uv run`, and Ray reads this
+# when it is imported.
+os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"
+ray = importlib.import_module("ray")
+
+
+class RayExecutor(Executor):
+    """Runs the groups of a step, each as a task of Ray's."""
+
+    def submit(self, run: Any, task: Any) -> asyncio.Task:
+        """Called by `run_in_executor`, which takes asyncio's futures, too."""
+        return asyncio.create_task(self.run(run, task))
+
+    async def run(self, run: Any, task: Any) -> Any:
+        """Run a group. If its node dies, name it: it counts as one whose trials all failed."""
+        group = task.env_group_builder
+        # On its node a group is alone, and cannot say that a whole step has failed.
+        alone = replace(task, env_group_builder=replace(group, n_groups=0, step_errors=[]))
+        try:
+            result, errors = await asyncio.wrap_future(run_group.remote(run, alone).future())
+        except ray.exceptions.RayError as error:
+            result, errors = None, [f"{type(error).__name__}: {error}"]
+            print(f"{group.task}: the group is lost: {str(error)[:200]}", file=sys.stderr)
+        for error in errors:
+            group.fail(error)
+        return result
+
+
+@ray.remote(max_retries=0, scheduling_strategy="SPREAD")
+def run_group(run: Any, task: Any) -> tuple[Any, list[str]]:
+    """On a node: the group, and an error if every trial of it failed."""
+    group = task.env_group_builder
+    print(f"{group.task} runs on node {ray.get_runtime_context().get_node_id()[:8]}")
+    # Each group has an event loop of its own. Harbor keeps the locks of an earlier one.
+    DockerEnvironment._image_build_locks.clear()
+    return run(task), group.step_errors
+
+
+if __name__ == "__main__":
+    names = [name for name in os.environ if name.startswith(("TINKER_", "HF_", "LITELLM_"))]
+    settings = {name: os.environ[name] for name in names}
+    settings["PYTHONPATH"] = os.pathsep.join([*sys.path[:1], os.getcwd()])
+    ray.init(runtime_env={"env_vars": settings})
+    main(chz.entrypoint(Config), RayExecutor())
