@@ -65,7 +65,7 @@ __version__ = "0.10.0"
 class BasicLoopOptions(
     AgentOptions, allow_inf_nan=False, hide_input_in_errors=True, use_attribute_docstrings=True
 ):
-    """The options of `--ak key=value`. (The first eight are the constructor's known parameters.)"""
+    """The options of `--ak key=value`."""
 
     model_path: str | None = Field(None, pattern="^tinker://")
     """Only for tinker: the checkpoint to sample, tinker://...; default: the base model."""
@@ -92,11 +92,11 @@ class BasicLoopOptions(
     collect_rollout_details: bool | None = None
     """Record token ids and logprobs; default: true for tinker and vllm."""
     context_limit: PositiveInt | None = None
-    """Only for tinker (default: 32,000) and vllm (the server's): maximum tokens of a prompt."""
+    """Only for tinker (default: 32,000) and vllm (the server's): tokens of prompt and reply."""
     interleaved_thinking: bool = False
-    """Only for litellm: send the model's reasoning back with its answers (reasoning_content)."""
+    """Only for litellm: send the server's reasoning_content back with each answer."""
     session_id: str | None = None
-    """Only for litellm and vllm: sent with each call, so that a router can keep to one server."""
+    """Only for litellm and vllm: sent to sample, so that a router can keep to one server."""
     command_timeout_sec: PositiveInt = Field(120, le=7 * 24 * 3600)
     """Time limit of a script in seconds; at most a week."""
     max_output_bytes: PositiveInt = 10_000
@@ -108,7 +108,7 @@ class BasicLoopOptions(
             self.collect_rollout_details = self.model_client != "litellm"
         if self.model_client != "tinker" and (self.model_path or self.renderer_name):
             raise ValueError("model_path and renderer_name are for model_client=tinker: drop them")
-        # A name may be set as an option or in llm_kwargs, not both.
+        # A name may be in llm_kwargs only if its option has no value, by default either.
         options = {name for name, value in self if value is not None}
         duplicates = self.llm_kwargs.keys() & {*options, "model", "model_name", "api_base"}
         if duplicates:
@@ -123,8 +123,13 @@ class BasicLoopAgent(BaseAgent):
 
     After a run the context holds the token counts, cost_usd (None if unknown), the metadata and the
     rollout (see `rollout_details`). `logs_dir` holds completion.txt, which is the last answer, and
-    trajectory.json, in Harbor's format ATIF. The loop may use `messages`, `turns`, `metadata` and
-    `client`, which `__init__` explains.
+    trajectory.json, in Harbor's format ATIF.
+
+    Attributes:
+        client: The model client, which the trials of a job share.
+        messages: The conversation so far. The loop may edit it.
+        turns: The turns of this run.
+        metadata: The loop may keep JSON values here. They go into the context's metadata.
     """
 
     options_model = BasicLoopOptions
@@ -171,8 +176,8 @@ message. Each script starts in a fresh shell (files stay, variables and director
         return await run_script(blocks, environment, seconds, self.options.max_output_bytes)
 
     def tell(self, text: str | None) -> None:
-        """Queue a text for the next `sample`. Special tokens in the text become plain text. (At a
-        chat endpoint the server tokenizes, so that is its part.)"""
+        """Queue a text for the next `sample`. Special tokens in the text become plain text, except
+        for a chat endpoint, whose server tokenizes."""
         text = valid_text(text)
         if isinstance(self.client, TokenClient):
             text = self.client.plain_text(text)
@@ -184,9 +189,9 @@ message. Each script starts in a fresh shell (files stay, variables and director
         self._last_ids = []
 
     async def sample(self) -> Turn:
-        """Send the queued texts, and record the reply as a turn. Then nothing is awaited, so that a
-        cancellation cannot lose the reply. Raises RuntimeError if no text is queued, or the server
-        gives no token ids; ContextLengthExceededError; and any error of the client."""
+        """Send the queued texts, and record the reply as a turn: without an await in between, so
+        that a cancellation cannot lose the reply. Raises RuntimeError if no text is queued, or if
+        no token ids come; ContextLengthExceededError; and any error of the client."""
         if not self._pending:
             raise RuntimeError("there is nothing to send: `tell` the model something first")
         prompt = "\n\n".join(self._pending)
@@ -195,9 +200,8 @@ message. Each script starts in a fresh shell (files stay, variables and director
             if self.messages != self._last_messages:
                 self.render_anew()
             request["previous_ids"] = self._last_ids
-        # Harbor's Chat sends its messages and the prompt. Then it appends the prompt and the reply
-        # (with its reasoning, if wanted). Each call has a new Chat, because the loop may edit or
-        # replace `messages`.
+        # Chat sends its messages and the prompt, and appends the prompt and the reply (with its
+        # reasoning, if wanted). It is new each time: the loop may edit or replace `messages`.
         chat = Chat(self.client, self.options.interleaved_thinking)
         chat.messages.extend(self.messages)
         try:
@@ -219,11 +223,11 @@ message. Each script starts in a fresh shell (files stay, variables and director
         self.messages[-1]["content"] = turn.content
         self._last_messages = [dict(message) for message in self.messages]
         self._last_ids = turn.all_ids
-        # The reply is recorded, so the files will show it. (Only the first turn is checked: a later
-        # one without ids is left out of the rollout, and counted.)
+        # This check comes after the record, so that the files show the reply. (Only the first turn
+        # is checked: a later one without ids is left out of the rollout, and counted.)
         ids = (turn.prompt_token_ids, turn.completion_token_ids, turn.logprobs)
         if self.options.collect_rollout_details and len(self.turns) == 1 and None in ids:
-            raise RuntimeError("collect_rollout_details=true, but the server returned no token ids")
+            raise RuntimeError("collect_rollout_details=true, but no token ids or logprobs came")
         return turn
 
     def __init__(
@@ -240,9 +244,10 @@ message. Each script starts in a fresh shell (files stay, variables and director
         api_base: str | None = None,
         **kw: Any,
     ) -> None:
-        """Create the agent of one trial. Raises ValueError for an unknown option or a bad value."""
-        # The variables of `--ae KEY=value`, such as API keys. They are kept from Harbor, which from
-        # 0.16 on would give them to each command in the container.
+        """Create the agent of one trial. Callers rely on these parameters and their defaults, which
+        are the first eight options. Raises ValueError for an unknown option or a bad value."""
+        # The variables of `--ae KEY=value`, such as API keys. Harbor must not have them: from 0.16
+        # on it would give them to each command in the container.
         self._agent_env: dict[str, str] = kw.pop("extra_env", None) or {}
         options = {
             "model_path": model_path,
@@ -262,21 +267,17 @@ message. Each script starts in a fresh shell (files stay, variables and director
             options |= {name: kw[name] for name in kw.keys() - harbor_names}
             self.options = self.options_model(**options)
 
-        # The model client, which the trials of a job share.
         self.client: Any = None
+        self.messages: list[dict] = []
+        self.turns: list[Turn] = []
+        self.metadata: dict[str, Any] = {}
         # Texts on the task's skills and MCP servers. `setup` makes them, `run` sends them.
         self._introduction: list[str] = []
         # The system message ("" for none). None before the first `run`.
         self._system: str | None = None
-        # The conversation so far. The loop may edit it.
-        self.messages: list[dict] = []
-        # The turns of this run.
-        self.turns: list[Turn] = []
-        # The loop may keep JSON values here. They go into the context's metadata.
-        self.metadata: dict[str, Any] = {}
         # The texts that the next `sample` sends.
         self._pending: list[str] = []
-        # The ids of the last turn, with which the next prompt begins. []: it is rendered anew.
+        # The ids of the last turn, with which the next prompt begins; [] if it is rendered anew.
         self._last_ids: list[int] = []
         # A copy of `messages` after the last turn, which shows whether the loop has edited them.
         self._last_messages: list[dict] = []
@@ -290,10 +291,9 @@ message. Each script starts in a fresh shell (files stay, variables and director
 
     @classmethod
     def preflight(cls, kwargs: dict | None = None, env: Any = None) -> None:
-        """Check the options, and that the environment has what the client needs. Harbor 0.23 and
-        later calls this before any trial. Raises ValueError."""
+        """Check the options, and that Tinker has a key and vLLM a URL. Harbor 0.23 and later calls
+        this before any trial. Raises ValueError."""
         options = cls.parse_options(kwargs, env)
-        # It raises an error if one of them is missing.
         url_and_key(options, options.model_client, env or {})
 
     async def setup(self, environment: BaseEnvironment) -> None:
@@ -380,8 +380,8 @@ message. Each script starts in a fresh shell (files stay, variables and director
                 later.prompt_token_ids[: len(ids)] != ids
                 for ids, later in zip(all_ids, trainable[1:], strict=False)
             )
-        # Harbor could not save objects, or keys that are no text: objects become text, and such
-        # keys are left out.
+        # Harbor could not save other values than JSON's. Objects become text. Keys that JSON does
+        # not have, such as tuples, are left out.
         text = json.dumps(metadata, default=str, skipkeys=True, ensure_ascii=False)
         context.metadata = json.loads(valid_text(text))
         # Also without a turn: the file may hold the answer of the previous step.
@@ -399,8 +399,8 @@ message. Each script starts in a fresh shell (files stay, variables and director
             },
             extra=context.metadata,
         )
-        # If a command leaves a pipe at trajectory.json, Harbor 0.24 and 0.25 hang: they read the
-        # file to compute the usage of each model. They do not if the usage is there already.
+        # Harbor 0.24 and 0.25 read trajectory.json for the usage of each model, if it is not in the
+        # context. A pipe of a command, which 0.25 copies to this place later, would hang them.
         with suppress(ImportError):
             from harbor.utils.trajectory_utils import compute_model_usage
 
@@ -408,8 +408,8 @@ message. Each script starts in a fresh shell (files stay, variables and director
         write_file(self.logs_dir / "trajectory.json", trajectory.model_dump_json(exclude_none=True))
 
     def _steps(self) -> list[dict]:
-        """This run as ATIF's steps, without numbers."""
-        # What a turn observed is sent with the next turn, or is still queued.
+        """This run as ATIF's steps, without their step_id."""
+        # A script's output is in the next turn's prompt. After the last turn it is still queued.
         prompts = [*(turn.prompt for turn in self.turns), "\n\n".join(self._pending)]
         steps = [{"source": "system", "message": self._system}] if self._system else []
         steps.append({"source": "user", "message": prompts[0]})
@@ -428,7 +428,7 @@ message. Each script starts in a fresh shell (files stay, variables and director
                 "message": turn.content,
                 "reasoning_content": turn.reasoning_content or None,
                 "timestamp": turn.timestamp,
-                # Pydantic would look at each token of each prompt.
+                # This skips Pydantic's validation, which would look at each id of each prompt.
                 "metrics": atif.Metrics.model_construct(**metrics),
             }
             if observed:
@@ -437,9 +437,9 @@ message. Each script starts in a fresh shell (files stay, variables and director
         return steps
 
     def _build_llm(self) -> Any:
-        """Build the client, in a thread, because the imports take seconds. To use your own, return
-        any Harbor `BaseLLM` whose content is text (with model_client=litellm). Raises any error of
-        the client, and litellm's error for an unknown provider."""
+        """Build the client. This runs in a thread, because the imports take seconds. To use your
+        own client, set model_client=litellm, and return any Harbor `BaseLLM` whose content is text.
+        Raises any error of the client, and litellm's error for an unknown provider."""
         options = self.options
         provider = options.model_client
         args = copy.deepcopy(options.llm_kwargs)
@@ -507,7 +507,7 @@ def url_and_key(
     """The URL and the API key of the model's server, None for the client's default. They come from
     an option, a variable of the agent (`--ae`) or one of the process, such as OPENAI_BASE_URL.
     Raises ValueError if vLLM has no URL, or if Tinker's SDK would find no key."""
-    # A resumed job has masked keys, such as sk-r****456. They do not count.
+    # In a job that is resumed Harbor has masked the keys, as in sk-r****456. They do not count.
     env = os.environ | {name: text for name, text in agent_env.items() if "****" not in text}
     prefix = provider.upper()
     url = options.api_base or env.get(f"{prefix}_BASE_URL") or env.get(f"{prefix}_API_BASE")
@@ -527,8 +527,7 @@ def url_and_key(
 
 
 def tinker_has_key() -> bool:
-    """True if Tinker's SDK finds a key by itself: 0.38 and later may have stored one, or run a
-    command that prints one."""
+    """True if Tinker's SDK finds a key by itself, which 0.38 and later may have stored."""
     try:
         from tinker.auth import tinker_has_credentials
     except ImportError:
@@ -631,6 +630,7 @@ THINKING_TAGS = {
     "<|channel|>": "<|channel|>final<|message|>",
     "<|message_model|>": "<|message_model|><|content_text|>",
 }
+# The opening tags come first: the header of gpt-oss's answer, too, begins with <|channel|>.
 _TAG = re.compile("|".join(map(re.escape, [*THINKING_TAGS, *THINKING_TAGS.values()])))
 
 
@@ -667,11 +667,11 @@ class TokenClient(ABC):
     """A client that sends exact prompts: the token ids of a prompt begin with the previous turn's
     prompt and completion ids. The limits count tokens."""
 
-    context_limit: float
+    context_limit: int
     max_tokens: int
     # Regular expressions that match the model's special tokens.
     special_tokens: list[str]
-    # What the probes of `next_prompt` begin with, kept for the next turn.
+    # What the probes of `next_prompt` begin with. All trials share it, as they share the client.
     _probe_start: list[int] | None = None
 
     @abstractmethod
@@ -781,7 +781,7 @@ def open_checkpoint(source: dict, url: str | None, key: str | None) -> Any:
             return open_in(_given_service or tinker_service(url, key))
         except tinker.TinkerError:
             # The service's session may have ended, so try a new one. (If the checkpoint is missing,
-            # Tinker gives the same error, and gives it again.)
+            # Tinker gives the same error, and gives it again. A given service is not replaced.)
             tinker_service.cache_clear()
             return open_in(_given_service or tinker_service(url, key))
 
@@ -918,8 +918,8 @@ class VllmClient(TokenClient):
         }
         # The other arguments go into each request for a completion.
         self._body = body | (extra_body or {})
-        # litellm's names for models on vLLM begin with a provider.
-        self._body["model"] = re.sub("^(openai|hosted_vllm)/", "", model)
+        # So begin litellm's names for models on vLLM.
+        self._body["model"] = model.removeprefix("hosted_vllm/")
         self._template_kwargs = self._body.pop("chat_template_kwargs", {})
         self._body |= options.model_dump(include={"session_id"}, exclude_none=True)
         # It is never closed, because Harbor does not say when a job ends.
@@ -939,7 +939,7 @@ class VllmClient(TokenClient):
             server_limit = answer["max_model_len"]
         except (NotFoundError, KeyError, TypeError) as error:
             raise RuntimeError(
-                f"no /tokenize as vLLM's, or no such model: use model_client=litellm ({error})"
+                f"no such model, or no /tokenize as vLLM's (then use model_client=litellm): {error}"
             ) from error
         self.context_limit = min(server_limit, options.context_limit or server_limit)
         self.special_tokens = [SPECIAL_SHAPES, *map(re.escape, names)]
@@ -992,9 +992,9 @@ class UsageWithReason(UsageInfo):
 def chat_client(options: BasicLoopOptions, model: str, **args: Any) -> Any:
     """Make a LiteLLM of Harbor's that also returns replies which were cut off.
 
-    For the finish reason "length" LiteLLM raises an error, and the ids and the cost are lost. Just
-    before, it calls `_extract_usage_info` (private; Harbor 0.13 to 0.25). Here that method moves
-    the reason to the usage, and leaves "stop" in its place.
+    For the finish reason "length" LiteLLM raises an error, and the ids and the cost are lost. So
+    the reason is hidden from it, and travels on the usage. `_extract_usage_info` is the method that
+    LiteLLM calls before it looks at the reason (private; Harbor 0.13 to 0.25).
     """
     # Importing LiteLLM takes seconds, so the class is defined in here.
     from harbor.llms.lite_llm import LiteLLM
@@ -1081,8 +1081,8 @@ _trial_to_trajectory = trial_to_trajectory
 
 
 def rollout_details(turns: list[Turn]) -> list[dict] | None:
-    """One Harbor RolloutDetail, in a list, with an entry for each of these trainable turns. (Others
-    are left out whole, so that all lists stay aligned.) None if there are none."""
+    """One Harbor RolloutDetail, in a list, with an entry for each of these turns; None if there are
+    none. (The caller leaves out turns that are not trainable, so that all lists stay aligned.)"""
     detail = {name: [getattr(turn, name) or [] for turn in turns] for name in _TOKEN_FIELDS}
     names = {name for turn in turns for name in turn.extra}
     detail["extra"] = {name: [turn.extra.get(name) for turn in turns] for name in names}
@@ -1097,9 +1097,9 @@ def turns_of(context: AgentContext) -> Iterator[Turn]:
         columns |= detail.get("extra") or {}
         # Each list has one entry per turn.
         for row in zip(*columns.values(), strict=True):
-            extra = dict(zip(columns, row, strict=True))
-            ids = {name: extra.pop(name) for name in _TOKEN_FIELDS}
-            turn = Turn(**ids, extra=extra)
+            values = dict(zip(columns, row, strict=True))
+            ids = {name: values.pop(name) for name in _TOKEN_FIELDS}
+            turn = Turn(**ids, extra=values)
             if not turn.is_trainable:
                 raise ValueError("ids and logprobs differ in length, or a logprob is not finite")
             yield turn
@@ -1120,7 +1120,7 @@ def valid_text(text: str | None) -> str:
     return (text or "").encode("utf-8", "replace").decode()
 
 
-# With the rule "list" a list item may hold a block. With "code" an indented fence is no fence.
+# The rule "list" finds blocks in list items. With "code" an indented fence does not count.
 _MARKDOWN = MarkdownIt("zero").enable(["fence", "list", "code"]).disable("inline")
 
 
@@ -1153,9 +1153,9 @@ KILL_SEC = 15
 TIMED_OUT = 124
 KILLED = 137
 
-# This command runs a bash program that is in the variable BASIC_LOOP_CODE. As an argument the
-# program could match a `pkill -f` in the script. `unset` hides the program from what it starts.
-# (bash expands the whole argument of eval before it runs `unset`.)
+# This command runs the program in the variable BASIC_LOOP_CODE: it runs _SHELL, and _SHELL runs the
+# script by it. As an argument a program could match a `pkill -f` in the script. `unset` hides it
+# from what it starts. (bash expands the whole argument of eval before it runs `unset`.)
 _RUN_CODE = """bash -c 'eval "unset BASIC_LOOP_CODE; $BASIC_LOOP_CODE"'"""
 
 # This bash program runs a script. Its arguments are the time limit and FLOOD_BYTES. It prints
@@ -1192,10 +1192,10 @@ unset BASIC_LOOP_BLOCKS
 printf ":%s:" "$BASIC_LOOP_MARK"
 # The script writes to a pipe, and then printf writes the end words. fd 5 reads the pipe.
 exec 5< <(
-  BASIC_LOOP_CODE=$script timeout -s KILL "$1" RUN_CODE </dev/null 2>&1
+  BASIC_LOOP_CODE=$script timeout -s KILL "$1" @RUN_CODE@ </dev/null 2>&1
   code=$?
-  # bash does not wait for the tee of `exec > >(tee log)`. So a process gets a moment if it started
-  # after the script, and has the pipe as its output. (loadavg ends in the newest process id.)
+  # bash does not wait for the tee of `exec > >(tee log)`. So if a process that started after this
+  # one still has the pipe as its output, it gets a moment. (loadavg ends in the newest process id.)
   read -r _ _ _ _ newest </proc/loadavg
   for ((pid = BASHPID + 1; pid <= newest; pid++)); do
     [ "/proc/$pid/fd/1" -ef /dev/stdout ] && sleep 0.3 && break
@@ -1211,7 +1211,7 @@ exec 5< <(
 # (It asks for two bytes, because sed may have left the empty line.)
 read -r -t 0.1 -N 2 <&5
 [ $? = 1 ] || { cat <&5 >/dev/null & }
-""".replace("RUN_CODE", _RUN_CODE)
+""".replace("@RUN_CODE@", _RUN_CODE)
 
 
 def script_command(blocks: list[str], mark: str, seconds: int) -> str:
@@ -1247,17 +1247,17 @@ async def run_script(
             note = f"[no answer; the time limit is {seconds} seconds]"
             return f"Exit code: {TIMED_OUT}\nOutput:\n{note}"
         raise
-    code, output, why_killed = parse_output(result, mark, seconds)
-    if why_killed:
+    code, output, kill_reason = parse_output(result, mark, seconds)
+    if kill_reason:
         # Some of its processes may still be running.
         await kill_script(mark, environment)
     shown = middle_cut(output, shown_bytes).removesuffix("\n")
-    texts = [text for text in (shown, why_killed) if text] or ["(none)"]
+    texts = [text for text in (shown, kill_reason) if text] or ["(none)"]
     return "\n".join([f"Exit code: {code}", "Output:", *texts])
 
 
 async def kill_script(mark: str, environment: BaseEnvironment) -> None:
-    """Kill a script and what runs it, by another exec. A second cancellation does not end this."""
+    """Kill a script and what runs it, by another exec. A second cancellation does not end it."""
     # Kill each process that has the mark in its environment, and its process group.
     command = (
         f"for pid in $(grep -ls BASIC_LOOP_MARK={mark} /proc/[0-9]*/environ | cut -d / -f 3); do "
@@ -1270,8 +1270,8 @@ async def kill_script(mark: str, environment: BaseEnvironment) -> None:
 
 
 def parse_output(result: ExecResult, mark: str, seconds: int) -> tuple[int, bytes, str]:
-    """From what the bash program printed: the exit code, the output, and why the script was killed.
-    The last is "" for a script that ended by itself."""
+    """From what the bash program printed: the exit code, the output, and why the script has to be
+    killed ("" if it ended by itself)."""
     before, found, encoded = valid_text(result.stdout).partition(f":{mark}:")
     if not found:
         # The program did not get as far as the mark. What was printed says why.
@@ -1284,7 +1284,7 @@ def parse_output(result: ExecResult, mark: str, seconds: int) -> tuple[int, byte
         note = f"[the output is cut: more than {FLOOD_BYTES} bytes, or its reader was killed]"
         return KILLED, decoded, note
     output, code, n_seconds = complete.groups()
-    # At the limit `timeout` exits with 137, or with 124 (uutils, in Ubuntu 26.04). So may a script.
+    # At the limit `timeout` exits with 137, or 124 (uutils, in Ubuntu 26.04). A script may earlier.
     if int(code) in (TIMED_OUT, KILLED) and int(n_seconds) >= seconds:
         return TIMED_OUT, output, f"[ended: the time limit of {seconds} seconds was reached]"
     return int(code), output, ""

@@ -76,7 +76,7 @@ from harbor.models.task.config import MCPServerConfig
 from harbor.models.trial.result import ExceptionInfo, TrialResult
 from harbor.models.verifier.result import VerifierResult
 from packaging.version import Version
-from tinker_cookbook.renderers import get_renderer
+from tinker_cookbook.renderers import RendererError, get_renderer
 from tinker_cookbook.rl import train as cookbook
 from tinker_cookbook.rl.rollout_strategy import MinViableGroup
 from tinker_cookbook.tokenizer_utils import get_tokenizer
@@ -87,13 +87,19 @@ import basic_loop_agent
 from basic_loop_agent import (
     BasicLoopAgent,
     BasicLoopOptions,
+    StopReason,
     Turn,
+    fenced_blocks,
     kill_script,
     parse_output,
+    rollout_details,
     run_script,
     split_thinking,
     split_untagged_thinking,
     trial_to_trajectory,
+    turns_of,
+    url_and_key,
+    use_service,
 )
 from examples import shell_tasks
 from examples.fakes import HostVerifier, ScriptedLLM
@@ -114,12 +120,15 @@ class Reply:
     text: str = "hello"
     tokens: list[int] | None = None
     cut_off: bool = False
-    # Three dots: another one for each token.
-    logprobs: Any = ...
+    gives_logprobs: bool = True
+    # By default another one for each token.
+    logprobs: list[Any] | None = None
     cached_tokens: int = 0
     # Fields of an HTTP answer's choice, and of its message, in place of the usual ones.
     choice: dict[str, Any] = dataclasses.field(default_factory=dict)
     message: dict[str, Any] = dataclasses.field(default_factory=dict)
+    # Fields of the whole answer.
+    answer: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
 class Sampled(NamedTuple):
@@ -127,7 +136,7 @@ class Sampled(NamedTuple):
 
     prompt: list[int]
     completion: list[int]
-    logprobs: Any
+    logprobs: list[Any] | None
 
 
 class Refusal(NamedTuple):
@@ -181,22 +190,18 @@ class ShellEnvironment:
         self.env, self.outputs = os.environ | variables, []
 
     async def exec(self, command: str, cwd=None, env=None, timeout_sec=None, user=None) -> Any:
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-        process = await asyncio.to_thread(
-            subprocess.Popen,
+        result = await asyncio.to_thread(
+            subprocess.run,
             ["/bin/sh", "-c", command],
             env=self.env,
+            input=b"not for the script\n",
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
             start_new_session=True,
-            **pipes,
         )
-        output, _ = await asyncio.to_thread(process.communicate, b"not for the script\n")
         # Modal decodes as strictly.
-        self.outputs.append(output.decode("ascii"))
-        return ExecResult(stdout=self.outputs[-1], return_code=process.returncode)
-
-
-# A special token, or a character.
-PIECES = re.compile(r"(?s)<[^<>\s]+>|.")
+        self.outputs.append(result.stdout.decode("ascii"))
+        return ExecResult(stdout=self.outputs[-1], return_code=result.returncode)
 
 
 class Model:
@@ -211,7 +216,7 @@ class Model:
         return BasicLoopAgent(**self.options | options)
 
     def script(self, *replies: Any) -> None:
-        """Choose the replies: a text, a `Reply`, a `Refusal`, an error, or `forever`."""
+        """Choose the replies: a text, a `Reply`, a `Refusal`, an error, or an async function."""
         self.replies = iter(replies)
 
     def next_reply(self) -> Any:
@@ -221,23 +226,23 @@ class Model:
     def encode(self, text: str) -> list[int]:
         return self.tokenizer.encode(text, add_special_tokens=False).ids
 
-    def encode_oddly(self, text: str) -> list[int]:
-        """An id for each character: other ids than a prompt has that was rendered anew."""
-        return [token for piece in PIECES.findall(text) for token in self.encode(piece)]
+    def sampled_ids(self, text: str) -> list[int]:
+        """An id for each special token or character. A prompt that is rendered has other ids."""
+        pieces = re.findall(r"(?s)<[^<>\s]+>|.", text)
+        return [token for piece in pieces for token in self.encode(piece)]
 
     def prompt_text(self, number: int) -> str:
         return self.tokenizer.decode(self.sampled[number].prompt, skip_special_tokens=False)
 
-    def sample(self, reply: Reply, prompt: list[int], stops: list, max_tokens: int) -> bool:
-        """Sample a reply. True if it ended in a stop sequence."""
+    def sample(self, reply: Reply, prompt: list[int], stop: list[int], max_tokens: int) -> bool:
+        """Sample a reply. True if it is complete."""
         ids = reply.tokens
         if ids is None:
-            ids = self.encode_oddly(reply.text)
-            ids += stops[0] if stops and not reply.cut_off else []
-        ids = ids[:max_tokens]
+            ids = self.sampled_ids(reply.text) + ([] if reply.cut_off else stop)
         own = [-(len(self.sampled) + 1) - n / 1000 for n in range(len(ids))]
-        self.sampled.append(Sampled(prompt, ids, own if reply.logprobs is ... else reply.logprobs))
-        return any(ids[-len(stop) :] == stop for stop in stops)
+        logprobs = (reply.logprobs or own[:max_tokens]) if reply.gives_logprobs else None
+        self.sampled.append(Sampled(prompt, ids[:max_tokens], logprobs))
+        return not reply.cut_off and len(ids) <= max_tokens
 
 
 # SDKs before 0.38 give clients in place of futures, and futures in place of what can be awaited.
@@ -260,7 +265,7 @@ class FakeTinker(Model):
 
 
 class Session:
-    """A session with Tinker. After its end all answers have an error's status."""
+    """A session with Tinker. Once `status` is set, each answer is an error with this status."""
 
     def __init__(self, fake: FakeTinker, arguments: dict[str, Any]) -> None:
         self.fake, self.arguments, self.status = fake, arguments, None
@@ -296,8 +301,10 @@ class Session:
         reply = await outcome(fake.next_reply())
         if isinstance(reply, Refusal):
             raise self.error(*reply)
-        stops = [fake.encode_oddly(s) if isinstance(s, str) else [s] for s in params.stop or []]
-        is_whole = fake.sample(reply, prompt, stops, params.max_tokens)
+        # A text, or an id.
+        stop = params.stop[0]
+        stop = fake.sampled_ids(stop) if isinstance(stop, str) else [stop]
+        is_whole = fake.sample(reply, prompt, stop, params.max_tokens)
         _, tokens, logprobs = fake.sampled[-1]
         sequence = SimpleNamespace(tokens=tokens, logprobs=logprobs)
         sequence.stop_reason = "stop" if is_whole else "length"
@@ -316,44 +323,36 @@ FIELDS = {
     "/v1/completions": f"{SAMPLING} prompt skip_special_tokens",
     "/v1/chat/completions": f"{SAMPLING} messages max_completion_tokens",
 }
+MAX_MODEL_LEN = 8192
 
 
 class HttpServer(Model, ThreadingHTTPServer):
-    """vLLM's paths and a chat endpoint. Before a real server it only records."""
-
-    max_model_len = 8192
+    """vLLM's paths and a chat endpoint. With `real_url` it records, and passes requests on."""
 
     def __init__(self, tokenizer_dir: str, real_url: str | None, **options: Any) -> None:
         ThreadingHTTPServer.__init__(self, ("127.0.0.1", 0), HttpHandler)
         self.url, self.real_url = f"http://127.0.0.1:{self.server_port}", real_url
         Model.__init__(self, tokenizer_dir, api_base=self.url, **options)
         # Of each request: path, body and headers.
-        self.requests, self.fixed, self.mistakes = [], {}, []
-        self.is_closing = threading.Event()
+        self.requests, self.mistakes, self.tokenize_answer = [], [], None
         threading.Thread(target=self.serve_forever, args=[0.01], daemon=True).start()
 
     def close(self) -> None:
-        self.is_closing.set()
         self.shutdown()
         self.server_close()
         assert self.mistakes == []
 
     def script(self, *replies: Any) -> None:
-        if self.real_url:
-            pytest.skip(f"chooses the replies: {os.environ['PYTEST_CURRENT_TEST']}")
+        self.skip_if_real()
         super().script(*replies)
 
-    def fix(self, path: str, answer: Any) -> None:
-        """Choose the answer of a path."""
-        self.script()
-        self.fixed[path] = answer
-
     def prompt_text(self, number: int) -> str:
-        if not self.real_url:
-            return super().prompt_text(number)
-        body = {"model": VLLM_MODEL, "tokens": self.sampled[number].prompt}
-        headers = {"Authorization": "", "Content-Type": "application/json"}
-        return self.pass_on("/detokenize", json.dumps(body).encode(), headers)["prompt"]
+        self.skip_if_real()
+        return super().prompt_text(number)
+
+    def skip_if_real(self) -> None:
+        if self.real_url:
+            pytest.skip(f"needs the fake: {os.environ['PYTEST_CURRENT_TEST']}")
 
     def bodies(self, path: str) -> list[dict[str, Any]]:
         return [body for requested, body, _ in self.requests if requested == path]
@@ -375,8 +374,6 @@ class HttpServer(Model, ThreadingHTTPServer):
         return answer
 
     def answer(self, path: str, body: dict[str, Any]) -> Any:
-        if path in self.fixed:
-            return self.fixed[path]
         unknown = body.keys() - FIELDS[path].split()
         assert not unknown, f"{path} got unknown fields: {unknown}"
         # The chat endpoint has every model.
@@ -385,39 +382,35 @@ class HttpServer(Model, ThreadingHTTPServer):
         prompt = self.prompt_ids(body)
         if path == "/tokenize":
             strings = [self.tokenizer.id_to_token(token) for token in prompt]
-            answer = {"tokens": prompt, "max_model_len": self.max_model_len, "count": len(prompt)}
-            return answer | {"token_strs": strings if body.get("return_token_strs") else None}
-        if len(prompt) >= self.max_model_len:
+            answer = {"tokens": prompt, "max_model_len": MAX_MODEL_LEN, "count": len(prompt)}
+            answer["token_strs"] = strings if body.get("return_token_strs") else None
+            return self.tokenize_answer or answer
+        if len(prompt) >= MAX_MODEL_LEN:
             return FULL
         reply = self.next_reply()
-        if reply is forever:
-            self.is_closing.wait()
         return self.completion(reply, prompt, body) if isinstance(reply, Reply) else reply
 
     def prompt_ids(self, body: dict[str, Any]) -> list[int]:
         """The ids of a request's prompt. The template's argument `opens_with` begins the reply."""
-        prompt = body.get("prompt")
-        if prompt is None:
-            turns = [
-                f"<|im_start|>{m['role']}\n{m['content']}<|im_end|>\n" for m in body["messages"]
-            ]
-            opening = body.get("chat_template_kwargs", {}).get("opens_with", "")
-            prompt = "".join(turns) + f"<|im_start|>assistant\n{opening}"
-        return self.encode(prompt) if isinstance(prompt, str) else prompt
+        if isinstance(body.get("prompt"), list):
+            return body["prompt"]
+        if "prompt" in body:
+            return self.encode(body["prompt"])
+        turns = [f"<|im_start|>{m['role']}\n{m['content']}<|im_end|>\n" for m in body["messages"]]
+        opening = body.get("chat_template_kwargs", {}).get("opens_with", "")
+        return self.encode("".join(turns) + f"<|im_start|>assistant\n{opening}")
 
     def completion(self, reply: Reply, prompt: list[int], body: dict[str, Any]) -> dict[str, Any]:
-        is_whole = self.sample(
-            reply, prompt, [self.encode("<|im_end|>")], body.get("max_tokens", 16)
-        )
+        stop, max_tokens = self.encode("<|im_end|>"), body.get("max_tokens", 16)
+        is_whole = self.sample(reply, prompt, stop, max_tokens)
         _, ids, logprobs = self.sampled[-1]
+        shown = ids[:-1] if is_whole else ids
         skips_special = body.get("skip_special_tokens", True)
-        text = self.tokenizer.decode(
-            ids[:-1] if is_whole else ids, skip_special_tokens=skips_special
-        )
+        text = self.tokenizer.decode(shown, skip_special_tokens=skips_special)
         usage = {"prompt_tokens": len(prompt), "completion_tokens": len(ids), "total_tokens": 0}
         usage["prompt_tokens_details"] = {"cached_tokens": reply.cached_tokens}
         # What was not asked for is null.
-        asks_logprobs, asks_ids = body.get("logprobs"), body.get("return_token_ids")
+        asks_ids, asks_logprobs = body.get("return_token_ids"), body.get("logprobs")
         choice = {"index": 0, "finish_reason": "stop" if is_whole else "length", "logprobs": None}
         choice["token_ids"] = ids if asks_ids else None
         prompt_ids = {"prompt_token_ids": prompt if asks_ids else None}
@@ -431,7 +424,7 @@ class HttpServer(Model, ThreadingHTTPServer):
                 entry = {"token": "x", "bytes": [], "top_logprobs": []}
                 choice["logprobs"] = {"content": [entry | {"logprob": x} for x in logprobs]}
         answer = {"id": "1", "created": 1, "model": body["model"], "usage": usage}
-        return answer | prompt_ids | {"choices": [choice | reply.choice]}
+        return answer | prompt_ids | {"choices": [choice | reply.choice]} | reply.answer
 
 
 class HttpHandler(BaseHTTPRequestHandler):
@@ -451,16 +444,18 @@ class HttpHandler(BaseHTTPRequestHandler):
         status = 200
         if isinstance(answer, Refusal):
             status, answer = answer.status, {"error": {"message": answer.message}}
-        # The client may have gone.
-        with contextlib.suppress(OSError):
-            self.send_response(status)
-            self.send_header("Content-Type", "application/json")
-            # The openai package waits as long before the next attempt.
-            self.send_header("retry-after-ms", "1")
-            self.end_headers()
-            self.wfile.write(json.dumps(answer).encode())
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        # The openai package waits as long before the next attempt.
+        self.send_header("retry-after-ms", "1")
+        self.end_headers()
+        self.wfile.write(json.dumps(answer).encode())
 
     def log_message(self, *arguments: Any) -> None: ...
+
+
+# Ordinary tokens that look like special ones, as in the vocabularies of Qwen and Llama.
+ORDINARY = ["Class<?>", "a[:]", "x<()>", "x[...]"]
 
 
 @pytest.fixture(scope="session")
@@ -482,14 +477,10 @@ def tokenizer_dir(tmp_path_factory) -> str:
     # As in the real tokenizers tags are added tokens, but not special.
     tags = r"</?(?:think|tool_(?:call|response|result)|arg_key|arg_value|img)>|<image>|\[gMASK\]"
     tokenizer.add_tokens(sorted(set(re.findall(tags, sources))))
-    wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>")
     folder = tmp_path_factory.mktemp("tokenizer")
+    wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>")
     wrapped.save_pretrained(folder)
     return str(folder)
-
-
-# Ordinary tokens that look like special ones, as in the vocabularies of Qwen and Llama.
-ORDINARY = ["Class<?>", "a[:]", "x<()>", "x[...]"]
 
 
 @pytest.fixture
@@ -503,9 +494,8 @@ def tinker(tokenizer_dir, tmp_path, monkeypatch) -> FakeTinker:
 @pytest.fixture
 def vllm(tokenizer_dir, tmp_path) -> Iterator[HttpServer]:
     options = {"model_name": VLLM_MODEL, "model_client": "vllm", "logs_dir": tmp_path}
-    server = HttpServer(tokenizer_dir, REAL_VLLM, **options)
-    yield server
-    server.close()
+    with contextlib.closing(HttpServer(tokenizer_dir, REAL_VLLM, **options)) as fake:
+        yield fake
 
 
 @pytest.fixture
@@ -513,9 +503,8 @@ def chat(tokenizer_dir, tmp_path, monkeypatch) -> Iterator[HttpServer]:
     # Harbor's client waits between its attempts.
     monkeypatch.setattr(LiteLLM.call.retry, "wait", lambda state: 0)
     options = {"model_name": "openai/tiny", "model_client": "litellm", "logs_dir": tmp_path}
-    server = HttpServer(tokenizer_dir, None, **options)
-    yield server
-    server.close()
+    with contextlib.closing(HttpServer(tokenizer_dir, None, **options)) as fake:
+        yield fake
 
 
 @pytest.fixture(params=["tinker", "vllm", "chat"])
@@ -537,13 +526,32 @@ def shell() -> Iterator[Any]:
     subprocess.run(left, shell=True, stderr=subprocess.DEVNULL)
 
 
+@pytest.fixture(autouse=True)
+def clean_process(monkeypatch) -> Iterator[None]:
+    """A process with keys of its own, without services, and for at most a minute."""
+    for name in [name for name in os.environ if re.match("(OPENAI|VLLM|TINKER)_", name)]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-test")
+    monkeypatch.setenv("TINKER_API_KEY", "tml-test")
+    basic_loop_agent.tinker_service.cache_clear()
+    use_service(None)
+
+    def give_up(*_: Any) -> None:
+        raise TimeoutError("the test takes more than a minute")
+
+    signal.signal(signal.SIGALRM, give_up)
+    signal.alarm(60)
+    yield
+    signal.alarm(0)
+
+
 # --------------------------------------------------------------------------------------- runs
 
 IDS = ("prompt_token_ids", "completion_token_ids", "logprobs")
 
 
-class Trial:
-    """A trial as Harbor runs it: `setup`, then `run`, then `resume` for each later step.
+class AgentRun:
+    """An agent at work as in Harbor: `setup`, then `run`, then `resume` for each later step.
 
     Its properties are read from the context and the files: the last step's, but `turns` of all."""
 
@@ -560,15 +568,15 @@ class Trial:
         for instruction in instructions or ["do it"]:
             begin = self.agent.resume if self.contexts else self.agent.run
             self.contexts.append(AgentContext())
-            run = begin(instruction, self.environment, self.contexts[-1])
-            await asyncio.wait_for(run, self.timeout_sec)
+            step = begin(instruction, self.environment, self.context)
+            await asyncio.wait_for(step, self.timeout_sec)
 
     @property
     def turns(self) -> list[Sampled]:
         """The recorded turns. Fails if the lists do not align."""
         details = [detail for context in self.contexts for detail in context.rollout_details or []]
         columns = [[detail[name] for name in IDS] for detail in details]
-        turns = [Sampled(*turn) for lists in columns for turn in zip(*lists, strict=True)]
+        turns = [Sampled(*row) for lists in columns for row in zip(*lists, strict=True)]
         assert all(len(turn.completion) == len(turn.logprobs) for turn in turns)
         return turns
 
@@ -591,14 +599,15 @@ class Trial:
     scripts = property(lambda self: self.environment.scripts)
 
 
-def set_up(agent: BasicLoopAgent) -> Any:
-    """The client of an agent after `setup`."""
-    asyncio.run(agent.setup(ScriptedEnvironment()))
-    return agent.client
+def set_up(*agents: BasicLoopAgent) -> list[Any]:
+    """Set agents up, one after the other, in one event loop. Returns their clients."""
 
+    async def main() -> list[Any]:
+        for agent in agents:
+            await agent.setup(ScriptedEnvironment())
+        return [agent.client for agent in agents]
 
-async def together(*agents: BasicLoopAgent) -> None:
-    await asyncio.gather(*(Trial(agent).go() for agent in agents))
+    return asyncio.run(main())
 
 
 def bash(*commands: str, language: str = "bash") -> str:
@@ -612,16 +621,18 @@ def printing(text: str) -> ScriptedEnvironment:
 def cases(**table: Any) -> Any:
     """Parametrize a test with a table: an entry's name is the id, its values are the test's first
     arguments."""
-    entries = [entry if isinstance(entry, tuple) else (entry,) for entry in table.values()]
+    rows = [entry if isinstance(entry, tuple) else (entry,) for entry in table.values()]
 
     def decorate(test: Any) -> Any:
         arguments = [name for name in inspect.signature(test).parameters if name != "self"]
-        return pytest.mark.parametrize(arguments[: len(entries[0])], entries, ids=table)(test)
+        return pytest.mark.parametrize(arguments[: len(rows[0])], rows, ids=table)(test)
 
     return decorate
 
 
-class PatientSelector(selectors.DefaultSelector):
+class SelectorOfVirtualTime(selectors.DefaultSelector):
+    """Does not wait, but counts the seconds for which it was to wait."""
+
     skipped_seconds = 0.0
 
     def select(self, timeout: float | None = None) -> list:
@@ -634,7 +645,7 @@ class PatientSelector(selectors.DefaultSelector):
 def virtual_time() -> Iterator[asyncio.Runner]:
     """An event loop whose timers fire at once when there is nothing else to do. (An answer from a
     server's thread would be too late for each of them.)"""
-    loop = asyncio.SelectorEventLoop(selector := PatientSelector())
+    loop = asyncio.SelectorEventLoop(selector := SelectorOfVirtualTime())
     loop.time = lambda: time.monotonic() + selector.skipped_seconds
     with asyncio.Runner(loop_factory=lambda: loop) as runner:
         yield runner
@@ -642,52 +653,27 @@ def virtual_time() -> Iterator[asyncio.Runner]:
         loop.time = time.monotonic
 
 
-@pytest.fixture(autouse=True)
-def clean_process(monkeypatch) -> Iterator[None]:
-    """A process with keys of its own, without services, and for at most a minute."""
-    for name in [name for name in os.environ if re.match("(OPENAI|VLLM|TINKER)_", name)]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("OPENAI_API_KEY", "sk-test")
-    monkeypatch.setenv("TINKER_API_KEY", "tml-test")
-    basic_loop_agent.tinker_service.cache_clear()
-    basic_loop_agent.use_service(None)
-
-    def give_up(*_: Any) -> None:
-        raise TimeoutError("the test takes more than a minute")
-
-    signal.signal(signal.SIGALRM, give_up)
-    signal.alarm(60)
-    yield
-    signal.alarm(0)
-
-
 # -------------------------------------------------------------------------- options and errors
 
 NO_KEY = "no API key for Tinker: set TINKER_API_KEY"
 NO_URL = "vllm needs api_base or VLLM_BASE_URL, such as http://localhost:8000"
-since_harbor_023 = pytest.mark.skipif(
+CHAT_OPTIONS = {"model_client": "litellm"}
+has_preflight = pytest.mark.skipif(
     not hasattr(BaseAgent, "options_schema"), reason="Harbor calls preflight since 0.23"
 )
 
 
 class TestOptions:
     def test_the_options_have_these_defaults(self):
-        assert BasicLoopOptions().model_dump(include=BasicLoopOptions.__annotations__) == {
-            "model_path": None,
-            "renderer_name": None,
+        own = set(BasicLoopOptions.__annotations__)
+        assert BasicLoopOptions().model_dump(include=own, exclude_none=True) == {
             "max_tokens": 512,
             "temperature": 1.0,
             "max_turns": 1,
-            "system_prompt": None,
             "model_client": "tinker",
-            "api_base": None,
-            "top_p": None,
-            "max_seconds": None,
             "llm_kwargs": {},
             "collect_rollout_details": True,
-            "context_limit": None,
             "interleaved_thinking": False,
-            "session_id": None,
             "command_timeout_sec": 120,
             "max_output_bytes": 10_000,
         }
@@ -695,26 +681,18 @@ class TestOptions:
     def test_the_constructor_has_the_first_eight_options(self):
         """Users rely on these arguments, and on their defaults."""
         given = list(inspect.signature(BasicLoopAgent).parameters.values())[1:9]
-        defaults = BasicLoopOptions().model_dump()
         assert [p.name for p in given] == list(BasicLoopOptions.__annotations__)[:8]
+        defaults = BasicLoopOptions().model_dump()
         assert [p.default for p in given] == [defaults[p.name] for p in given]
 
     @cases(
-        temperature_0=({}, "temperature", 0),
-        top_p_1=({}, "top_p", 1),
-        a_week=({}, "command_timeout_sec", 604_800),
-        top_p_elsewhere=({}, "llm_kwargs", {"top_p": 0.9}),
-        ids_not_wanted=({}, "collect_rollout_details", False),
-        ids_wanted=({"model_client": "litellm"}, "collect_rollout_details", True),
+        vllm=({"model_client": "vllm"}, True),
+        litellm=(CHAT_OPTIONS, False),
+        not_wanted=({"collect_rollout_details": False}, False),
+        wanted=(CHAT_OPTIONS | {"collect_rollout_details": True}, True),
     )
-    def test_an_option_may_have_such_a_value(self, given, name, value):
-        assert getattr(BasicLoopOptions(**given, **{name: value}), name) == value
-
-    @cases(vllm=("vllm", True), litellm=("litellm", False))
-    def test_ids_are_wanted_by_default_where_they_come(self, client, expected):
-        assert BasicLoopOptions(model_client=client).collect_rollout_details is expected
-
-    LITELLM = {"model_client": "litellm"}
+    def test_ids_are_collected_where_servers_give_them(self, given, expected):
+        assert BasicLoopOptions(**given).collect_rollout_details is expected
 
     @cases(
         temperature=({"temperature": -0.1}, "temperature.*greater than or equal to 0"),
@@ -731,38 +709,31 @@ class TestOptions:
         model_path=({"model_path": ""}, "model_path.*tinker://"),
         model_client=({"model_client": "openai"}, "'tinker', 'litellm' or 'vllm'"),
         unknown=({"max_turn": 3}, "max_turn"),
-        model_path_elsewhere=(LITELLM | {"model_path": "tinker://1"}, "model_client=tinker: drop"),
-        renderer_elsewhere=(LITELLM | {"renderer_name": "x"}, "model_client=tinker: drop them"),
+        model_path_elsewhere=(CHAT_OPTIONS | {"model_path": "tinker://1"}, "=tinker: drop them"),
+        renderer_elsewhere=(CHAT_OPTIONS | {"renderer_name": "x"}, "=tinker: drop them"),
         model_twice=({"llm_kwargs": {"model_name": 1}}, "llm_kwargs holds model_name: use"),
         server_twice=({"llm_kwargs": {"api_base": 1}}, "llm_kwargs holds api_base: use the"),
         option_twice=({"llm_kwargs": {"max_tokens": 1}}, "llm_kwargs holds max_tokens: use"),
-        top_p_twice=({"top_p": 0.5, "llm_kwargs": {"top_p": 1}}, "llm_kwargs holds top_p: use"),
     )
     def test_a_bad_option_is_a_clear_error(self, given, message, tmp_path):
-        secret = {"llm_kwargs": {"api_key": "sk-secret"}}
+        llm_kwargs = {"api_key": "sk-secret"} | given.get("llm_kwargs", {})
         with pytest.raises(ValueError, match=f"(?s){message}") as error:
-            BasicLoopAgent(logs_dir=tmp_path, model_name="m", **secret | given)
-        assert "sk-secret" not in str(error.value)
-
-    def test_an_error_in_llm_kwargs_shows_no_key(self, tmp_path):
-        llm_kwargs = {"api_key": "sk-secret", "max_tokens": 1}
-        with pytest.raises(ValueError, match="llm_kwargs holds max_tokens") as error:
-            BasicLoopAgent(logs_dir=tmp_path, model_name="m", llm_kwargs=llm_kwargs)
+            BasicLoopAgent(logs_dir=tmp_path, model_name="m", **given | {"llm_kwargs": llm_kwargs})
         assert "sk-secret" not in str(error.value)
 
     def test_missing_tinker_packages_are_named(self, monkeypatch):
         monkeypatch.setitem(sys.modules, "tinker_cookbook", None)
-        assert BasicLoopOptions(model_client="vllm").model_client == "vllm"
+        BasicLoopOptions(model_client="vllm")
         with pytest.raises(ValueError, match=r"missing: `pip install 'harbor\[tinker\]'`"):
             BasicLoopOptions()
 
-    @since_harbor_023
+    @has_preflight
     def test_each_option_has_a_description(self):
         properties = BasicLoopAgent.options_schema()["properties"]
         described = {name for name in properties if properties[name].get("description")}
         assert set(BasicLoopOptions.__annotations__) <= described
 
-    @since_harbor_023
+    @has_preflight
     def test_the_agent_declares_what_harbor_asks_for(self):
         names = ("atif", "resume", "skills", "mcp_servers")
         assert [getattr(BasicLoopAgent.capabilities, name) for name in names] == [True] * 4
@@ -782,92 +753,86 @@ class TestOptions:
         with pytest.raises(errors, match=message):
             set_up(request.getfixturevalue(client).agent(**given))
 
-    @cases(none={}, masked={"TINKER_API_KEY": "tml-r****456"})
+    @cases(none={}, masked_by_harbor={"TINKER_API_KEY": "tml-r****456"})
     def test_setup_refuses_tinker_without_a_key(self, env, tinker, monkeypatch):
         monkeypatch.delenv("TINKER_API_KEY")
         with pytest.raises(ValueError, match=NO_KEY):
             set_up(tinker.agent(extra_env=env))
 
-    def test_tinker_may_find_a_key_that_its_sdk_has_stored(self, tinker, monkeypatch):
-        pytest.importorskip("tinker.auth", reason="SDK 0.38 stores keys")
+    def test_tinkers_sdk_may_have_stored_a_key(self, tinker, monkeypatch):
+        pytest.importorskip("tinker.auth", reason="since SDK 0.38")
         monkeypatch.delenv("TINKER_API_KEY")
         monkeypatch.setattr("tinker.auth.tinker_has_credentials", lambda: True)
         set_up(tinker.agent())
         assert tinker.sessions[0].arguments["api_key"] is None
 
-    def test_tinkers_server_is_the_agents(self, tinker):
-        own = {"TINKER_BASE_URL": "http://own", "TINKER_API_KEY": "tml-own\n"}
-        set_up(tinker.agent(extra_env=own))
-        assert tinker.sessions[0].arguments == {"base_url": "http://own", "api_key": "tml-own"}
+    X, Y = "http://x/1", "http://y/1"
 
-    @cases(base_url="VLLM_BASE_URL", api_base="VLLM_API_BASE")
-    def test_vllms_server_is_the_environments(self, name, vllm, monkeypatch):
-        monkeypatch.setenv(name, vllm.url)
-        monkeypatch.setenv("VLLM_API_KEY", "vllm-key")
-        set_up(vllm.agent(api_base=None))
-        assert vllm.headers("Authorization") == ["Bearer vllm-key"]
-
-    # The process's variables (URL is the server's, nothing answers at NOWHERE), and options.
+    # Options, the agent's variables, the process's (all begin with OPENAI_), and the URL.
     @cases(
-        base_url=({"OPENAI_BASE_URL": "URL"}, {"api_base": None}),
-        api_base=({"OPENAI_API_BASE": "URL"}, {"api_base": None}),
-        both=({"OPENAI_BASE_URL": "URL", "OPENAI_API_BASE": "NOWHERE"}, {"api_base": None}),
-        option=({"OPENAI_BASE_URL": "NOWHERE"}, {}),
+        none=({}, {}, {}, None),
+        process=({}, {}, {"BASE_URL": X}, X),
+        older_name=({}, {}, {"API_BASE": X}, X),
+        both_names=({}, {}, {"API_BASE": Y, "BASE_URL": X}, X),
+        agent=({}, {"BASE_URL": X}, {"BASE_URL": Y}, X),
+        option=({"api_base": X}, {"BASE_URL": Y}, {}, X),
+        port=({"api_base": "http://x:1"}, {}, {}, "http://x:1/v1"),
+        port_with_slash=({"api_base": "http://x:1/"}, {}, {}, "http://x:1/v1"),
+        port_with_v1=({"api_base": "http://x:1/v1"}, {}, {}, "http://x:1/v1"),
     )
-    def test_the_nearest_url_is_taken(self, variables, given, chat, monkeypatch):
-        urls = {"URL": chat.url, "NOWHERE": "http://127.0.0.1:1"}
-        for name, value in variables.items():
-            monkeypatch.setenv(name, urls[value])
-        assert Trial(chat.agent(**given)).run().completion == "hello"
-
-    def test_the_agents_url_wins_over_the_processs(self, chat, monkeypatch):
-        monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:1")
-        agent = chat.agent(api_base=None, extra_env={"OPENAI_BASE_URL": chat.url})
-        assert Trial(agent).run().completion == "hello"
-
-    @cases(port="", slash="/", v1="/v1")
-    def test_a_url_that_ends_in_a_port_has_its_api_under_v1(self, end, chat):
-        Trial(chat.agent(api_base=chat.url + end)).run()
-        assert [path for path, _, _ in chat.requests] == ["/v1/chat/completions"]
-
-    ENV = {"OPENAI_API_KEY": "sk-own"}
+    def test_the_nearest_url_is_taken(self, given, agent_env, env, url, monkeypatch):
+        for name, value in env.items():
+            monkeypatch.setenv(f"OPENAI_{name}", value)
+        agent_env = {f"OPENAI_{name}": value for name, value in agent_env.items()}
+        assert url_and_key(BasicLoopOptions(**CHAT_OPTIONS, **given), "openai", agent_env)[0] == url
 
     @cases(
-        process=({}, "sk-test"),
-        agent=({"extra_env": ENV}, "sk-own"),
-        llm_kwargs=({"llm_kwargs": {"api_key": "sk-2nd"}, "extra_env": ENV}, "sk-2nd"),
-        masked_by_harbor=({"extra_env": {"OPENAI_API_KEY": "sk-r****456"}}, "sk-test"),
-        from_a_file=({"extra_env": {"OPENAI_API_KEY": " sk-\nown\n"}}, "sk-own"),
-        model_without_provider=({"model_name": "gpt-4o", "extra_env": ENV}, "sk-own"),
+        process=({}, {}, "sk-test"),
+        agent=({}, {"OPENAI_API_KEY": "sk-own"}, "sk-own"),
+        llm_kwargs=({"llm_kwargs": {"api_key": "sk-2"}}, {"OPENAI_API_KEY": "sk-own"}, "sk-2"),
+        masked_by_harbor=({}, {"OPENAI_API_KEY": "sk-r****456"}, "sk-test"),
+        from_a_file=({}, {"OPENAI_API_KEY": " sk-\nown\n"}, "sk-own"),
     )
-    def test_the_server_gets_the_nearest_key(self, given, key, chat):
-        Trial(chat.agent(**given)).run()
-        assert chat.headers("Authorization") == [f"Bearer {key}"]
-
-    def test_a_local_server_needs_no_key(self, server, monkeypatch):
-        monkeypatch.delenv("OPENAI_API_KEY")
-        Trial(server.agent()).run()
-        assert set(server.headers("Authorization")) == {"Bearer none"}
+    def test_the_nearest_key_is_taken(self, given, agent_env, key):
+        options = BasicLoopOptions(**CHAT_OPTIONS, **given)
+        assert url_and_key(options, "openai", agent_env)[1] == key
 
     @cases(
         hosted_vllm=("hosted_vllm", ("http://x:1/v1", "none")),
+        vllm=("vllm", ("http://x:1/v1", "none")),
         another_provider=("anthropic", ("http://x:1", None)),
     )
-    def test_a_local_url_gets_v1_with_a_key(self, provider, expected):
-        options = BasicLoopOptions(model_client="litellm", api_base="http://x:1")
-        assert basic_loop_agent.url_and_key(options, provider, {}) == expected
+    def test_a_local_server_needs_no_key(self, provider, expected):
+        options = BasicLoopOptions(**CHAT_OPTIONS, api_base="http://x:1")
+        assert url_and_key(options, provider, {}) == expected
+
+    def test_tinker_gets_its_url_with_its_key(self, tinker):
+        env = {"TINKER_BASE_URL": "http://own", "TINKER_API_KEY": "tml-own"}
+        set_up(tinker.agent(extra_env=env))
+        assert tinker.sessions[0].arguments == {"base_url": "http://own", "api_key": "tml-own"}
+
+    @pytest.mark.parametrize("name", ["VLLM_BASE_URL", "VLLM_API_BASE"])
+    def test_vllm_gets_its_url_with_its_key(self, name, vllm):
+        set_up(vllm.agent(api_base=None, extra_env={name: vllm.url, "VLLM_API_KEY": "own"}))
+        assert vllm.headers("Authorization") == ["Bearer own"]
+
+    @pytest.mark.parametrize("model_name", ["openai/tiny", "gpt-4o"])
+    def test_a_chat_endpoint_gets_its_url_with_its_key(self, model_name, chat):
+        env = {"OPENAI_BASE_URL": chat.url, "OPENAI_API_KEY": "own"}
+        AgentRun(chat.agent(model_name=model_name, api_base=None, extra_env=env)).run()
+        assert chat.headers("Authorization") == ["Bearer own"]
 
     def test_a_key_is_seen_nowhere(self, chat, caplog):
         caplog.set_level(logging.DEBUG)
-        agent = chat.agent(llm_kwargs={"api_key": "sk-2nd"}, extra_env=self.ENV)
-        trial = Trial(agent).run()
-        seen = [path.read_text() for path in agent.logs_dir.glob("*.*")]
-        seen += [*caplog.messages, trial.context.model_dump_json(), repr(agent.options)]
+        keys = {"llm_kwargs": {"api_key": "sk-2nd"}, "extra_env": {"OPENAI_API_KEY": "sk-own"}}
+        done = AgentRun(chat.agent(**keys)).run()
+        seen = [path.read_text() for path in done.agent.logs_dir.glob("*.*")]
+        seen += [*caplog.messages, done.context.model_dump_json(), repr(done.agent.options)]
         # Harbor would pass its own copy on to each command.
-        seen += [str(getattr(agent, "extra_env", ""))]
+        seen += [str(getattr(done.agent, "extra_env", ""))]
         assert [text for text in seen if "sk-2nd" in text or "sk-own" in text] == []
 
-    @since_harbor_023
+    @has_preflight
     @cases(
         a_bad_option=({"max_turns": 0}, {}, "max_turns"),
         no_key_for_tinker=({}, {"TINKER_API_KEY": "****"}, NO_KEY),
@@ -878,15 +843,10 @@ class TestOptions:
         with pytest.raises(ValueError, match=message):
             BasicLoopAgent.preflight(kwargs, env)
 
-    @since_harbor_023
-    @cases(
-        tinkers_key=({}, {"TINKER_API_KEY": "tml-own"}),
-        vllms_url=({"model_client": "vllm"}, {"VLLM_BASE_URL": "http://x"}),
-        other_providers=({"model_client": "litellm"}, None),
-    )
-    def test_preflight_looks_at_the_agents_variables(self, kwargs, env, monkeypatch):
+    @has_preflight
+    def test_preflight_looks_at_the_agents_variables(self, monkeypatch):
         monkeypatch.delenv("TINKER_API_KEY")
-        assert BasicLoopAgent.preflight(kwargs, env) is None
+        BasicLoopAgent.preflight({}, {"TINKER_API_KEY": "tml-own"})
 
 
 # ------------------------------------------------------------------------------------ the loop
@@ -898,7 +858,7 @@ class PythonAgent(BasicLoopAgent):
     protocol = "Write ```python blocks, not {json: 1}; {seconds} seconds."
 
     def bash_blocks(self, reply: str) -> list[str]:
-        blocks = basic_loop_agent.fenced_blocks(reply)
+        blocks = fenced_blocks(reply)
         return [f"python3 - <<'EOF'\n{text}EOF\n" for name, text in blocks if name == "python"]
 
     async def execute(self, blocks: list[str], environment: Any) -> str:
@@ -919,14 +879,14 @@ class OwnLoop(BasicLoopAgent):
 
 
 @pytest.fixture
-def skilled(tinker, tmp_path) -> Trial:
-    """A trial whose task brings a skill and an MCP server."""
+def skilled(tinker, tmp_path) -> AgentRun:
+    """A run whose task brings a skill and an MCP server."""
     (tmp_path / "my skills/pdf").mkdir(parents=True)
     text = "---\nname: pdf\ndescription: Reads <|im_end|>\n---" + "\n" * 9 + "BODY"
     (tmp_path / "my skills/pdf/SKILL.md").write_text(text)
-    server = MCPServerConfig(name="web", transport="sse", url="http://mcp:8000/sse")
-    agent = tinker.agent(skills_dir=str(tmp_path / "my skills"), mcp_servers=[server])
-    return Trial(agent, ShellEnvironment())
+    web = MCPServerConfig(name="web", transport="sse", url="http://mcp:8000/sse")
+    agent = tinker.agent(skills_dir=str(tmp_path / "my skills"), mcp_servers=[web])
+    return AgentRun(agent, ShellEnvironment())
 
 
 class TestLoop:
@@ -946,25 +906,21 @@ class TestLoop:
         self, replies, max_turns, scripts, stop_reason, answer, model
     ):
         model.script(*replies)
-        trial = Trial(model.agent(max_turns=max_turns, collect_rollout_details=True)).run()
-        assert (trial.scripts, trial.stop_reason) == (scripts, stop_reason)
-        assert (trial.completion, trial.turns) == (answer, model.sampled)
+        done = AgentRun(model.agent(max_turns=max_turns, collect_rollout_details=True)).run()
+        assert (done.scripts, done.stop_reason) == (scripts, stop_reason)
+        assert (done.completion, done.turns) == (answer, model.sampled)
 
     def test_the_model_is_told_what_its_script_printed(self, model):
         model.script(bash("ls"), "done")
         failed = ExecResult(stdout="x\n", stderr="no x", return_code=1)
-        trial = Trial(model.agent(max_turns=2), ScriptedEnvironment(failed)).run()
-        assert trial.observations == ["Exit code: 1\nOutput:\nx\nno x"]
+        done = AgentRun(model.agent(max_turns=2), ScriptedEnvironment(failed)).run()
+        assert done.observations == ["Exit code: 1\nOutput:\nx\nno x"]
         assert "<|im_start|>user\nExit code: 1\nOutput:\nx\nno x<|im_end|>" in model.prompt_text(1)
 
-    @cases(
-        a_command=(bash("ls"), ["the reply holds commands; max_turns is 1, so none was run"]),
-        an_answer=("hi", []),
-    )
-    def test_a_command_that_is_not_run_is_logged(self, reply, messages, tinker, caplog):
-        tinker.script(reply)
-        Trial(tinker.agent()).run()
-        assert caplog.messages == messages
+    def test_a_command_that_is_not_run_is_logged(self, tinker, caplog):
+        tinker.script(bash("ls"))
+        AgentRun(tinker.agent()).run()
+        assert caplog.messages == ["the reply holds commands; max_turns is 1, so none was run"]
 
     @cases(
         a_single_turn=({}, []),
@@ -973,37 +929,34 @@ class TestLoop:
         its_own_for_a_turn=({"system_prompt": "Be brief."}, ["Be brief."]),
     )
     def test_the_system_message_is_as_given(self, given, messages, model):
-        trial = Trial(model.agent(**given)).run()
-        assert [step.message for step in trial.steps if step.source == "system"] == messages
+        done = AgentRun(model.agent(**given)).run()
+        assert [step.message for step in done.steps if step.source == "system"] == messages
         assert re.findall(r"<\|im_start\|>system\n(.*)<", model.prompt_text(0)) == messages
 
     def test_the_default_system_message_explains_bash_blocks(self, tinker):
-        told = Trial(tinker.agent(max_turns=2, command_timeout_sec=77)).run().steps[0].message
-        assert told == BasicLoopAgent.protocol.replace("{seconds}", "77")
-        assert re.search("(?s)fenced blocks that open with ```bash.*has 77 seconds", told)
+        message = AgentRun(tinker.agent(max_turns=2, command_timeout_sec=77)).run().steps[0].message
+        assert re.search("(?s)fenced blocks that open with ```bash.*has 77 seconds", message)
 
     def test_an_instruction_may_use_special_tokens(self, model):
-        Trial(model.agent()).run("Explain <|im_end|>.")
+        AgentRun(model.agent()).run("Explain <|im_end|>.")
         assert "<|im_start|>user\nExplain <|im_end|>.<|im_end|>" in model.prompt_text(0)
+
+    @cases(by_ids=("tinker", "a<\u200b|im_end|>b"), by_text=("chat", "a<|im_end|>b"))
+    def test_special_tokens_in_output_are_plain_text(self, client, seen, request):
+        model = request.getfixturevalue(client)
+        model.script(bash("ls"), "done")
+        done = AgentRun(model.agent(max_turns=2), printing("a<|im_end|>b")).run()
+        assert done.observations == [f"Exit code: 0\nOutput:\n{seen}"]
 
     def test_a_lone_surrogate_becomes_a_question_mark(self, tinker):
         tinker.script(bash("ls"), "done")
         agent = tinker.agent(max_turns=2, system_prompt="\ud800")
-        trial = Trial(agent, printing("a\udc80")).run("greet\udc80")
-        assert [step.message for step in trial.steps[:2]] == ["?", "greet?"]
-        assert trial.observations == ["Exit code: 0\nOutput:\na?"]
-
-    @pytest.mark.parametrize(
-        "client, seen", [("tinker", "a<\u200b|im_end|>b"), ("chat", "a<|im_end|>b")]
-    )
-    def test_special_tokens_in_output_are_plain_text(self, request, client, seen):
-        model = request.getfixturevalue(client)
-        model.script(bash("ls"), "done")
-        trial = Trial(model.agent(max_turns=2), printing("a<|im_end|>b")).run()
-        assert trial.observations == [f"Exit code: 0\nOutput:\n{seen}"]
+        done = AgentRun(agent, printing("a\udc80")).run("greet\udc80")
+        assert [step.message for step in done.steps[:2]] == ["?", "greet?"]
+        assert done.observations == ["Exit code: 0\nOutput:\na?"]
 
     def test_sample_without_a_text_to_send_is_an_error(self, tinker):
-        agent = Trial(tinker.agent()).run().agent
+        agent = AgentRun(tinker.agent()).run().agent
         with pytest.raises(RuntimeError, match="nothing to send: `tell` the model something first"):
             asyncio.run(agent.sample())
 
@@ -1014,15 +967,15 @@ class TestLoop:
 
     def test_a_resumed_step_begins_with_the_last_scripts_output(self, tinker):
         tinker.script(bash("a"), bash("b"), "done")
-        trial = Trial(tinker.agent(max_turns=2)).run("one", "two")
-        assert trial.steps[1].message == "Exit code: 0\nOutput:\n(none)\n\ntwo"
-        assert trial.metadata["n_episodes"] == 1
+        done = AgentRun(tinker.agent(max_turns=2)).run("one", "two")
+        assert done.steps[1].message == "Exit code: 0\nOutput:\n(none)\n\ntwo"
+        assert done.metadata["n_episodes"] == 1
 
     def test_a_second_run_starts_a_new_conversation(self, tinker):
         tinker.script(bash("a"), bash("b"), "done", "done")
-        trial = Trial(tinker.agent(max_turns=2)).run("one")
-        Trial(trial.agent).run("two")
-        Trial(tinker.agent(max_turns=2)).run("two")
+        used = AgentRun(tinker.agent(max_turns=2)).run("one").agent
+        AgentRun(used).run("two")
+        AgentRun(tinker.agent(max_turns=2)).run("two")
         assert tinker.sampled[2].prompt == tinker.sampled[3].prompt
 
     # How often a text is in the first message.
@@ -1041,30 +994,34 @@ class TestLoop:
 
     def test_a_subclass_changes_protocol_with_what_is_run(self, tinker):
         tinker.script(bash("x()", language="python"), bash("ls"))
-        trial = Trial(PythonAgent(**tinker.options, max_turns=9), printing("first\nlast")).run()
+        done = AgentRun(PythonAgent(**tinker.options, max_turns=9), printing("first\nlast")).run()
         protocol = "Write ```python blocks, not {json: 1}; 120 seconds."
-        assert (trial.steps[0].message, trial.observations) == (protocol, ["last"])
-        assert trial.scripts == [["python3 - <<'EOF'\nx()\nEOF\n"]]
+        assert (done.steps[0].message, done.observations) == (protocol, ["last"])
+        assert done.scripts == [["python3 - <<'EOF'\nx()\nEOF\n"]]
 
     def test_a_client_of_ones_own_may_return_harbors_response(self, tinker, monkeypatch):
         monkeypatch.setattr(OwnLoop, "_build_llm", lambda self: ScriptedLLM())
         agent = OwnLoop(**tinker.options, max_turns=2, collect_rollout_details=False)
-        assert Trial(agent).run().completion == "Hello, world!"
+        assert AgentRun(agent).run().completion == "Hello, world!"
 
-    # What a loop does after each turn, and what one sees of it.
+    # What a loop does after each of two turns, and what is seen of it.
     @cases(
         tells=(lambda agent: agent.tell("own"), lambda run: run.observations, ["own\n\ngo on"] * 2),
         nothing=(lambda agent: None, lambda run: run.stop_reason, "own reason"),
         renders_anew=(OwnLoop.render_anew, lambda run: run.metadata["n_prefix_breaks"], 1),
-        edits=(
-            lambda agent: agent.messages[0].update(content="(left out)"),
-            lambda run: run.metadata["n_prefix_breaks"],
-            1,
-        ),
     )
     def test_a_loop_of_ones_own_may_act(self, acts, seen, expected, tinker, monkeypatch):
         monkeypatch.setattr(OwnLoop, "after_turn", acts)
-        assert seen(Trial(OwnLoop(**tinker.options, max_turns=2)).run()) == expected
+        assert seen(AgentRun(OwnLoop(**tinker.options, max_turns=2)).run()) == expected
+
+    def test_an_edited_conversation_is_rendered_anew_once(self, tinker, monkeypatch):
+        def edit(agent: OwnLoop) -> None:
+            agent.messages[0]["content"] = "(left out)"
+
+        monkeypatch.setattr(OwnLoop, "after_turn", edit)
+        done = AgentRun(OwnLoop(**tinker.options, max_turns=3)).run()
+        assert tinker.prompt_text(1).startswith("<|im_start|>system\n(left out)<|im_end|>")
+        assert done.metadata["n_prefix_breaks"] == 1
 
     # What a loop keeps in `metadata`, and what of it is in the context.
     @cases(
@@ -1076,41 +1033,29 @@ class TestLoop:
     )
     def test_what_a_loop_keeps_is_in_the_metadata(self, kept, seen, tinker, monkeypatch):
         monkeypatch.setattr(OwnLoop, "after_turn", lambda agent: agent.metadata.update(kept))
-        trial = Trial(OwnLoop(**tinker.options)).run()
+        done = AgentRun(OwnLoop(**tinker.options)).run()
         counts = {"n_episodes": 1, "n_turns_without_ids": 0, "n_prefix_breaks": 0}
-        assert trial.metadata == {"stop_reason": "own reason", **counts, **seen}
+        assert done.metadata == {"stop_reason": "own reason", **counts, **seen}
 
     def test_metadata_does_not_outlive_its_step(self, tinker, monkeypatch):
-        monkeypatch.setattr(
-            OwnLoop, "after_turn", lambda x: x.metadata.update({x.turns[0].prompt: 1})
-        )
-        assert "one" not in Trial(OwnLoop(**tinker.options)).run("one", "two").metadata
+        def keep(agent: OwnLoop) -> None:
+            agent.metadata[agent.turns[0].prompt] = 1
 
-    def test_an_edited_conversation_is_rendered_anew_once(self, tinker, monkeypatch):
-        async def execute(agent: BasicLoopAgent, *_: Any) -> str:
-            agent.messages[0]["content"] = "(left out)"
-            return "out"
-
-        monkeypatch.setattr(PythonAgent, "execute", execute)
-        tinker.script(*[bash("x()", language="python")] * 2, "done")
-        trial = Trial(PythonAgent(**tinker.options, max_turns=3)).run()
-        assert "<|im_start|>system\n(left out)<|im_end|>" in tinker.prompt_text(2)
-        assert trial.metadata["n_prefix_breaks"] == 1
+        monkeypatch.setattr(OwnLoop, "after_turn", keep)
+        assert "one" not in AgentRun(OwnLoop(**tinker.options)).run("one", "two").metadata
 
     def test_the_readmes_reminder_works_as_printed(self, tinker, tmp_path, monkeypatch):
         readme, source = ((ROOT / n).read_text() for n in ("README.md", "basic_loop_agent.py"))
         recipe = re.search(r"(?s)A bounded reminder.*?```python\n(.*?)```", readme)[1]
         no_block = "if not blocks:\n                return StopReason.COMPLETED\n"
-        assert no_block in source
         copied = source.replace(no_block, textwrap.indent(recipe, " " * 12).lstrip())
         (tmp_path / "changed_copy.py").write_text(copied)
         monkeypatch.syspath_prepend(tmp_path)
         agent_class = importlib.import_module("changed_copy").BasicLoopAgent
         tinker.script("hm", bash("ls"), "so?", "last")
-        trial = Trial(agent_class(**tinker.options, max_turns=9)).run()
+        done = AgentRun(agent_class(**tinker.options, max_turns=9)).run()
         reminder = "No bash block. If you are done, repeat your answer. If not, write a block."
-        assert trial.observations == [reminder, "Exit code: 0\nOutput:\n(none)", reminder]
-        assert (trial.completion, trial.metadata["n_reminders"]) == ("last", 2)
+        assert done.observations == [reminder, "Exit code: 0\nOutput:\n(none)", reminder]
 
 
 # ---------------------------------------------------------------------------- limits and endings
@@ -1121,8 +1066,8 @@ class ToyClient(basic_loop_agent.TokenClient):
 
     special_tokens = (";",)
 
-    def __init__(self, context_limit: float = 999, max_tokens: int = 50) -> None:
-        self.context_limit, self.max_tokens = context_limit, max_tokens
+    def __init__(self, context_limit: float = 999) -> None:
+        self.context_limit, self.max_tokens = context_limit, 50
         self.rendered, self.generated = [], []
 
     async def render(self, messages: list[dict]) -> tuple[list[int], str]:
@@ -1134,11 +1079,9 @@ class ToyClient(basic_loop_agent.TokenClient):
         self.generated.append(("".join(map(chr, prompt_ids)), max_tokens))
         return Turn(content="hello")
 
-    def ask(self, prompt: str, history: str = "", previous: str = "") -> None:
-        """`history` is as `render` has it."""
-        roles = {"s": "system", "u": "user", "a": "assistant"}
-        parts = [part.split(":") for part in history.split(";") if part]
-        messages = [{"role": roles[role], "content": text} for role, text in parts]
+    def ask(self, prompt: str, previous: str = "", **history: str) -> None:
+        """Ask for a reply. `history` has a message for each role."""
+        messages = [{"role": role, "content": text} for role, text in history.items()]
         asyncio.run(self.call(prompt, messages, [ord(c) for c in previous]))
 
 
@@ -1166,18 +1109,25 @@ NO_LOGPROBS = [math.nan, math.inf, -math.inf, None, -9999.0]
 
 def random_reply(rng: random.Random, stop: list[int]) -> Any:
     text = rng.choice(["", "done", *[bash("ls")] * 3, "<think>a</think>" + bash("ls")])
-    odd = [Reply(text, logprobs=None), Reply(text, logprobs=[-1.0]), Reply(text, cut_off=True)]
-    odd += [Reply(tokens=[]), Reply(tokens=[], logprobs=None)]
-    odd += [Reply(tokens=[50, 51, *stop], logprobs=[-1.0, rng.choice(NO_LOGPROBS), -1.0])]
-    return rng.choice([text] * 8 + odd + [RuntimeError("API error"), FULL])
+    odd_replies = [
+        Reply(text, cut_off=True),
+        Reply(text, gives_logprobs=False),
+        Reply(text, logprobs=[-1.0]),
+        Reply(tokens=[]),
+        Reply(tokens=[], gives_logprobs=False),
+        Reply(tokens=[50, 51, *stop], logprobs=[-1.0, rng.choice(NO_LOGPROBS), -1.0]),
+        RuntimeError("API error"),
+        FULL,
+    ]
+    return rng.choice([text] * 8 + odd_replies)
 
 
-async def cancelled_after(trial: Trial, n_steps: int) -> None:
-    """Run a trial, and cancel it after so many steps of the event loop."""
-    await trial.agent.setup(trial.environment)
-    task = asyncio.create_task(trial.go())
+async def cancelled_after(run: AgentRun, n_steps: int) -> None:
+    """Start a run, and cancel it after so many steps of the event loop."""
+    task = asyncio.create_task(run.go())
     while n_steps and not task.done():
-        n_steps -= 1
+        # `setup` builds the client in a thread.
+        n_steps -= bool(run.contexts)
         await asyncio.sleep(0)
     task.cancel()
     await asyncio.wait([task])
@@ -1194,42 +1144,40 @@ without_ids = cases(no_ids={"token_ids": None}, no_logprobs={"logprobs": None})
 
 
 class TestEndings:
+    TIMED_OUT = "^a call timed out or was cancelled"
+
     # The last reply and the last result of the environment, the error's type and its text.
     @cases(
         client=(RuntimeError("gone"), None, RuntimeError, "^gone$"),
         server=(Refusal(400, "no such thing"), None, tinker_sdk.APIStatusError, "no such thing"),
-        clients_timeout=(TimeoutError("it"), None, RuntimeError, "^a call timed out or was"),
-        sdks_cancellation=(
-            asyncio.CancelledError("it"),
-            None,
-            RuntimeError,
-            "^a call timed out or was",
-        ),
+        clients_timeout=(TimeoutError("it"), None, RuntimeError, TIMED_OUT),
+        sdks_cancellation=(asyncio.CancelledError("it"), None, RuntimeError, TIMED_OUT),
         environment=(bash("b"), RuntimeError("it is gone"), RuntimeError, "^it is gone$"),
     )
     def test_an_error_ends_the_run(self, reply, result, error_type, message, tinker):
         tinker.script(bash("a"), reply)
-        trial = Trial(tinker.agent(max_turns=3), ScriptedEnvironment(None, result))
+        failed = AgentRun(tinker.agent(max_turns=3), ScriptedEnvironment(None, result))
         with pytest.raises(error_type, match=message):
-            trial.run()
-        assert (trial.stop_reason, trial.turns) == ("error", tinker.sampled)
+            failed.run()
+        assert (failed.stop_reason, failed.turns) == ("error", tinker.sampled)
 
     @waiting
     def test_harbors_timeout_ends_a_run_as_cancelled(self, reply, result, tinker):
         tinker.script(bash("ls"), reply)
-        trial = Trial(tinker.agent(max_turns=2), ScriptedEnvironment(None, result), timeout_sec=50)
+        environment = ScriptedEnvironment(None, result)
+        ended = AgentRun(tinker.agent(max_turns=2), environment, timeout_sec=50)
         with virtual_time() as runner, pytest.raises(TimeoutError):
-            runner.run(trial.go())
-        assert (trial.stop_reason, trial.turns) == ("cancelled", tinker.sampled)
+            runner.run(ended.go())
+        assert (ended.stop_reason, ended.turns) == ("cancelled", tinker.sampled)
 
     @waiting
     def test_max_seconds_end_a_run_for_scoring(self, reply, result, tinker):
         tinker.script(bash("ls"), reply)
         agent = tinker.agent(max_turns=2, max_seconds=50)
-        trial = Trial(agent, ScriptedEnvironment(None, result), timeout_sec=9000)
+        ended = AgentRun(agent, ScriptedEnvironment(None, result), timeout_sec=9000)
         with virtual_time() as runner:
-            runner.run(trial.go())
-        assert (trial.stop_reason, trial.turns) == ("rollout_timeout", tinker.sampled)
+            runner.run(ended.go())
+        assert (ended.stop_reason, ended.turns) == ("rollout_timeout", tinker.sampled)
 
     def test_harbors_cancellation_wins_over_max_seconds(self, tinker):
         """Both come at once. A trial that Harbor has ended must not look as if it were scored."""
@@ -1242,15 +1190,15 @@ class TestEndings:
                 await asyncio.sleep(0)
 
         async def main() -> None:
-            tasks.append(asyncio.create_task(trial.go()))
+            tasks.append(asyncio.create_task(ended.go()))
             await asyncio.wait(tasks)
 
         tinker.script(bash("ls"))
         agent = tinker.agent(max_turns=2, max_seconds=50)
-        tasks, trial = [], Trial(agent, ScriptedEnvironment(cancelled_late))
+        tasks, ended = [], AgentRun(agent, ScriptedEnvironment(cancelled_late))
         with virtual_time() as runner:
             runner.run(main())
-        assert trial.stop_reason == "cancelled"
+        assert ended.stop_reason == "cancelled"
 
     def test_max_seconds_begin_with_each_step(self, tinker):
         """Neither the seconds of `setup` nor those of an earlier step count."""
@@ -1261,16 +1209,16 @@ class TestEndings:
 
         tinker.script(slow, slow)
         agent = tinker.agent(max_seconds=50, skills_dir="/skills")
-        trial = Trial(agent, ScriptedEnvironment(lambda: asyncio.sleep(90)))
+        done = AgentRun(agent, ScriptedEnvironment(lambda: asyncio.sleep(90)))
         with virtual_time() as runner:
-            runner.run(trial.go("one", "two"))
-        assert [context.metadata["stop_reason"] for context in trial.contexts] == ["completed"] * 2
+            runner.run(done.go("one", "two"))
+        assert [context.metadata["stop_reason"] for context in done.contexts] == ["completed"] * 2
 
-    @cases(plenty=(100, 50, 50), some=(30, 50, 20), one_token=(11, 50, 1))
-    def test_a_reply_gets_what_the_context_has_left(self, context_limit, max_tokens, asked):
-        client = ToyClient(context_limit, max_tokens)
+    @cases(plenty=(100, 50), some=(30, 20), one_token=(11, 1))
+    def test_a_reply_gets_what_the_context_has_left(self, context_limit, max_tokens):
+        client = ToyClient(context_limit)
         client.ask("do it")
-        assert client.generated == [("u:do it;a:", asked)]
+        assert client.generated == [("u:do it;a:", max_tokens)]
 
     def test_a_prompt_that_fills_the_context_is_not_sent(self):
         client = ToyClient(context_limit=10)
@@ -1282,12 +1230,10 @@ class TestEndings:
         vLLM=(http_error(400, FULL.message), True),
         openAI=(http_error(400, "code: context_length_exceeded"), True),
         litellm=(http_error(400, "ContextWindowExceededError"), True),
-        upper_case=(http_error(400, "Context Length 9"), True),
-        token_limit=(http_error(413, "over the token limit"), True),
+        token_limit=(http_error(413, "over the Token Limit"), True),
         too_long=(http_error(422, "prompt is too long"), True),
         tinkers_user=(tinker_error("too long", "user"), True),
         tinkers_server=(tinker_error("too long", "server"), False),
-        a_busy_server=(http_error(503, "too long"), False),
         a_gateways_timeout=(http_error(504, "the upstream took too long"), False),
         another_bad_request=(http_error(400, "no such model"), False),
         no_status=(RuntimeError("too long"), False),
@@ -1298,47 +1244,44 @@ class TestEndings:
     @without_ids
     def test_a_server_that_gives_no_ids_ends_the_first_turn(self, choice, server):
         server.script(Reply("hi", choice=choice))
-        trial = Trial(server.agent(collect_rollout_details=True))
-        with pytest.raises(RuntimeError, match="collect_rollout_details=true, but the server ret"):
-            trial.run()
-        assert (trial.stop_reason, trial.completion) == ("error", "hi")
+        failed = AgentRun(server.agent(collect_rollout_details=True))
+        with pytest.raises(RuntimeError, match="collect_rollout_details=true, but no token ids"):
+            failed.run()
+        assert (failed.stop_reason, failed.completion) == ("error", "hi")
 
     @without_ids
     def test_a_later_turn_without_ids_is_left_out_whole(self, choice, server):
         server.script(bash("a"), Reply(bash("b"), choice=choice), "done")
-        trial = Trial(server.agent(max_turns=3, collect_rollout_details=True)).run()
-        assert trial.turns == [server.sampled[0], server.sampled[2]]
-        assert (trial.metadata["n_episodes"], trial.metadata["n_turns_without_ids"]) == (3, 1)
+        done = AgentRun(server.agent(max_turns=3, collect_rollout_details=True)).run()
+        assert done.turns == [server.sampled[0], server.sampled[2]]
+        assert (done.metadata["n_episodes"], done.metadata["n_turns_without_ids"]) == (3, 1)
 
     def test_where_no_ids_are_wanted_nothing_is_said_of_them(self, model):
         model.script(Reply("hi", choice={"token_ids": None}))
-        trial = Trial(model.agent(collect_rollout_details=False)).run()
-        assert trial.metadata == {"stop_reason": "completed", "n_episodes": 1}
-        assert trial.context.rollout_details is None
+        done = AgentRun(model.agent(collect_rollout_details=False)).run()
+        assert done.metadata == {"stop_reason": "completed", "n_episodes": 1}
+        assert done.context.rollout_details is None
 
     @pytest.mark.parametrize("seed", range(300))
     def test_whatever_ends_a_run_its_tokens_are_recorded_once(self, tinker, seed):
         rng = random.Random(seed)
         tinker.script(*(random_reply(rng, tinker.encode("<|im_end|>")) for _ in range(12)))
         results = [ExecResult(stdout="x" * 30, return_code=0), RuntimeError("gone"), TimeoutError()]
+        environment = ScriptedEnvironment(*rng.choices(results, weights=[8, 1, 1], k=12))
         renderer = rng.choice(["qwen3", "qwen3_instruct", "role_colon", "qwen3_5"])
-        limit = rng.choice([None, None, 600])
-        trial = Trial(
-            tinker.agent(max_turns=rng.randint(1, 8), renderer_name=renderer, context_limit=limit),
-            ScriptedEnvironment(*rng.choices(results, weights=[8, 1, 1], k=12)),
-        )
+        options = {"renderer_name": renderer, "context_limit": rng.choice([None, None, 600])}
+        run = AgentRun(tinker.agent(max_turns=rng.randint(1, 8), **options), environment)
         # With an old SDK a cancellation may find an answer that waits for the event loop.
         n_steps = 10_000 if IS_OLD_SDK else rng.choice([10_000, rng.randrange(1, 60)])
-        asyncio.run(cancelled_after(trial, n_steps))
+        asyncio.run(cancelled_after(run, n_steps))
         answered = [turn._replace(logprobs=turn.logprobs or []) for turn in tinker.sampled]
         aligned = [turn for turn in answered if len(turn.completion) == len(turn.logprobs)]
-        assert trial.turns == [turn for turn in aligned if not {*turn.logprobs} & {*NO_LOGPROBS}]
-        assert trial.metadata["n_episodes"] == len(answered)
-        assert trial.metadata["n_turns_without_ids"] == len(answered) - len(trial.turns)
+        assert run.turns == [turn for turn in aligned if not {*turn.logprobs} & {*NO_LOGPROBS}]
+        assert run.metadata["n_episodes"] == len(answered)
+        assert run.metadata["n_turns_without_ids"] == len(answered) - len(run.turns)
 
 
 # ------------------------------------------------------------------------------------- thinking
-
 
 # A reply of each family of models, cut into pieces. The last piece is the answer.
 families = cases(
@@ -1373,7 +1316,6 @@ class TestThinking:
     @cases(
         plain=("hi", "", "hi"),
         a_closing_tag_alone=("</think>\n\nhi", "", "hi"),
-        empty=("<think></think>\n\nhi", "", "hi"),
         gpt_oss_without=("<|channel|>final<|message|>hi", "", "hi"),
         inkling_without=("<|message_model|><|content_text|>hi", "", "hi"),
         two_thoughts=("<think>a</think> <think>b</think>c", "ab", "c"),
@@ -1394,42 +1336,33 @@ class TestThinking:
         a_block_left_open="so\n```bash\nrm x",
         a_bare_block_left_open="so\n```\nrm x",
         a_block_at_a_lists_marker="- ```bash\nrm x\n```",
-        a_block_in_a_list="1. ```bash\n   rm x\n   ```",
         a_block_left_open_in_a_list="1. ```bash\n   rm x",
         a_block_in_mid_line="Try ```bash\nrm x\n```",
         a_block_left_open_in_mid_line="Try ```bash\nrm x",
         lone_backticks="a ` or ```",
         a_quoted_tag="I could drop `</think>` here.",
         a_tag_in_a_block="```bash\nsed 's#</think>##' f\n```\nno",
-        three_tags="`</think>`, `</think>`",
     )
-    def test_a_lone_closing_tag_ends_thinking_if_none_is_known(self, thought):
+    def test_a_lone_closing_tag_ends_the_thinking(self, thought):
         reply = f"{thought}\n</think>\n{bash('ls')}"
         assert split_untagged_thinking(reply) == (f"{thought}\n", bash("ls"))
 
-    # Whole answers of such an endpoint, in which a tag is no tag.
+    # Whole answers of such an endpoint.
     @cases(
         sed="```bash\nsed -i 's#</think>##' f\n```\n",
         here_document="```bash\ncat > f <<E\n</think>\nE\n```\n",
-        balanced_tags_in_a_script="```bash\necho '<think>x</think>'\n```\n",
         a_fence_of_four="````bash\ncat > f <<E\n```py\n</think>\n```\nE\n````\n",
         a_fence_in_a_list="- ```bash\n  sed 's#</think>##' f\n  ```\n",
-        CRLF="```bash\r\nsed 's#</think>##' f\r\n```\r\n",
         quoted_in_a_line="Drop `</think>` from f:\n```bash\nls\n```\n",
-        balanced_tags_in_a_line="It is <think>hm</think> in Qwen's format.",
+        both_tags_in_a_line="It is <think>hm</think> in Qwen's format.",
     )
     def test_a_tag_that_an_answer_quotes_is_text(self, answer):
         assert split_untagged_thinking(answer) == ("", answer)
 
-    @cases(
-        backticks="`" * 80_000,
-        fences="```a\n" * 16_000,
-        tags="</think>" * 10_000,
-        blanks=" " * 80_000,
-    )
-    def test_a_degenerate_reply_is_split_at_once(self, text):
+    @cases(backticks="`" * 80_000, fences="```a\n" * 16_000, blanks=" " * 80_000)
+    def test_a_degenerate_reply_is_split_at_once(self, reply):
         start = time.process_time()
-        split_untagged_thinking(text)
+        split_untagged_thinking(reply)
         assert time.process_time() - start < 1
 
 
@@ -1438,17 +1371,15 @@ class TestThinking:
 
 class TestBlocks:
     DOCSTRING = 'cat >f.py <<E\ndef f():\n    """\n    ```\n    x\n    ```\n    """\nE\n'
+    TWO = [("bash", "a\n"), ("sh", "b\n")]
 
     @cases(
-        two=("```bash\na\n```\n```sh\nb\n```", [("bash", "a\n"), ("sh", "b\n")]),
+        two=("```bash\na\n```\n```sh\nb\n```", TWO),
         without_a_language=("```\na\n```", [("", "a\n")]),
         a_language_with_more=("```Bash title=x\na\n```", [("bash", "a\n")]),
         empty=("```bash\n```", [("bash", "")]),
         in_a_list=("1. so:\n   ```bash\n   if a\n     b\n   ```", [("bash", "if a\n  b\n")]),
-        at_a_lists_marker=(
-            "- ```bash\n  a\n  ```\n- ```sh\n  b\n  ```",
-            [("bash", "a\n"), ("sh", "b\n")],
-        ),
+        at_a_lists_marker=("- ```bash\n  a\n  ```\n- ```sh\n  b\n  ```", TWO),
         indented_fences_inside=(f"```bash\n{DOCSTRING}```", [("bash", DOCSTRING)]),
         a_longer_fence=("````bash\na\n```\n````", [("bash", "a\n```\n")]),
         with_a_nul=("```bash\nprintf 'a\0b'\n```", [("bash", "printf 'ab'\n")]),
@@ -1463,7 +1394,7 @@ class TestBlocks:
         in_a_quotation=("> ```bash\n> rm x\n> ```", []),
     )
     def test_whole_fenced_blocks_are_found(self, reply, blocks):
-        assert basic_loop_agent.fenced_blocks(reply) == blocks
+        assert fenced_blocks(reply) == blocks
 
     @pytest.mark.parametrize("language", ["bash", "sh", "shell"])
     def test_blocks_of_the_shell_are_run(self, tinker, language):
@@ -1476,7 +1407,7 @@ class TestBlocks:
 
 # -------------------------------------------------------------------------------------- scripts
 
-FLOOD = "[the output is cut: more than 4000000 bytes, or its reader was killed]"
+CUT = "[the output is cut: more than 4000000 bytes, or its reader was killed]"
 
 
 def run_shell(environment: Any, *blocks: str, seconds: int = 9, shown_bytes: int = 10_000) -> str:
@@ -1499,9 +1430,14 @@ def wait_until(is_true: Any) -> None:
         time.sleep(0.01)
 
 
-def is_running(text: str) -> bool:
-    """Whether a process of this machine has the text in its command line."""
-    return subprocess.run(["pgrep", "-f", text], stdout=subprocess.DEVNULL).returncode == 0
+@pytest.fixture
+def sleep() -> Iterator[str]:
+    """A command that sleeps for a time which is no other process's."""
+    return f"sleep 6{uuid4().int % 10**9}"
+
+
+def is_running(command: str) -> bool:
+    return subprocess.run(["pgrep", "-f", command], stdout=subprocess.DEVNULL).returncode == 0
 
 
 def image_with(folder: Path, **programs: str) -> str:
@@ -1510,12 +1446,6 @@ def image_with(folder: Path, **programs: str) -> str:
         (folder / name).write_text(f"#!/bin/bash\n{text}\n")
         (folder / name).chmod(0o755)
     return f"{folder}:{os.environ['PATH']}"
-
-
-@pytest.fixture
-def own() -> str:
-    """A time that no other process on the machine sleeps."""
-    return f"6{uuid4().int % 10**9}"
 
 
 class TestScripts:
@@ -1551,7 +1481,6 @@ class TestScripts:
         here_document="cat <<E\nx",
         quote="echo 'x",
         if_="if a; then",
-        function="f() {",
         substitution="x=$(",
         and_="x &&",
         here_document_after_extglob="shopt -s extglob\nls !(keep)\ncat <<E\nx",
@@ -1563,21 +1492,18 @@ class TestScripts:
         assert list(tmp_path.iterdir()) == []
 
     @cases(
-        longest=(65_000, 1, told(0, "as it is")),
-        too_long=(65_001, 0, "Not run: the script is too long. Split it into smaller ones."),
+        longest=(65_000, told(0, "as it is")),
+        too_long=(65_001, "Not run: the script is too long. Split it into smaller ones."),
     )
-    def test_a_command_has_at_most_65000_bytes(self, n_bytes, n_commands, expected, monkeypatch):
+    def test_a_command_has_at_most_65000_bytes(self, n_bytes, expected, monkeypatch):
         monkeypatch.setattr("basic_loop_agent.script_command", lambda *_: n_bytes * "x")
-        environment = printing("as it is")
-        assert run_shell(environment, "") == expected
-        assert len(environment.commands) == n_commands
+        assert run_shell(printing("as it is"), "") == expected
 
     @cases(
         empty=(b"", 1, ""),
         fits=(b"abcd", 4, "abcd"),
         one_too_many=(b"abcde", 4, "ab\n[... 1 bytes left out ...]\nde"),
         odd=(b"abcdef", 3, "a\n[... 3 bytes left out ...]\nef"),
-        one_byte=(b"abc", 1, "\n[... 2 bytes left out ...]\nc"),
         halves_of_characters=("ßß".encode(), 2, "\ufffd\n[... 2 bytes left out ...]\n\ufffd"),
     )
     def test_long_output_loses_its_middle(self, output, shown_bytes, expected):
@@ -1598,8 +1524,8 @@ class TestScripts:
         limit=("a\nend-of-M 137 8\n", (124, b"a\n", at_limit(8))),
         after_the_limit=("end-of-M 137 9\n", (124, b"", at_limit(8))),
         limit_by_uutils=("a\nend-of-M 124 8\n", (124, b"a\n", at_limit(8))),
-        no_end=("hi\n", (137, b"hi\n", FLOOD)),
-        half_an_end=("hi\nend-of-M 1 1", (137, b"hi\nend-of-M 1 1", FLOOD)),
+        no_end=("hi\n", (137, b"hi\n", CUT)),
+        half_an_end=("hi\nend-of-M 1 1", (137, b"hi\nend-of-M 1 1", CUT)),
     )
     def test_the_end_words_are_read(self, printed, expected):
         stdout = f"noise\n:M:{base64.b64encode(printed.encode()).decode()}\n"
@@ -1609,24 +1535,24 @@ class TestScripts:
         no_mark=("a\n", "b", (9, b"a\nb", "")),
         nothing=(None, None, (9, b"", "")),
         a_lone_surrogate=("\ud800:M", None, (9, b"?:M", "")),
-        broken_base64=(":M:A", None, (137, b"", FLOOD)),
+        broken_base64=(":M:A", None, (137, b"", CUT)),
     )
     def test_what_else_was_printed_is_shown(self, stdout, stderr, expected):
         result = ExecResult(stdout=stdout, stderr=stderr, return_code=9)
         assert parse_output(result, "M", 8) == expected
 
-    def test_a_script_does_not_find_itself_by_its_text(self, shell, own):
-        script = f"while pgrep -f x{own}; do sleep 1; done; pkill -f x{own}; echo y"
+    def test_a_script_does_not_find_itself_by_its_text(self, shell, sleep):
+        script = f"while pgrep -f '{sleep}'; do sleep 1; done; pkill -f '{sleep}'; echo y"
         assert run_shell(shell(), script) == told(0, "y")
 
     def test_a_script_may_print_all_arguments(self, shell):
         text = run_shell(shell(), "ps -eo args; echo $BASIC_LOOP_MARK; exit 3", shown_bytes=999_999)
         assert re.fullmatch(r"(?s)Exit code: 3\n.*/\[e\]nd-of-(\w+)/q\n.*\n\1", text)
 
-    MISSING = {"base64": "not run: it needs bash 4.4 and base64", "bash": "bash: not found"}
-
-    @pytest.mark.parametrize("missing, text", MISSING.items(), ids=MISSING)
-    def test_a_program_that_the_image_lacks_is_named(self, shell, tmp_path, missing, text):
+    @cases(
+        base64=("base64", "not run: it needs bash 4.4 and base64"), bash=("bash", "bash: not found")
+    )
+    def test_a_program_that_the_image_lacks_is_named(self, missing, text, shell, tmp_path):
         for name in {"bash", "base64", "sed", "head", "timeout"} - {missing}:
             (tmp_path / name).symlink_to(shutil.which(name))
         assert run_shell(shell(PATH=str(tmp_path)), "true").endswith(text)
@@ -1637,10 +1563,10 @@ class TestScripts:
         assert run_shell(shell(PATH=path), "seq 2") == told(0, "1\n2")
 
     @pytest.mark.parametrize(
-        "option", ["errexit:nounset:pipefail", "monitor", "posix", "noclobber"]
+        "options", ["errexit:nounset:pipefail", "monitor", "posix", "noclobber"]
     )
-    def test_shell_options_of_the_image_break_nothing(self, shell, option):
-        assert run_shell(shell(SHELLOPTS=option), "echo a; (exit 3)") == told(3, "a")
+    def test_shell_options_of_the_image_break_nothing(self, shell, options):
+        assert run_shell(shell(SHELLOPTS=options), "echo a; (exit 3)") == told(3, "a")
 
     # As busybox's sed, this one ends at a line only after it has read the next one.
     BUSYBOX_SED = """end=${@: -1}; end=${end#*]}; end=${end%/q}
@@ -1649,43 +1575,43 @@ while IFS= read -r line; do
   case $line in *"$end"*) read -r; exit ;; esac
 done"""
 
-    def test_busybox_sed_does_not_hold_up_the_turn(self, shell, tmp_path, own):
+    def test_busybox_sed_does_not_hold_up_the_turn(self, shell, tmp_path, sleep):
         environment = shell(PATH=image_with(tmp_path, sed=self.BUSYBOX_SED))
-        assert run_shell(environment, f"sleep {own} & echo a", seconds=5) == told(0, "a")
+        assert run_shell(environment, f"{sleep} & echo a", seconds=5) == told(0, "a")
 
-    @pytest.mark.parametrize("end", ["sleep OWN", "exec sleep OWN", "kill -STOP $$"])
-    def test_the_time_limit_ends_all_that_a_script_started(self, shell, own, end):
+    @pytest.mark.parametrize("end", ["sleep 60", "exec sleep 60", "kill -STOP $$"])
+    def test_the_time_limit_ends_all_that_a_script_started(self, end, shell, sleep):
         # A process in a session of its own, and one without the mark.
-        script = f"echo first; setsid sleep {own} & env -i sleep {own} & {end}"
-        text = run_shell(shell(), script.replace("OWN", own), seconds=1)
-        assert text == told(124, "first\n" + at_limit(1))
-        wait_until(lambda: not is_running(f"sleep {own}"))
+        script = f"echo first; setsid {sleep} & env -i {sleep} & {end}"
+        assert run_shell(shell(), script, seconds=1) == told(124, "first\n" + at_limit(1))
+        wait_until(lambda: not is_running(sleep))
 
-    def test_uutils_time_limit_ends_all_that_a_script_started(self, shell, tmp_path, own):
+    def test_uutils_time_limit_ends_all_that_a_script_started(self, shell, tmp_path, sleep):
         # As uutils' timeout, this one kills its child alone, and exits with 124.
         path = image_with(tmp_path, timeout='"${@:4}" & sleep "$3"; kill -9 $!; exit 124')
-        text = run_shell(shell(PATH=path), f"echo first; sleep {own} & sleep {own}", seconds=1)
+        text = run_shell(shell(PATH=path), f"echo first; {sleep} & {sleep}", seconds=1)
         assert text == told(124, "first\n" + at_limit(1))
-        wait_until(lambda: not is_running(f"sleep {own}"))
+        wait_until(lambda: not is_running(sleep))
 
     @cases(
         lines="yes",
         one_line_on_stderr="yes | tr '\\n' y >&2",
-        nULs="cat /dev/zero",
+        NULs="cat /dev/zero",
         ignores_sigpipe="trap '' PIPE; while :; do seq 9999; done",
     )
-    def test_a_flood_ends_all_that_a_script_started(self, flood, shell, own):
+    def test_a_flood_ends_all_that_a_script_started(self, flood, shell, sleep):
         environment = shell()
-        text = run_shell(environment, f"setsid sleep {own} & {flood}", shown_bytes=9)
-        assert text.startswith("Exit code: 137\n") and text.endswith(FLOOD)
+        text = run_shell(environment, f"setsid {sleep} & {flood}", shown_bytes=9)
+        assert text.startswith("Exit code: 137\n") and text.endswith(CUT)
+        # Four million bytes are 5,333,336 characters of base64.
         assert len(environment.outputs[0]) < 5_500_000
-        wait_until(lambda: not is_running(f"sleep {own}"))
+        wait_until(lambda: not is_running(sleep))
 
-    def test_a_process_that_an_earlier_script_left_lives_on(self, shell, own):
+    def test_a_process_that_an_earlier_script_left_lives_on(self, shell, sleep):
         environment = shell()
-        assert run_shell(environment, f"sleep {own} & echo a", seconds=5) == told(0, "a")
+        assert run_shell(environment, f"{sleep} & echo a", seconds=5) == told(0, "a")
         run_shell(environment, "sleep 9", seconds=1)
-        assert is_running(f"sleep {own}")
+        assert is_running(sleep)
 
     def test_a_server_that_floods_lives_on(self, shell, tmp_path):
         ticks = tmp_path / "ticks"
@@ -1696,11 +1622,6 @@ done"""
         # That is more than a script may print.
         wait_until(lambda: len(ticks.read_bytes()) >= n_ticks + 60)
 
-    def test_the_limits_of_the_agent_follow_the_scripts(self):
-        environment = ScriptedEnvironment()
-        run_shell(environment, "true", seconds=100)
-        assert environment.timeouts == [190]
-
     @cases(
         hangs=(forever, None),
         its_own_limit=(TimeoutError(), None),
@@ -1710,9 +1631,10 @@ done"""
         environment = ScriptedEnvironment(answer, killing)
         with virtual_time() as runner:
             text = runner.run(run_script(["x"], environment, 100, 99))
-            assert runner.get_loop().time() < time.monotonic() + 131
+            assert runner.get_loop().time() < time.monotonic() + 100 + 30 + 1
         assert text == told(124, "[no answer; the time limit is 100 seconds]")
-        assert environment.timeouts == [190, 105]
+        # The limits of the script's exec and of the killing one.
+        assert environment.timeouts == [100 + 90, 15 + 90]
         assert "kill -9" in environment.commands[1]
 
     def test_an_error_of_exec_is_raised_after_a_kill(self):
@@ -1721,10 +1643,10 @@ done"""
             run_shell(environment, "x")
         assert "kill -9" in environment.commands[1]
 
-    def test_cancelling_a_run_kills_its_script(self, shell, tmp_path, own):
+    def test_cancelling_a_run_kills_its_script(self, shell, tmp_path, sleep):
         # The script also stops what runs it.
-        script = f"setsid sleep {own} & env -i sleep {own} & kill -STOP $PPID; "
-        script += f"touch {tmp_path}/stopped; sleep {own}"
+        script = f"setsid {sleep} & env -i {sleep} & kill -STOP $PPID; "
+        script += f"touch {tmp_path}/stopped; {sleep}"
 
         async def main() -> None:
             run = asyncio.create_task(run_script([script], shell(), 7000, 99))
@@ -1734,7 +1656,7 @@ done"""
 
         with pytest.raises(asyncio.CancelledError):
             asyncio.run(main())
-        wait_until(lambda: not is_running(f"sleep {own}"))
+        wait_until(lambda: not is_running(sleep))
 
     def test_a_second_cancellation_does_not_end_the_kill(self):
         async def slow() -> None:
@@ -1756,111 +1678,56 @@ done"""
 
 # The cookbook's one model that needs a tokenizer of its own. For the others the suite's will do.
 INKLING = "thinkingmachines/Inkling"
-RENDERERS = [
-    "deepseekv3",
-    "deepseekv3_disable_thinking",
-    "deepseekv3_thinking",
-    "deepseekv4_1",
-    "deepseekv4_1_disable_thinking",
-    "deepseekv4_1_low_reasoning",
-    "deepseekv4_1_max_reasoning",
-    "deepseekv4_1_preserve_thinking",
-    "glm5_3_high_reasoning",
-    "glm5_3_low_reasoning",
-    "glm5_3_max_reasoning",
-    "gpt_oss_high_reasoning",
-    "gpt_oss_low_reasoning",
-    "gpt_oss_medium_reasoning",
-    "gpt_oss_no_sysprompt",
-    "kimi_k2",
-    "kimi_k25",
-    "kimi_k25_disable_thinking",
-    "kimi_k26",
-    "kimi_k26_disable_thinking",
-    "kimi_k26_preserve_thinking",
-    "kimi_k31_pro_disable_thinking",
-    "kimi_k31_pro_high_reasoning",
-    "kimi_k31_pro_low_reasoning",
-    "kimi_k31_pro_max_reasoning",
-    "kimi_k31_pro_no_reasoning_effort",
-    "llama3",
-    "nemotron3",
-    "nemotron3_disable_thinking",
-    "nemotron3_low_thinking",
-    "nemotron3_preserve_thinking",
-    "nemotron3_ultra",
-    "nemotron3_ultra_disable_thinking",
-    "nemotron3_ultra_medium_thinking",
-    "nemotron3_ultra_preserve_thinking",
-    "qwen3",
-    "qwen3_5",
-    "qwen3_5_disable_thinking",
-    "qwen3_5_preserve_thinking",
-    "qwen3_8_disable_thinking",
-    "qwen3_8_low_reasoning",
-    "qwen3_8_medium_reasoning",
-    "qwen3_8_xhigh_reasoning",
-    "qwen3_disable_thinking",
-    "qwen3_instruct",
-    "qwen3_vl",
-    "qwen3_vl_instruct",
-    "role_colon",
-    "tml_v0",
-]
+RENDERER_NAMES = """
+deepseekv3 deepseekv3_disable_thinking deepseekv3_thinking deepseekv4_1
+deepseekv4_1_disable_thinking deepseekv4_1_low_reasoning deepseekv4_1_max_reasoning
+deepseekv4_1_preserve_thinking glm5_3_high_reasoning glm5_3_low_reasoning glm5_3_max_reasoning
+gpt_oss_high_reasoning gpt_oss_low_reasoning gpt_oss_medium_reasoning gpt_oss_no_sysprompt kimi_k2
+kimi_k25 kimi_k25_disable_thinking kimi_k26 kimi_k26_disable_thinking kimi_k26_preserve_thinking
+kimi_k31_pro_disable_thinking kimi_k31_pro_high_reasoning kimi_k31_pro_low_reasoning
+kimi_k31_pro_max_reasoning kimi_k31_pro_no_reasoning_effort llama3 nemotron3
+nemotron3_disable_thinking nemotron3_low_thinking nemotron3_preserve_thinking nemotron3_ultra
+nemotron3_ultra_disable_thinking nemotron3_ultra_medium_thinking nemotron3_ultra_preserve_thinking
+qwen3 qwen3_5 qwen3_5_disable_thinking qwen3_5_preserve_thinking qwen3_8_disable_thinking
+qwen3_8_low_reasoning qwen3_8_medium_reasoning qwen3_8_xhigh_reasoning qwen3_disable_thinking
+qwen3_instruct qwen3_vl qwen3_vl_instruct role_colon tml_v0
+"""
+RENDERERS = RENDERER_NAMES.split()
 # What the cookbook has.
 IN_COOKBOOK = re.findall(r'name == "(\w+)"', (COOKBOOK / "renderers/__init__.py").read_text())
 
 
 class Family:
-    """A renderer, the tokenizer for it, and how its model writes."""
+    """A renderer, the tokenizer for it, and what its model would sample."""
 
     def __init__(self, name: str, tokenizer_dir: str) -> None:
-        self.is_inkling, self.is_gpt_oss = name == "tml_v0", name.startswith("gpt_oss")
-        # These templates close a reply in another way than the model: by another token, by text.
-        self.closes_differently = self.is_gpt_oss or name == "role_colon"
-        model_name = INKLING if self.is_inkling else tokenizer_dir
+        model_name = INKLING if name == "tml_v0" else tokenizer_dir
         self.options = {"model_name": model_name, "renderer_name": name, "max_tokens": 4096}
         self.tokenizer = get_tokenizer(model_name)
-        self.tml = getattr(self.tokenizer, "tml_tokenizer", None)
         self.renderer = get_renderer(name, self.tokenizer)
-        stop = self.renderer.get_stop_sequences()[0]
-        self.stop = [stop] if isinstance(stop, int) else self.encode(stop)
-        prompt = self.render({"role": "user", "content": "a"})
-        self.opens_thinking = self.tokenizer.decode(prompt).rstrip().endswith("<think>")
-        if self.tml:
-            self.special = {text: self.encode(text)[0] for text in self.tml.all_special_tokens}
-        else:
-            self.special = self.tokenizer.added_tokens_encoder
+        # These templates close a reply in another way than the model: by another token, by text.
+        self.closes_differently = name == "role_colon" or name.startswith("gpt_oss")
+
+    @property
+    def special(self) -> dict[str, int]:
+        """The special tokens and their ids."""
+        if tml := getattr(self.tokenizer, "tml_tokenizer", None):
+            return {text: tml.encode_special(text[2:-2]) for text in tml.all_special_tokens}
+        return self.tokenizer.added_tokens_encoder
 
     def render(self, *messages: dict[str, Any]) -> list[int]:
         return self.renderer.build_generation_prompt(list(messages)).to_ints()
 
-    def encode(self, text: str) -> list[int]:
-        """An id for each special token and for each other character."""
-        ids = []
-        for piece in PIECES.findall(text):
-            if self.tml is None:
-                ids += self.tokenizer.encode(piece, add_special_tokens=False)
-            elif piece.startswith("<|"):
-                ids += [self.tml.encode_special(piece[2:-2])]
-            else:
-                ids += self.tml.encode_ordinary(piece)
-        return ids
-
-    def reply(self, answer: str, thinking: str = "") -> list[int]:
-        """The ids that its model samples, without the stop token."""
-        before, closing, after = "<think>", "</think>", ""
-        if self.is_gpt_oss:
-            before, closing = "<|channel|>analysis<|message|>", "<|channel|>final<|message|>"
-            thinking += "<|end|><|start|>assistant" if thinking else ""
-        elif self.is_inkling:
-            before = "<|message_model|><|content_thinking|>"
-            closing, after = "<|message_model|><|content_text|>", "<|end_message|>"
-            thinking += "<|end_message|>" if thinking else ""
-        elif not (thinking or self.opens_thinking):
-            closing = ""
-        before = before if thinking and not self.opens_thinking else ""
-        return self.encode(before + thinking + closing + answer + after)
+    def reply(self, answer: str, thinking: str = "hm") -> list[int]:
+        """The ids of a reply, with its stop token. It has thinking if the renderer allows that."""
+        thought = {"type": "thinking", "thinking": thinking}
+        for content in ([thought, {"type": "text", "text": answer}], answer):
+            messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": content}]
+            with contextlib.suppress(RendererError):
+                prompt, weights = self.renderer.build_supervised_example(messages)
+                pairs = zip(prompt.to_ints(), weights.tolist(), strict=True)
+                return [token for token, weight in pairs if weight]
+        raise AssertionError("the renderer takes no answer")
 
 
 @pytest.fixture(params=[name for name in RENDERERS if name in IN_COOKBOOK])
@@ -1871,74 +1738,66 @@ def family(request, tokenizer_dir) -> Family:
 
 
 class TestTinker:
-    def test_a_session_id_is_no_matter_for_tinker(self, tinker):
-        assert Trial(tinker.agent(session_id="mine")).run().stop_reason == "completed"
-
-    # What the model was told, the ids so far, and the prompt that follows.
+    # The history, the ids so far, and the prompt that follows.
     @cases(
-        first_turn=("u:old;a:reply;", "", "u:old;a:reply;u:new;a:"),
-        later_turn=("u:old;a:reply;", "u:old;a:REPLY;", "u:old;a:REPLY;u:new;a:"),
-        no_stop_token=("u:old;a:reply;", "u:old;a:REPLY", "u:old;a:reply;u:new;a:"),
-        two_stop_tokens=("u:old;", "u:old;a:REPLY;u", "u:old;a:REPLY;u:new;a:"),
+        first_turn=("", "u:old;a:reply;u:new;a:"),
+        later_turn=("u:old;a:REPLY;", "u:old;a:REPLY;u:new;a:"),
+        no_stop_token=("u:old;a:REPLY", "u:old;a:reply;u:new;a:"),
+        two_stop_tokens=("u:old;a:REPLY;u", "u:old;a:REPLY;u:new;a:"),
     )
-    def test_a_prompt_begins_with_the_ids_so_far(self, history, previous, prompt):
+    def test_a_prompt_begins_with_the_ids_so_far(self, previous, prompt):
         client = ToyClient()
-        client.ask("new", history, previous)
+        client.ask("new", previous, user="old", assistant="reply")
         assert client.generated == [(prompt, 50)]
-
-    def test_the_templates_tail_is_looked_for_once(self):
-        client = ToyClient()
-        client.ask("new", "u:old;", previous="x;")
-        client.ask("third", "u:old;", previous="x;")
-        assert client.rendered == ["u:a;a:b;u:new;a:", "u:a;a:c;u:new;a:", "u:a;a:b;u:third;a:"]
 
     def test_the_templates_tail_is_looked_for_again_if_it_moved(self):
         client = ToyClient()
-        client.ask("new", "s:one;u:old;", previous="x;")
-        client.ask("new", "s:another;u:old;", previous="x;")
-        assert client.generated == [("x;u:new;a:", 50)] * 2
-        assert client.rendered[2:] == ["s:another;u:a;a:b;u:new;a:", "s:another;u:a;a:c;u:new;a:"]
+        for system in ("one", "one", "another"):
+            client.ask("new", "x;", system=system, user="old")
+        assert client.generated == [("x;u:new;a:", 50)] * 3
+        probes = ["s:one;u:a;a:b;u:new;a:", "s:one;u:a;a:c;u:new;a:", "s:one;u:a;a:b;u:new;a:"]
+        more_probes = ["s:another;u:a;a:b;u:new;a:", "s:another;u:a;a:c;u:new;a:"]
+        assert client.rendered == probes + more_probes
 
     @cases(
         defaults=({}, {}),
         max_tokens=({"max_tokens": 7}, {"max_tokens": 7}),
-        temperature=({"temperature": 0.5}, {"temperature": 0.5}),
         temperature_0=({"temperature": 0}, {"temperature": 0.0}),
         no_temperature=({"temperature": None}, {}),
         top_p=({"top_p": 0.9}, {"top_p": 0.9}),
         top_p_in_llm_kwargs=({"llm_kwargs": {"top_p": 0.9}}, {"top_p": 0.9}),
-        top_k=({"llm_kwargs": {"top_k": 5}}, {"top_k": 5}),
         seed=({"llm_kwargs": {"seed": 3}}, {"seed": 3}),
+        session_id=({"session_id": "mine"}, {}),
     )
     def test_tinker_gets_the_sampling_options(self, given, expected, tinker):
-        Trial(tinker.agent(**given)).run()
+        AgentRun(tinker.agent(**given)).run()
         defaults = {"max_tokens": 512, "temperature": 1.0, "top_p": 1.0, "top_k": -1, "seed": None}
         stop = tinker.encode("<|im_end|>")
         assert dict(tinker.params[0]) == {**defaults, "stop": stop, **expected}
 
     def test_tinker_has_a_context_of_32000_tokens_by_default(self, tinker):
-        Trial(tinker.agent(max_tokens=99_999)).run()
+        AgentRun(tinker.agent(max_tokens=99_999)).run()
         assert tinker.params[0].max_tokens == 32_000 - len(tinker.sampled[0].prompt)
 
-    @cases(
-        base_model=({}, (None, "MODEL", False)),
-        checkpoint=({"model_path": "tinker://run/1"}, ("tinker://run/1", None, False)),
-        more=({"llm_kwargs": {"record_stability_info": True}}, (None, "MODEL", True)),
-    )
-    def test_tinker_opens_the_model(self, given, opened, tinker, tokenizer_dir):
-        Trial(tinker.agent(**given)).run()
-        assert tinker.opened == [tuple(tokenizer_dir if x == "MODEL" else x for x in opened)]
+    def test_tinker_opens_the_base_model(self, tinker, tokenizer_dir):
+        set_up(tinker.agent())
+        assert tinker.opened == [(None, tokenizer_dir, False)]
+
+    def test_tinker_opens_a_checkpoint(self, tinker):
+        more = {"llm_kwargs": {"record_stability_info": True}}
+        set_up(tinker.agent(model_path="tinker://run/1", **more))
+        assert tinker.opened == [("tinker://run/1", None, True)]
 
     @pytest.mark.skipif(IS_OLD_SDK, reason="SDK 0.26 gives each sequence an id")
     def test_tinkers_sequence_ids_are_recorded(self, tinker):
-        trial = Trial(tinker.agent()).run("one", "two")
-        extras = [context.rollout_details[0]["extra"] for context in trial.contexts]
+        done = AgentRun(tinker.agent()).run("one", "two")
+        extras = [context.rollout_details[0]["extra"] for context in done.contexts]
         assert extras == [{"sequence_id": ["sequence-1"]}, {"sequence_id": ["sequence-2"]}]
 
     def test_a_model_has_its_recommended_renderer_by_default(self, tinker):
         pytest.importorskip("tml_renderers", reason="Inkling's tokenizer needs tml-renderers")
-        trial = Trial(tinker.agent(model_name=INKLING, renderer_name=None, max_tokens=1)).run()
-        assert "<|message_user|>" in get_tokenizer(INKLING).decode(trial.turns[0].prompt)
+        done = AgentRun(tinker.agent(model_name=INKLING, renderer_name=None, max_tokens=1)).run()
+        assert "<|message_user|>" in get_tokenizer(INKLING).decode(done.turns[0].prompt)
 
     def test_a_tokenizer_is_used_under_its_lock(self, tinker, tokenizer_dir, monkeypatch):
         """It raises "Already borrowed" if two threads use it at once."""
@@ -1950,51 +1809,50 @@ class TestTinker:
             return decode(*arguments, **options)
 
         monkeypatch.setattr(tokenizer, "decode", watched)
-        Trial(tinker.agent()).run()
+        AgentRun(tinker.agent()).run()
         assert set(seen) == {True}
 
     def test_clients_that_are_built_at_once_share_a_session(self, tinker):
+        async def main() -> None:
+            agents = [tinker.agent(max_tokens=1 + n) for n in range(4)]
+            await asyncio.gather(*(agent.setup(ScriptedEnvironment()) for agent in agents))
+
         tinker.connecting_sec = 0.05
-        asyncio.run(together(*(tinker.agent(max_tokens=1 + n) for n in range(4))))
+        asyncio.run(main())
         assert (len(tinker.opened), len(tinker.sessions)) == (4, 1)
 
-    def test_another_server_has_a_session_of_its_own(self, tinker):
-        for url in ("http://x:1", "http://x:2", "http://x:1"):
-            Trial(tinker.agent(api_base=url)).run()
-        seen = [session.arguments["base_url"] for session in tinker.sessions]
-        assert seen == ["http://x:1", "http://x:2"]
-
-    def test_another_key_has_a_session_of_its_own(self, tinker):
-        for key in ("tml-1", "tml-2", "tml-1"):
-            Trial(tinker.agent(llm_kwargs={"api_key": key})).run()
-        assert [session.arguments["api_key"] for session in tinker.sessions] == ["tml-1", "tml-2"]
+    @cases(
+        url=("base_url", [{"api_base": f"http://x/{n}"} for n in (1, 2, 1)]),
+        key=("api_key", [{"llm_kwargs": {"api_key": n}} for n in "121"]),
+    )
+    def test_each_server_has_a_session_of_its_own(self, name, servers, tinker):
+        set_up(*(tinker.agent(**given) for given in servers))
+        assert [session.arguments[name][-1] for session in tinker.sessions] == ["1", "2"]
 
     @pytest.mark.parametrize("status", [404, 410])
     def test_a_session_that_has_ended_is_replaced(self, tinker, status):
-        Trial(tinker.agent()).run()
+        set_up(tinker.agent())
         tinker.sessions[0].status = status
-        Trial(tinker.agent(max_tokens=9)).run()
-        Trial(tinker.agent(max_tokens=8)).run()
+        set_up(tinker.agent(max_tokens=1), tinker.agent(max_tokens=2))
         assert len(tinker.sessions) == 2
 
     def test_a_missing_checkpoint_is_an_error_of_its_trial(self, tinker):
         tinker.missing_checkpoints.add("tinker://1")
         with pytest.raises(tinker_sdk.APIStatusError, match="no such checkpoint"):
-            Trial(tinker.agent(model_path="tinker://1")).run()
-        assert Trial(tinker.agent()).run().completion == "hello"
+            set_up(tinker.agent(model_path="tinker://1"))
+        assert AgentRun(tinker.agent()).run().completion == "hello"
 
-    def test_a_given_service_is_used_by_all_trials(self, tinker, monkeypatch):
+    def test_a_given_service_needs_no_key(self, tinker, monkeypatch):
         monkeypatch.delenv("TINKER_API_KEY")
-        basic_loop_agent.use_service(tinker())
-        Trial(tinker.agent()).run()
-        Trial(tinker.agent(max_tokens=9)).run()
-        assert (len(tinker.sessions), len(tinker.opened)) == (1, 2)
+        use_service(tinker())
+        AgentRun(tinker.agent()).run()
+        assert (len(tinker.sessions), len(tinker.opened)) == (1, 1)
 
     def test_a_given_service_is_never_replaced(self, tinker):
-        basic_loop_agent.use_service(tinker())
+        use_service(tinker())
         tinker.sessions[0].status = 410
         with pytest.raises(tinker_sdk.APIStatusError):
-            Trial(tinker.agent()).run()
+            set_up(tinker.agent())
         assert len(tinker.sessions) == 1
 
     @pytest.mark.skipif(not REAL_TINKER, reason="TINKER_BASE_URL names no server")
@@ -2004,10 +1862,11 @@ class TestTinker:
         """On a CPU the first run compiles for over a minute, and fails: start it again."""
         monkeypatch.setenv("TINKER_BASE_URL", REAL_TINKER)
         options = {"model_name": TINKER_MODEL, "renderer_name": "qwen3_instruct"}
-        trial = Trial(BasicLoopAgent(logs_dir=tmp_path, max_tokens=40, **options)).run("one", "two")
-        first, second = trial.turns
+        agent = BasicLoopAgent(logs_dir=tmp_path, max_tokens=40, **options)
+        done = AgentRun(agent).run("one", "two")
+        first, second = done.turns
         assert second.prompt[: len(first.prompt)] == first.prompt
-        assert trial.metadata["n_turns_without_ids"] == 0
+        assert done.metadata["n_turns_without_ids"] == 0
 
     def test_the_list_names_every_renderer_of_the_cookbook(self):
         # Cookbook 0.5.7 has 38. Fewer would show that this looks in the wrong place.
@@ -2016,16 +1875,16 @@ class TestTinker:
 
     def test_a_later_prompt_goes_on_from_the_sampled_ids(self, tinker, family):
         texts = ["\n\n \t hm \n" + bash("a"), bash("b"), "\n" + bash("c"), bash("d")]
-        tinker.script(*(Reply(tokens=family.reply(text, "hm") + family.stop) for text in texts))
-        trial = Trial(tinker.agent(**family.options, max_turns=4), printing("\n o \n")).run()
-        assert trial.scripts == [["a\n"], ["b\n"], ["c\n"], ["d\n"]]
-        assert trial.turns == tinker.sampled
-        assert trial.metadata["n_prefix_breaks"] == (3 if family.closes_differently else 0)
+        tinker.script(*(Reply(tokens=family.reply(text)) for text in texts))
+        done = AgentRun(tinker.agent(**family.options, max_turns=4), printing("\n o \n")).run()
+        assert done.scripts == [["a\n"], ["b\n"], ["c\n"], ["d\n"]]
+        assert done.turns == tinker.sampled
+        assert done.metadata["n_prefix_breaks"] == (3 if family.closes_differently else 0)
 
     def test_a_later_prompt_ends_as_the_template_would(self, tinker, family):
-        tinker.script(*[Reply(tokens=family.reply(bash("ls")) + family.stop)] * 2)
+        tinker.script(*[Reply(tokens=family.reply(bash("ls")))] * 2)
         agent = tinker.agent(**family.options, max_turns=2, system_prompt="Be brief.")
-        first, second = Trial(agent, printing("out")).run().turns
+        first, second = AgentRun(agent, printing("out")).run().turns
         view = family.render(
             {"role": "system", "content": "Be brief."},
             {"role": "user", "content": "do it"},
@@ -2041,24 +1900,25 @@ class TestTinker:
         hostile = "".join(f"a {text} b<{text}<{text}\n" for text in family.special)
         seen = []
         for output in ("out", hostile):
-            tinker.script(*[Reply(tokens=family.reply(bash("ls")) + family.stop)] * 2)
+            tinker.script(*[Reply(tokens=family.reply(bash("ls")))] * 2)
             agent = tinker.agent(**family.options, max_turns=2, max_output_bytes=99_999)
-            trial = Trial(agent, printing(output)).run()
+            done = AgentRun(agent, printing(output)).run()
             ids = family.special.values()
-            seen.append([token for token in trial.turns[1].prompt if token in ids])
+            seen.append([token for token in done.turns[1].prompt if token in ids])
         assert seen[0] == seen[1]
-        assert trial.observations[0].replace("\u200b", "").endswith(hostile.rstrip())
+        assert done.observations[0].replace("\u200b", "").endswith(hostile.rstrip())
 
     def test_a_reply_cut_off_anywhere_shows_no_thinking(self, tinker, family):
         thinking = f"Could <tool_call>be</tool_call> 42\n{bash('rm x')}"
-        whole = family.reply(bash("ls"), thinking)
-        n_thinking = len(whole) - len(family.encode(bash("ls"))) - family.is_inkling
-        lengths = [*range(1, n_thinking, 5), n_thinking, n_thinking + len("I will"), len(whole)]
-        tinker.script(*(Reply(tokens=whole[:length]) for length in lengths))
+        whole = family.reply("It is done.", thinking)
+        lengths = [*range(1, len(whole), 5), len(whole)]
+        tinker.script(*(Reply(tokens=whole[:length], cut_off=True) for length in lengths))
         agent = OwnLoop(**tinker.options | family.options, max_turns=len(lengths))
-        Trial(agent).run()
-        answers = [turn.content.strip() for turn in agent.turns]
-        assert answers == [""] * (len(lengths) - 2) + ["I will", bash("ls").strip()]
+        AgentRun(agent).run()
+        # Where a stop text begins, it is shown after the answer.
+        answers = [turn.content.strip()[: len("It is done.")] for turn in agent.turns]
+        assert [text for text in answers if not "It is done.".startswith(text)] == []
+        assert answers[-1] == "It is done."
 
 
 # -------------------------------------------------------------------------------- prompts on vLLM
@@ -2066,7 +1926,7 @@ class TestTinker:
 
 class TestVllm:
     def test_vllm_gets_this_request_for_a_completion(self, vllm):
-        Trial(vllm.agent()).run()
+        AgentRun(vllm.agent()).run()
         assert vllm.bodies("/v1/completions") == [
             {
                 "model": VLLM_MODEL,
@@ -2080,7 +1940,7 @@ class TestVllm:
         ]
 
     def test_vllm_gets_this_request_for_a_prompt(self, vllm):
-        Trial(vllm.agent(system_prompt="Be brief.")).run()
+        AgentRun(vllm.agent(system_prompt="Be brief.")).run()
         system = {"role": "system", "content": "Be brief."}
         assert vllm.bodies("/tokenize")[1] == {
             "model": VLLM_MODEL,
@@ -2104,126 +1964,124 @@ class TestVllm:
         no_temperature=({"temperature": None}, "temperature", None),
         top_p=({"top_p": 0.9}, "top_p", 0.9),
         top_p_in_llm_kwargs=({"llm_kwargs": {"top_p": 0.9}}, "top_p", 0.9),
-        seed=({"llm_kwargs": {"seed": 3}}, "seed", 3),
         extra_body=({"llm_kwargs": {"extra_body": {"top_k": 5}}}, "top_k", 5),
         session_id=({"session_id": "mine"}, "session_id", "mine"),
-        openai=({"model_name": f"openai/{VLLM_MODEL}"}, "model", VLLM_MODEL),
         hosted_vllm=({"model_name": f"hosted_vllm/{VLLM_MODEL}"}, "model", VLLM_MODEL),
     )
     def test_vllm_gets_an_option(self, given, name, value, vllm):
-        Trial(vllm.agent(**given)).run()
+        AgentRun(vllm.agent(**given)).run()
         assert vllm.bodies("/v1/completions")[0].get(name) == value
 
     def test_vllms_template_gets_its_arguments(self, vllm):
         arguments = {"enable_thinking": True}
-        Trial(vllm.agent(llm_kwargs={"extra_body": {"chat_template_kwargs": arguments}})).run()
+        llm_kwargs = {"extra_body": {"chat_template_kwargs": arguments}}
+        AgentRun(vllm.agent(llm_kwargs=llm_kwargs)).run()
         assert vllm.bodies("/tokenize")[1]["chat_template_kwargs"] == arguments
         assert "chat_template_kwargs" not in vllm.bodies("/v1/completions")[0]
 
-    def test_vllm_gets_headers_with_every_request(self, vllm):
-        Trial(vllm.agent(llm_kwargs={"extra_headers": {"X-Other": "1"}})).run()
-        assert vllm.headers("X-Other") == ["1"] * 3
-
-    @cases(default=({}, "600"), given=({"timeout": 77}, "77"))
-    def test_a_request_to_vllm_has_a_time_limit(self, given, seconds, vllm):
-        Trial(vllm.agent(llm_kwargs=given)).run()
-        assert vllm.headers("X-Stainless-Read-Timeout") == [seconds] * 3
+    # openai sends the time limit in this header.
+    @cases(
+        headers=({"extra_headers": {"X-Other": "1"}}, "X-Other", "1"),
+        time_limit=({"timeout": 77}, "X-Stainless-Read-Timeout", "77"),
+        default_time_limit=({}, "X-Stainless-Read-Timeout", "600"),
+    )
+    def test_every_request_to_vllm_has_a_header(self, llm_kwargs, name, value, vllm):
+        AgentRun(vllm.agent(llm_kwargs=llm_kwargs)).run()
+        assert vllm.headers(name) == [value] * 3
 
     @pytest.mark.parametrize("end", ["/", "/v1", "/v1/"])
     def test_vllms_paths_are_found_from_its_api(self, vllm, end):
-        Trial(vllm.agent(api_base=vllm.url + end)).run()
-        assert [path for path, _, _ in vllm.requests] == [
-            "/tokenize",
-            "/tokenize",
-            "/v1/completions",
-        ]
+        AgentRun(vllm.agent(api_base=vllm.url + end)).run()
+        paths = [path for path, _, _ in vllm.requests]
+        assert paths == ["/tokenize", "/tokenize", "/v1/completions"]
 
     def test_a_turn_on_vllm_costs_two_requests(self, vllm):
         """One more finds the template's tail, and one in `setup` the special tokens."""
         vllm.script(bash("a"), bash("b"), "done")
-        Trial(vllm.agent(max_turns=3)).run()
+        AgentRun(vllm.agent(max_turns=3)).run()
         paths = [path for path, _, _ in vllm.requests]
         assert (paths.count("/tokenize"), paths.count("/v1/completions")) == (1 + 3 + 1, 3)
 
-    def test_what_vllm_sampled_is_recorded(self, vllm):
-        assert Trial(vllm.agent()).run("one", "two").turns == vllm.sampled
-
     def test_a_prompt_on_vllm_begins_with_the_ids_so_far(self, vllm):
-        first, second = Trial(vllm.agent(max_tokens=200)).run("one", "two").turns
+        first, second = AgentRun(vllm.agent(max_tokens=200)).run("one", "two").turns
         ids = first.prompt + first.completion
         assert second.prompt[: len(ids)] == ids
 
     def test_a_prompt_on_vllm_ends_in_the_templates_tail(self, vllm):
         vllm.script("one.", "two.")
-        first, second = Trial(vllm.agent()).run("one", "two").turns
+        first, second = AgentRun(vllm.agent()).run("one", "two").turns
         tail = vllm.encode("\n<|im_start|>user\ntwo<|im_end|>\n<|im_start|>assistant\n")
         assert second.prompt == first.prompt + first.completion + tail
 
     def test_vllm_ends_a_reply_at_max_tokens(self, vllm):
-        trial = Trial(vllm.agent(max_tokens=1)).run()
-        assert (trial.stop_reason, len(trial.turns[0].completion)) == ("max_tokens", 1)
+        done = AgentRun(vllm.agent(max_tokens=1)).run()
+        assert (done.stop_reason, len(done.turns[0].completion)) == ("max_tokens", 1)
 
     def test_vllms_special_tokens_stay_in_the_reply(self, vllm):
         """gpt-oss writes its thinking between them."""
         thinking = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant"
         vllm.script(f"{thinking}<|channel|>final<|message|>hi")
-        assert Trial(vllm.agent()).run().completion == "hi"
+        assert AgentRun(vllm.agent()).run().completion == "hi"
 
     def test_coheres_marks_of_an_answer_are_taken_off(self, vllm):
         vllm.script(f"<|START_RESPONSE|>{bash('ls')}<|END_RESPONSE|>", "done")
-        assert Trial(vllm.agent(max_turns=2)).run().scripts == [["ls\n"]]
+        assert AgentRun(vllm.agent(max_turns=2)).run().scripts == [["ls\n"]]
 
     @pytest.mark.parametrize("opening", ["<think>\n", "<think>"])
     def test_thinking_that_vllms_template_opened_is_taken_off(self, vllm, opening):
         vllm.script(f"so {bash('rm x')}</think>{bash('ls')}", "</think>done")
         template = {"chat_template_kwargs": {"opens_with": opening}}
-        trial = Trial(vllm.agent(max_turns=2, llm_kwargs={"extra_body": template})).run()
-        assert (trial.scripts, trial.completion) == ([["ls\n"]], "done")
+        done = AgentRun(vllm.agent(max_turns=2, llm_kwargs={"extra_body": template})).run()
+        assert (done.scripts, done.completion) == ([["ls\n"]], "done")
 
     def test_vllms_cached_tokens_are_counted(self, vllm):
         vllm.script(Reply(bash("ls"), cached_tokens=3), Reply(cached_tokens=40))
-        assert Trial(vllm.agent(max_turns=2)).run().context.n_cache_tokens == 43
+        assert AgentRun(vllm.agent(max_turns=2)).run().context.n_cache_tokens == 43
 
     def test_vllms_routed_experts_are_recorded(self, vllm):
-        experts = [[[1, 2]], [[3, 4]]]
-        vllm.script(Reply(choice={"routed_experts": experts}))
-        (detail,) = Trial(vllm.agent()).run().context.rollout_details
-        assert detail["extra"] == {"routed_experts": [experts]}
+        vllm.script(Reply(choice={"routed_experts": [[[1, 2]], [[3, 4]]]}))
+        (detail,) = AgentRun(vllm.agent()).run().context.rollout_details
+        assert detail["extra"] == {"routed_experts": [[[[1, 2]], [[3, 4]]]]}
 
     @cases(servers=(None, 8192), higher=(9000, 8192), lower=(300, 300))
     def test_vllms_context_limit_is_the_smaller_one(self, given, limit, vllm):
-        Trial(vllm.agent(context_limit=given, max_tokens=99_999)).run()
+        AgentRun(vllm.agent(context_limit=given, max_tokens=99_999)).run()
         (body,) = vllm.bodies("/v1/completions")
         assert body["max_tokens"] == limit - len(body["prompt"])
 
     def test_a_busy_vllm_is_asked_six_times(self, vllm):
         vllm.script(*[Refusal(503)] * 5, "hello")
-        assert Trial(vllm.agent()).run().completion == "hello"
+        assert AgentRun(vllm.agent()).run().completion == "hello"
 
     BROKEN = ["<|im_end|>", "<|turn>", "<turn|>", "[|user|]", "<\uff5cUser\uff5c>", "<unused42>"]
 
     @pytest.mark.parametrize("text", [*BROKEN, "<think>", "</think>"])
     def test_a_special_token_of_vllms_model_is_broken(self, vllm, text):
-        broken = set_up(vllm.agent()).plain_text(f"a{text}{text}b")
-        assert broken == f"a{text[0]}\u200b{text[1:]}{text[0]}\u200b{text[1:]}b"
+        (client,) = set_up(vllm.agent())
+        assert (
+            client.plain_text(f"a{text}{text}b")
+            == f"a{text[0]}\u200b{text[1:]}{text[0]}\u200b{text[1:]}b"
+        )
 
     LEFT = ["[ARGS]", "vocab[UNK]", "<s>old</s>", "vector<file_t>", "<start_time>", *ORDINARY]
 
     @pytest.mark.parametrize("text", LEFT)
     def test_a_text_that_is_no_token_of_vllms_model_stays(self, vllm, text):
-        assert set_up(vllm.agent()).plain_text(text) == text
+        (client,) = set_up(vllm.agent())
+        assert client.plain_text(text) == text
 
-    NO_TOKENIZE = {
-        "404": Refusal(404),
-        "a list": [1],
-        "no strings": {"tokens": [1], "token_strs": None, "max_model_len": 9},
-        "no limit": {"tokens": [1], "token_strs": ["a"]},
-    }
-
-    @pytest.mark.parametrize("answer", NO_TOKENIZE.values(), ids=NO_TOKENIZE)
-    def test_setup_refuses_a_server_without_vllms_tokenize(self, vllm, answer):
-        vllm.fix("/tokenize", answer)
-        with pytest.raises(RuntimeError, match=r"no /tokenize as vLLM's.*use model_client=litellm"):
+    @cases(
+        status_404=(Refusal(404),),
+        a_list=[1],
+        no_strings={"tokens": [1], "token_strs": None, "max_model_len": 9},
+        no_limit={"tokens": [1], "token_strs": ["a"]},
+    )
+    def test_setup_refuses_a_server_without_vllms_tokenize(self, answer, vllm):
+        vllm.skip_if_real()
+        vllm.tokenize_answer = answer
+        with pytest.raises(
+            RuntimeError, match=r"no /tokenize as vLLM's \(then use model_client=litellm"
+        ):
             set_up(vllm.agent())
 
     def test_setup_refuses_a_url_where_no_server_is(self, vllm):
@@ -2232,7 +2090,6 @@ class TestVllm:
 
 
 # -------------------------------------------------------------------------------- chat endpoints
-
 
 EPHEMERAL = {"cache_control": {"type": "ephemeral"}}
 
@@ -2245,11 +2102,10 @@ class TestChat:
         subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 
     def test_nothing_is_sent_that_was_not_asked_for(self, chat):
-        Trial(chat.agent(temperature=None)).run()
+        AgentRun(chat.agent(temperature=None)).run()
         message = {"role": "user", "content": "do it"}
-        assert chat.bodies(self.CHAT) == [
-            {"model": "tiny", "messages": [message], "max_tokens": 512}
-        ]
+        request = {"model": "tiny", "messages": [message], "max_tokens": 512}
+        assert chat.bodies(self.CHAT) == [request]
 
     # Options, and what stands in the request (None: nothing).
     @cases(
@@ -2259,13 +2115,8 @@ class TestChat:
         refused=({"model_name": "openai/gpt-5", "temperature": 0.3}, "temperature", None),
         top_p=({"top_p": 0.9}, "top_p", 0.9),
         top_p_in_llm_kwargs=({"llm_kwargs": {"top_p": 0.9}}, "top_p", 0.9),
-        seed=({"llm_kwargs": {"seed": 3}}, "seed", 3),
         extra_body=({"llm_kwargs": {"extra_body": {"top_k": 5}}, "session_id": "x"}, "top_k", 5),
-        session_id=(
-            {"llm_kwargs": {"extra_body": {"top_k": 5}}, "session_id": "x"},
-            "session_id",
-            "x",
-        ),
+        session_id=({"session_id": "x"}, "session_id", "x"),
         ids=({"collect_rollout_details": True}, "return_token_ids", True),
         logprobs=({"collect_rollout_details": True}, "logprobs", True),
         no_logprobs=({}, "logprobs", None),
@@ -2276,29 +2127,25 @@ class TestChat:
         ),
     )
     def test_a_chat_endpoint_gets_an_option(self, given, name, value, chat):
-        Trial(chat.agent(**given)).run()
+        AgentRun(chat.agent(**given)).run()
         assert chat.bodies(self.CHAT)[0].get(name) == value
 
     @pytest.mark.skipif(not hasattr(BaseAgent, "extra_env"), reason="since Harbor 0.16")
     def test_the_responses_api_gets_max_tokens(self, chat):
         """For that API Harbor's LiteLLM asks the client for the limit."""
-        assert set_up(chat.agent(max_tokens=7)).get_model_output_limit() == 7
-
-    def test_a_session_id_joins_headers_of_the_users(self, chat):
-        own = {"llm_kwargs": {"extra_headers": {"X-Other": "1"}}}
-        Trial(chat.agent(session_id="mine", **own)).run()
-        assert (chat.headers("X-Session-ID"), chat.headers("X-Other")) == (["mine"], ["1"])
+        (client,) = set_up(chat.agent(max_tokens=7))
+        assert client.get_model_output_limit() == 7
 
     def test_the_arguments_of_skyrls_are_taken(self, chat):
         config = yaml.safe_load((ROOT / "examples/skyrl.yaml").read_text())
         kwargs = config["agent"]["kwargs"] | {"session_id": "mine"}
-        Trial(chat.agent(model_name="hosted_vllm/tiny", **kwargs)).run()
+        AgentRun(chat.agent(model_name="hosted_vllm/tiny", **kwargs)).run()
         sent = {"model": "tiny", "max_tokens": 4096, "top_k": -1, "min_p": 0.0, "logprobs": True}
         assert sent.items() <= chat.bodies(self.CHAT)[0].items()
 
     def test_the_conversation_is_sent_again_each_turn(self, chat):
         chat.script(f"<think>hm</think>{bash('ls')}", "done")
-        Trial(chat.agent(max_turns=2, system_prompt="Be brief.")).run()
+        AgentRun(chat.agent(max_turns=2, system_prompt="Be brief.")).run()
         assert chat.bodies(self.CHAT)[1]["messages"] == [
             {"role": "system", "content": "Be brief."},
             {"role": "user", "content": "do it"},
@@ -2308,12 +2155,12 @@ class TestChat:
 
     def test_a_client_leaves_the_options_as_they_are(self, chat):
         agent = chat.agent(session_id="mine", llm_kwargs={"extra_body": {"top_k": 5}})
-        Trial(agent).run()
+        AgentRun(agent).run()
         assert agent.options.llm_kwargs == {"extra_body": {"top_k": 5}}
 
     def test_tokens_are_counted_by_the_server(self, chat):
         chat.script(Reply(cached_tokens=4))
-        context = Trial(chat.agent()).run().context
+        context = AgentRun(chat.agent()).run().context
         assert context.n_input_tokens == len(chat.sampled[0].prompt)
         assert context.n_output_tokens == len(chat.sampled[0].completion)
         assert context.n_cache_tokens == 4
@@ -2321,41 +2168,46 @@ class TestChat:
     def test_the_price_of_a_known_model_is_known(self, chat):
         chat.script(bash("ls"), "done")
         agent = chat.agent(model_name="openai/gpt-4o-2024-05-13", max_turns=2)
-        context = Trial(agent).run().context
+        context = AgentRun(agent).run().context
         price = context.n_input_tokens * 5e-6 + context.n_output_tokens * 15e-6
         assert context.cost_usd == pytest.approx(price)
 
+    @cases(null=None, no_details={"prompt_tokens": 5, "completion_tokens": 5, "total_tokens": 10})
+    def test_a_server_need_not_give_all_usage(self, usage, server):
+        server.script(Reply("hi", answer={"usage": usage}))
+        assert AgentRun(server.agent()).run().completion == "hi"
+
     def test_an_answer_without_text_is_empty(self, chat):
         chat.script(Reply(message={"content": None}))
-        assert Trial(chat.agent()).run().completion == ""
+        assert AgentRun(chat.agent()).run().completion == ""
 
     def test_what_else_a_server_gives_by_token_is_recorded(self, chat):
         chat.script(Reply(choice={"routed_experts": [[1], [2]]}))
-        context = Trial(chat.agent(collect_rollout_details=True)).run().context
+        context = AgentRun(chat.agent(collect_rollout_details=True)).run().context
         assert context.rollout_details[0]["extra"] == {"routed_experts": [[[1], [2]]]}
 
     @pytest.mark.parametrize("reason", ["STOP", "end_turn", "eos_token", "COMPLETE"])
     def test_a_complete_reply_is_run(self, server, reason):
         server.script(Reply(bash("ls"), choice={"finish_reason": reason}), "done")
-        trial = Trial(server.agent(max_turns=2)).run()
-        assert (trial.stop_reason, trial.scripts) == ("completed", [["ls\n"]])
+        done = AgentRun(server.agent(max_turns=2)).run()
+        assert (done.stop_reason, done.scripts) == ("completed", [["ls\n"]])
 
     @pytest.mark.parametrize("reason", ["length", "abort", "MALFORMED", "content_filter"])
     def test_a_reply_that_was_cut_off_is_not_run(self, server, reason, caplog):
         server.script(Reply(bash("rm x"), choice={"finish_reason": reason}))
-        trial = Trial(server.agent(max_turns=2)).run()
-        assert (trial.stop_reason, trial.scripts) == ("max_tokens", [])
+        done = AgentRun(server.agent(max_turns=2)).run()
+        assert (done.stop_reason, done.scripts) == ("max_tokens", [])
         assert f"finish reason {reason.lower()!r}: the reply counts as cut off" in caplog.text
 
     def test_a_call_has_three_attempts(self, chat):
         chat.script(Refusal(503), Refusal(500), "done")
-        trial = Trial(chat.agent(llm_kwargs={"max_retries": 0})).run()
-        assert (trial.completion, len(chat.requests)) == ("done", 3)
+        done = AgentRun(chat.agent(llm_kwargs={"max_retries": 0})).run()
+        assert (done.completion, len(chat.requests)) == ("done", 3)
 
     @cases(wanted=(True, {"reasoning_content": "hm"}), not_wanted=(False, {}))
     def test_reasoning_goes_back_only_if_wanted(self, is_wanted, sent, chat):
         chat.script(Reply(bash("ls"), message={"reasoning_content": "hm"}), "done")
-        Trial(chat.agent(max_turns=2, interleaved_thinking=is_wanted)).run()
+        AgentRun(chat.agent(max_turns=2, interleaved_thinking=is_wanted)).run()
         message = chat.bodies(self.CHAT)[1]["messages"][2]
         assert message == {"role": "assistant", "content": bash("ls"), **sent}
 
@@ -2368,7 +2220,7 @@ class TestChat:
     )
     def test_thinking_is_recorded_apart(self, text, reasoning, expected, chat):
         chat.script(Reply(text, message={"reasoning_content": reasoning}))
-        (turn,) = Trial(chat.agent()).run().agent.turns
+        (turn,) = AgentRun(chat.agent()).run().agent.turns
         assert (turn.reasoning_content, turn.content) == expected
 
 
@@ -2377,36 +2229,36 @@ class TestChat:
 
 class TestSharedClient:
     def test_trials_with_the_same_configuration_share_a_client(self, tinker, tmp_path):
+        async def main() -> None:
+            await asyncio.gather(*(AgentRun(agent).go() for agent in agents))
+
         agents = [tinker.agent(logs_dir=tmp_path / str(n)) for n in range(20)]
-        asyncio.run(together(*agents))
+        asyncio.run(main())
         assert len({agent.client for agent in agents}) == 1
         assert len(tinker.opened) == 1
 
-    DIFFERENCES = {
-        "max_tokens": {"max_tokens": 1},
-        "temperature": {"temperature": 0},
-        "top_p": {"top_p": 0.5},
-        "max_turns": {"max_turns": 5},
-        "renderer": {"renderer_name": "role_colon"},
-        "checkpoint": {"model_path": "tinker://1"},
-        "server": {"api_base": "http://x"},
-        "context_limit": {"context_limit": 9000},
-        "llm_kwargs": {"llm_kwargs": {"seed": 1}},
-        "key": {"extra_env": {"TINKER_API_KEY": "tml-own"}},
-        "model": {"model_name": "MODEL/"},
-    }
+    @cases(
+        max_tokens={"max_tokens": 1},
+        max_turns={"max_turns": 5},
+        renderer={"renderer_name": "role_colon"},
+        checkpoint={"model_path": "tinker://1"},
+        server={"api_base": "http://x"},
+        llm_kwargs={"llm_kwargs": {"seed": 1}},
+        key={"extra_env": {"TINKER_API_KEY": "tml-own"}},
+    )
+    def test_another_configuration_has_a_client_of_its_own(self, given, tinker):
+        first, second = set_up(tinker.agent(), tinker.agent(**given))
+        assert first is not second
 
-    @pytest.mark.parametrize("different", DIFFERENCES.values(), ids=DIFFERENCES)
-    def test_another_configuration_has_a_client_of_its_own(self, tinker, tokenizer_dir, different):
-        different = {k: tokenizer_dir + "/" if v == "MODEL/" else v for k, v in different.items()}
-        agents = [tinker.agent(), tinker.agent(**different)]
-        asyncio.run(together(*agents))
-        assert agents[0].client is not agents[1].client
+    def test_another_model_has_a_client_of_its_own(self, tinker, tokenizer_dir):
+        # The same tokenizer, by another name.
+        first, second = set_up(tinker.agent(), tinker.agent(model_name=f"{tokenizer_dir}/"))
+        assert first is not second
 
     def test_another_given_service_has_clients_of_its_own(self, tinker):
         async def main() -> None:
             await agents[0].setup(ScriptedEnvironment())
-            basic_loop_agent.use_service(tinker())
+            use_service(tinker())
             await agents[1].setup(ScriptedEnvironment())
 
         agents = [tinker.agent(), tinker.agent()]
@@ -2414,17 +2266,12 @@ class TestSharedClient:
         assert agents[0].client is not agents[1].client
 
     def test_another_event_loop_has_clients_of_its_own(self, tinker):
-        agents = [Trial(tinker.agent()).run().agent for _ in range(2)]
-        assert agents[0].client is not agents[1].client
+        agents = tinker.agent(), tinker.agent()
+        assert set_up(agents[0]) != set_up(agents[1])
 
     def test_the_client_is_built_in_a_thread(self, tinker, monkeypatch):
-        threads = []
-        monkeypatch.setattr(
-            BasicLoopAgent, "_build_llm", lambda self: threads.append(threading.current_thread())
-        )
-        set_up(tinker.agent())
-        (thread,) = threads
-        assert thread is not threading.main_thread()
+        monkeypatch.setattr(BasicLoopAgent, "_build_llm", lambda _: threading.current_thread())
+        assert set_up(tinker.agent()) != [threading.main_thread()]
 
     def test_after_a_build_that_failed_the_next_trial_builds(self, tinker):
         async def main() -> None:
@@ -2449,8 +2296,8 @@ class TestSharedClient:
     def test_only_an_error_replaces_the_client(self, reply, timeout_sec, stays, tinker):
         async def main() -> None:
             with contextlib.suppress(RuntimeError, TimeoutError):
-                await Trial(agents[0], timeout_sec=timeout_sec).go()
-            await Trial(agents[1]).go()
+                await AgentRun(agents[0], timeout_sec=timeout_sec).go()
+            await AgentRun(agents[1]).go()
 
         tinker.script(reply, "hello")
         agents = [tinker.agent(max_seconds=50), tinker.agent(max_seconds=50)]
@@ -2462,8 +2309,8 @@ class TestSharedClient:
         async def main() -> None:
             await agents[1].setup(ScriptedEnvironment())
             with contextlib.suppress(RuntimeError):
-                await Trial(agents[0]).go()
-            await Trial(agents[2]).go()
+                await AgentRun(agents[0]).go()
+            await AgentRun(agents[2]).go()
             await agents[1].run("do it", ScriptedEnvironment(), AgentContext())
 
         tinker.script(RuntimeError("gone"), "hello", "hello")
@@ -2472,37 +2319,25 @@ class TestSharedClient:
         assert agents[0].client is not agents[1].client is agents[2].client
 
     def test_a_late_error_leaves_the_client_that_replaced_its_own(self, tinker):
-        async def fails_late() -> None:
-            await slow.wait()
-            raise RuntimeError("gone")
-
         async def main() -> None:
-            late = asyncio.create_task(Trial(agents[0]).go())
-            await asyncio.to_thread(wait_until, lambda: tinker.params)
-            await asyncio.gather(Trial(agents[1]).go(), return_exceptions=True)
-            await Trial(agents[2]).go()
-            slow.set()
-            await asyncio.gather(late, return_exceptions=True)
-            await Trial(agents[3]).go()
+            await agents[0].setup(ScriptedEnvironment())
+            agents[0]._forget_client()
+            await agents[1].setup(ScriptedEnvironment())
+            # The first agent's trial fails late.
+            agents[0]._forget_client()
+            await agents[2].setup(ScriptedEnvironment())
 
-        slow = asyncio.Event()
-        tinker.script(fails_late, RuntimeError("gone"), "hello", "hello")
-        agents = [tinker.agent() for _ in range(4)]
+        agents = [tinker.agent() for _ in range(3)]
         asyncio.run(main())
-        assert agents[2].client is agents[3].client
+        assert agents[0].client is not agents[1].client is agents[2].client
 
     def test_the_oldest_of_128_clients_goes_first(self, tinker, monkeypatch):
-        async def main() -> None:
-            for agent in [*agents, *again]:
-                await agent.setup(ScriptedEnvironment())
-
-        monkeypatch.setattr(BasicLoopAgent, "_build_llm", lambda self: object())
+        monkeypatch.setattr(BasicLoopAgent, "_build_llm", lambda _: object())
         monkeypatch.setattr(basic_loop_agent, "_clients", {})
-        agents = [tinker.agent(max_tokens=1 + n) for n in range(129)]
-        again = [tinker.agent(max_tokens=2), tinker.agent(max_tokens=1)]
-        asyncio.run(main())
-        assert again[0].client is agents[1].client
-        assert again[1].client is not agents[0].client
+        numbers = [*range(1, 130), 2, 1]
+        clients = set_up(*(tinker.agent(max_tokens=number) for number in numbers))
+        assert clients[-2] is clients[1]
+        assert clients[-1] is not clients[0]
 
 
 # ----------------------------------------------------------------------------- files with ATIF
@@ -2511,19 +2346,19 @@ class TestSharedClient:
 class TestFiles:
     def test_completion_txt_is_the_last_answer(self, tinker):
         tinker.script(bash("ls"), "<think>hm</think>\n\ndone \N{SNOWMAN}")
-        trial = Trial(tinker.agent(max_turns=2)).run()
-        answer = (trial.agent.logs_dir / "completion.txt").read_bytes()
+        done = AgentRun(tinker.agent(max_turns=2)).run()
+        answer = (done.agent.logs_dir / "completion.txt").read_bytes()
         assert answer == "done \N{SNOWMAN}".encode()
 
     def test_an_earlier_answer_is_not_left_to_be_scored(self, tinker):
         tinker.script("first", RuntimeError("gone"))
-        trial = Trial(tinker.agent())
+        failed = AgentRun(tinker.agent())
         with pytest.raises(RuntimeError):
-            trial.run("one", "two")
-        assert trial.completion == ""
+            failed.run("one", "two")
+        assert failed.completion == ""
 
     def test_no_other_file_is_left(self, tinker, tmp_path):
-        Trial(tinker.agent(logs_dir=tmp_path / "new" / "agent")).run()
+        AgentRun(tinker.agent(logs_dir=tmp_path / "new" / "agent")).run()
         left = {path.name for path in (tmp_path / "new" / "agent").iterdir()}
         assert left == {"completion.txt", "trajectory.json"}
 
@@ -2535,130 +2370,117 @@ class TestFiles:
         unreadable_file="touch x; chmod 0 x; mv x",
     )
     @pytest.mark.parametrize("name", ["completion.txt", "trajectory.json"])
-    def test_what_a_command_puts_at_a_files_name_is_no_trap(self, trap, tinker, tmp_path, name):
+    def test_what_a_command_puts_at_a_files_name_is_no_trap(self, trap, name, tinker, tmp_path):
         logs, victim = tmp_path / "logs", tmp_path / "victim"
         victim.write_text("precious")
         logs.mkdir()
         subprocess.run(f"{trap} {name}", shell=True, cwd=logs, check=True)
-        trial = Trial(tinker.agent(logs_dir=logs)).run()
-        assert trial.completion == trial.steps[-1].message == "hello"
+        done = AgentRun(tinker.agent(logs_dir=logs)).run()
+        assert done.completion == done.steps[-1].message == "hello"
         assert (logs / name).is_file() and not (logs / name).is_symlink()
         assert victim.read_text() == "precious"
 
     def test_a_file_that_cannot_be_written_is_an_error(self, tinker):
-        trial = Trial(tinker.agent())
-        (trial.agent.logs_dir / "trajectory.json").mkdir()
+        failed = AgentRun(tinker.agent())
+        (failed.agent.logs_dir / "trajectory.json").mkdir()
         with pytest.raises(IsADirectoryError):
-            trial.run()
-        assert trial.turns == tinker.sampled
+            failed.run()
+        assert failed.turns == tinker.sampled
 
     def test_the_context_can_be_saved(self, tinker):
         tinker.script(Reply(logprobs=[math.nan] * 6))
-        context = Trial(tinker.agent()).run().context
+        context = AgentRun(tinker.agent()).run().context
         assert AgentContext.model_validate_json(context.model_dump_json()) == context
 
-    # A part of the record of two turns, of 2 and 1 cached tokens, and what it is.
-    @cases(
-        steps=(lambda run: [step.step_id for step in run.steps], [1, 2, 3, 4]),
-        sources=(
-            lambda run: [step.source for step in run.steps],
-            ["system", "user", *["agent"] * 2],
-        ),
-        texts=(lambda run: [step.message for step in run.steps[:2]], ["Be brief.", "do it"]),
-        replies=(lambda run: [step.message for step in run.steps[2:]], [bash("ls"), "done"]),
-        thinking=(lambda run: [step.reasoning_content for step in run.steps[2:]], [None, "hm"]),
-        outputs=(lambda run: run.observations, ["Exit code: 0\nOutput:\nout"]),
-        cached=(lambda run: [step.metrics.cached_tokens for step in run.steps[2:]], [2, 1]),
-        costs=(lambda run: [step.metrics.cost_usd for step in run.steps[2:]], [None, None]),
-        all_cached=(lambda run: run.trajectory.final_metrics.total_cached_tokens, 3),
-        whole_cost=(lambda run: run.trajectory.final_metrics.total_cost_usd, None),
-        agent=(lambda run: run.trajectory.agent.name, "basic-loop"),
-        version=(lambda run: run.trajectory.agent.version, basic_loop_agent.__version__),
-        trial=(lambda run: run.trajectory.session_id, "greet__x7"),
-        stop_reason=(lambda run: run.trajectory.extra["stop_reason"], "completed"),
-        counted_as_cached=(lambda run: run.context.n_cache_tokens, 3),
-        cost=(lambda run: run.context.cost_usd, None),
-        metadata=(
-            lambda run: run.metadata,
-            {
-                "stop_reason": "completed",
-                "n_episodes": 2,
-                "n_turns_without_ids": 0,
-                "n_prefix_breaks": 0,
-            },
-        ),
-    )
-    def test_a_run_leaves_this_record(self, part, expected, tinker, tmp_path):
-        replies = (
-            Reply(bash("ls"), cached_tokens=2),
-            Reply("<think>hm</think>done", cached_tokens=1),
-        )
-        tinker.script(*replies)
+    def test_a_run_leaves_this_trajectory(self, tinker, tokenizer_dir, tmp_path):
+        tinker.script(Reply(bash("ls"), cached_tokens=2), Reply("<think>hm</think>done"))
         options = {"logs_dir": tmp_path / "greet__x7/agent", "system_prompt": "Be brief."}
-        trial = Trial(tinker.agent(**options, max_turns=2), printing("out")).run()
-        assert part(trial) == expected
+        done = AgentRun(tinker.agent(**options, max_turns=2), printing("out")).run()
+        file = json.loads((options["logs_dir"] / "trajectory.json").read_text())
+        system, user, first, second = file["steps"]
+        assert system == {"step_id": 1, "source": "system", "message": "Be brief."}
+        assert user == {"step_id": 2, "source": "user", "message": "do it"}
+        assert (first["message"], second["message"]) == (bash("ls"), "done")
+        assert ("reasoning_content" in first, second["reasoning_content"]) == (False, "hm")
+        assert first["observation"] == {"results": [{"content": "Exit code: 0\nOutput:\nout"}]}
+        assert [step["metrics"]["cached_tokens"] for step in (first, second)] == [2, 0]
+        assert file["final_metrics"]["total_cached_tokens"] == done.context.n_cache_tokens == 2
+        assert (file["session_id"], file["extra"]) == ("greet__x7", done.metadata)
+        names = {"name": "basic-loop", "version": basic_loop_agent.__version__}
+        assert file["agent"] == names | {"model_name": tokenizer_dir}
+
+    def test_a_run_leaves_this_metadata(self, tinker):
+        assert AgentRun(tinker.agent()).run().metadata == {
+            "stop_reason": "completed",
+            "n_episodes": 1,
+            "n_turns_without_ids": 0,
+            "n_prefix_breaks": 0,
+        }
 
     def test_tokens_are_counted_as_they_were_sampled(self, tinker):
         tinker.script(bash("ls"), "done")
-        trial = Trial(tinker.agent(max_turns=2)).run()
-        n_prompt, n_completion = (sum(len(turn[n]) for turn in tinker.sampled) for n in (0, 1))
-        context, totals = trial.context, trial.trajectory.final_metrics
-        assert (context.n_input_tokens, context.n_output_tokens) == (n_prompt, n_completion)
-        assert (totals.total_prompt_tokens, totals.total_completion_tokens) == (
-            n_prompt,
-            n_completion,
-        )
+        done = AgentRun(tinker.agent(max_turns=2)).run()
+        n_prompt = sum(len(turn.prompt) for turn in tinker.sampled)
+        n_completion = sum(len(turn.completion) for turn in tinker.sampled)
+        context, totals = done.context, done.trajectory.final_metrics
+        assert context.n_input_tokens == totals.total_prompt_tokens == n_prompt
+        assert context.n_output_tokens == totals.total_completion_tokens == n_completion
+
+    def test_an_unknown_price_is_null(self, tinker):
+        done = AgentRun(tinker.agent()).run()
+        totals, metrics = done.trajectory.final_metrics, done.steps[-1].metrics
+        assert done.context.cost_usd is totals.total_cost_usd is metrics.cost_usd is None
 
     @pytest.mark.skipif("model_usage" not in AgentContext.model_fields, reason="since Harbor 0.23")
     def test_the_context_has_the_models_usage(self, tinker, tokenizer_dir):
-        assert list(Trial(tinker.agent()).run().context.model_usage) == [tokenizer_dir]
+        assert list(AgentRun(tinker.agent()).run().context.model_usage) == [tokenizer_dir]
 
     def test_a_trajectory_without_a_reply_shows_the_instruction(self, tinker):
         tinker.script(FULL)
-        steps = Trial(tinker.agent()).run().steps
+        steps = AgentRun(tinker.agent()).run().steps
         assert [(step.source, step.message) for step in steps] == [("user", "do it")]
 
     def test_a_reply_has_the_time_at_which_it_came(self, tinker):
         before = datetime.now(UTC).isoformat()
-        trial = Trial(tinker.agent()).run()
-        assert before < trial.steps[-1].timestamp < datetime.now(UTC).isoformat()
+        done = AgentRun(tinker.agent()).run()
+        assert before < done.steps[-1].timestamp < datetime.now(UTC).isoformat()
 
     def test_a_step_has_what_trainers_read(self, model):
-        trial = Trial(model.agent(collect_rollout_details=True)).run()
+        done = AgentRun(model.agent(collect_rollout_details=True)).run()
         (turn,) = model.sampled
-        metrics = trial.steps[-1].metrics
+        metrics = done.steps[-1].metrics
         assert tuple(getattr(metrics, name) for name in IDS) == turn
         counts = (metrics.prompt_tokens, metrics.completion_tokens)
         assert counts == (len(turn.prompt), len(turn.completion))
 
     def test_a_step_has_vllms_routed_experts(self, vllm):
         vllm.script(Reply(choice={"routed_experts": [[1]]}))
-        assert Trial(vllm.agent()).run().steps[-1].metrics.extra == {"routed_experts": [[1]]}
+        assert AgentRun(vllm.agent()).run().steps[-1].metrics.extra == {"routed_experts": [[1]]}
 
     @cases(
-        no_logprobs=(Reply(logprobs=None), {}),
+        no_logprobs=(Reply(gives_logprobs=False), {}),
         not_wanted=(Reply(), {"collect_rollout_details": False}),
     )
     def test_a_step_that_cannot_be_trained_has_no_ids(self, reply, given, tinker):
         tinker.script(reply)
-        metrics = Trial(tinker.agent(**given)).run().steps[-1].metrics
+        metrics = AgentRun(tinker.agent(**given)).run().steps[-1].metrics
         assert [getattr(metrics, name) for name in (*IDS, "extra")] == [None] * 4
 
     def test_the_trajectory_has_a_given_session_id(self, vllm):
-        assert Trial(vllm.agent(session_id="mine")).run().trajectory.session_id == "mine"
+        assert AgentRun(vllm.agent(session_id="mine")).run().trajectory.session_id == "mine"
 
 
 # ---------------------------------------------------------------------------------- training data
 
 
-def turn(prompt=(1, 2), completion=(3, 4), logprobs=(-0.5, -0.25), **extra: Any) -> Turn:
+def a_turn(prompt=(1, 2), completion=(3, 4), logprobs=(-0.5, -0.25), **extra: Any) -> Turn:
     given = zip(IDS, (prompt, completion, logprobs), strict=True)
     return Turn(**{name: ids if ids is None else list(ids) for name, ids in given}, extra=extra)
 
 
-def result(reward=1.0, error=None, stop_reason="completed", turns=None, steps=None) -> TrialResult:
+def a_trial(reward=1.0, error=None, stop_reason="completed", turns=None, steps=None) -> TrialResult:
     """A trial as Harbor reads it from result.json, or a step of one, which has the same fields."""
-    details = basic_loop_agent.rollout_details([turn()] if turns is None else turns)
+    details = rollout_details([a_turn()] if turns is None else turns)
     context = AgentContext(metadata={"stop_reason": stop_reason}, rollout_details=details)
     rewards = {"reward": reward} if isinstance(reward, float) else reward
     return TrialResult.model_construct(
@@ -2675,26 +2497,26 @@ class TestTrainingData:
         assert Turn(finish_reason=None).cut_off is True
 
     @cases(
-        aligned=(turn(), True),
-        an_empty_reply=(turn(completion=(), logprobs=()), True),
-        an_empty_reply_without_logprobs=(turn(completion=(), logprobs=None), True),
-        no_prompt=(turn(prompt=None), False),
-        an_empty_prompt=(turn(prompt=()), False),
-        no_ids=(turn(completion=None), False),
-        no_logprobs=(turn(logprobs=None), False),
-        too_few_logprobs=(turn(logprobs=(-0.5,)), False),
-        **{f"logprob_{x}": (turn(logprobs=(-0.5, x)), False) for x in NO_LOGPROBS},
+        aligned=(a_turn(), True),
+        an_empty_reply=(a_turn(completion=(), logprobs=()), True),
+        an_empty_reply_without_logprobs=(a_turn(completion=(), logprobs=None), True),
+        no_prompt=(a_turn(prompt=None), False),
+        an_empty_prompt=(a_turn(prompt=()), False),
+        no_ids=(a_turn(completion=None), False),
+        no_logprobs=(a_turn(logprobs=None), False),
+        too_few_logprobs=(a_turn(logprobs=(-0.5,)), False),
+        **{f"logprob_{x}": (a_turn(logprobs=(-0.5, x)), False) for x in NO_LOGPROBS},
     )
-    def test_a_turn_whose_logprobs_are_whole_is_trainable(self, given, expected):
-        assert given.is_trainable is expected
+    def test_a_turn_whose_logprobs_are_whole_is_trainable(self, turn, expected):
+        assert turn.is_trainable is expected
 
     def test_a_turn_without_usage_counts_its_tokens(self):
         counts = {"prompt_tokens": 2, "completion_tokens": 2, "cache_tokens": 0, "cost_usd": 0.0}
-        assert turn().usage.model_dump() == counts
+        assert a_turn().usage.model_dump() == counts
 
     def test_rollout_details_have_an_entry_for_each_turn(self):
-        turns = [turn(a=1), turn(prompt=(5,), completion=(6,), logprobs=(-1.0,), b=2)]
-        assert basic_loop_agent.rollout_details(turns) == [
+        turns = [a_turn(a=1), a_turn(prompt=(5,), completion=(6,), logprobs=(-1.0,), b=2)]
+        assert rollout_details(turns) == [
             {
                 "prompt_token_ids": [[1, 2], [5]],
                 "completion_token_ids": [[3, 4], [6]],
@@ -2704,27 +2526,26 @@ class TestTrainingData:
         ]
 
     def test_a_run_without_turns_has_no_rollout_details(self):
-        assert basic_loop_agent.rollout_details([]) is None
+        assert rollout_details([]) is None
 
-    @pytest.mark.parametrize("turns", [[], [turn(a=1), turn(completion=(), logprobs=(), a=2)]])
+    @cases(no_turns=[], two=[a_turn(a=1), a_turn(completion=(), logprobs=(), a=2)])
     def test_turns_of_gives_back_what_rollout_details_holds(self, turns):
-        context = AgentContext(rollout_details=basic_loop_agent.rollout_details(turns))
-        assert list(basic_loop_agent.turns_of(context)) == turns
+        assert list(turns_of(AgentContext(rollout_details=rollout_details(turns)))) == turns
 
     @cases(
         a_logprob_is_missing={"logprobs": [[-0.5]]},
         a_turn_has_no_logprobs={"logprobs": []},
         a_prompt_too_many={"prompt_token_ids": [[1], [1]]},
         an_empty_prompt={"prompt_token_ids": [[]]},
-        naN={"logprobs": [[-0.5, math.nan]]},
+        NaN={"logprobs": [[-0.5, math.nan]]},
         an_extra_list_is_too_short={"extra": {"a": []}},
         an_extra_list_is_too_long={"extra": {"a": [1, 2]}},
     )
     def test_a_rollout_whose_lists_do_not_align_is_an_error(self, wrong):
-        (detail,) = basic_loop_agent.rollout_details([turn(a=1)])
+        (detail,) = rollout_details([a_turn(a=1)])
         context = AgentContext.model_construct(rollout_details=[detail | wrong])
         with pytest.raises(ValueError, match=r"zip\(\) argument|differ in length"):
-            list(basic_loop_agent.turns_of(context))
+            list(turns_of(context))
 
     @cases(
         the_one_named_reward=({"style": 0.5, "reward": 1}, 1),
@@ -2734,57 +2555,57 @@ class TestTrainingData:
         no_verifier=(None, None),
     )
     def test_a_trajectory_has_the_trials_reward(self, rewards, reward):
-        assert trial_to_trajectory(result(rewards)).reward == reward
+        assert trial_to_trajectory(a_trial(rewards)).reward == reward
 
     def test_a_trajectory_has_what_the_trial_has(self):
-        trial = result(turns=[turn(a=1), turn(a=2)], stop_reason="max_turns")
+        trial = a_trial(turns=[a_turn(a=1), a_turn(a=2)], stop_reason="max_turns")
         whole = trial_to_trajectory(trial)
-        assert whole.turns == [turn(a=1), turn(a=2)]
+        assert whole.turns == [a_turn(a=1), a_turn(a=2)]
         assert (whole.stop_reason, whole.trial) == ("max_turns", trial)
 
     def test_a_trajectory_has_the_turns_of_all_steps(self):
-        turns = [turn(prompt=(8,)), turn(prompt=(9,))]
-        steps = [result(turns=turns[:1]), result(turns=turns[1:], stop_reason="max_turns")]
-        whole = trial_to_trajectory(result(0.5, steps=steps))
+        turns = [a_turn(prompt=(8,)), a_turn(prompt=(9,))]
+        steps = [a_trial(turns=turns[:1]), a_trial(turns=turns[1:], stop_reason="max_turns")]
+        whole = trial_to_trajectory(a_trial(0.5, steps=steps))
         assert (whole.turns, whole.stop_reason, whole.reward) == (turns, "max_turns", 0.5)
 
     @cases(
-        the_agents_timeout=result(error="AgentTimeoutError", stop_reason="cancelled"),
-        a_command_that_failed=result(error="NonZeroAgentExitCodeError"),
-        no_turns=result(turns=[]),
-        no_reward=result(None),
-        a_step_that_timed_out=result(steps=[result(error="AgentTimeoutError"), result()]),
-        a_step_without_turns=result(steps=[result(), result(turns=[])]),
+        the_agents_timeout=a_trial(error="AgentTimeoutError", stop_reason="cancelled"),
+        a_command_that_failed=a_trial(error="NonZeroAgentExitCodeError"),
+        no_turns=a_trial(turns=[]),
+        no_reward=a_trial(None),
+        a_step_that_timed_out=a_trial(steps=[a_trial(error="AgentTimeoutError"), a_trial()]),
+        a_step_without_turns=a_trial(steps=[a_trial(), a_trial(turns=[])]),
     )
     def test_a_trial_that_harbor_scores_is_training_data(self, trial, monkeypatch):
         monkeypatch.delattr(TrialResult, "reward_valid", raising=False)
         assert trial_to_trajectory(trial).trial is trial
 
     @cases(
-        an_error=result(error="RuntimeError"),
-        an_error_without_a_reward=result(None, error="RuntimeError"),
-        a_run_that_ended_in_error=result(stop_reason="error"),
-        neither_reward_nor_turns=result(None, turns=[]),
-        a_failed_step=result(steps=[result(error="RuntimeError"), result()]),
-        a_step_that_ended_in_error=result(steps=[result(stop_reason="error"), result()]),
-        its_own_error_beside_its_steps=result(error="RuntimeError", steps=[result()]),
+        an_error=a_trial(error="RuntimeError"),
+        an_error_without_a_reward=a_trial(None, error="RuntimeError"),
+        a_run_that_ended_in_error=a_trial(stop_reason="error"),
+        neither_reward_nor_turns=a_trial(None, turns=[]),
+        a_failed_step=a_trial(steps=[a_trial(error="RuntimeError"), a_trial()]),
+        a_step_that_ended_in_error=a_trial(steps=[a_trial(stop_reason="error"), a_trial()]),
+        its_own_error_beside_its_steps=a_trial(error="RuntimeError", steps=[a_trial()]),
     )
     def test_a_trial_that_failed_is_no_training_data(self, trial, monkeypatch):
         monkeypatch.delattr(TrialResult, "reward_valid", raising=False)
         assert trial_to_trajectory(trial) is None
 
     @pytest.mark.parametrize("said", [True, False])
-    def test_harbors_own_word_on_a_reward_counts(self, monkeypatch, said):
+    def test_harbors_own_word_on_a_reward_counts(self, said, monkeypatch):
         monkeypatch.setattr(TrialResult, "reward_valid", said, raising=False)
-        assert (trial_to_trajectory(result(error="RuntimeError")) is not None) is said
+        assert (trial_to_trajectory(a_trial(error="RuntimeError")) is not None) is said
 
     @pytest.mark.parametrize("reward", [math.nan, math.inf])
     def test_a_reward_that_is_no_number_is_an_error(self, reward):
         with pytest.raises(ValueError, match="trial greet__1: a reward is not a finite number"):
-            trial_to_trajectory(result({"reward": 1, "style": reward}))
+            trial_to_trajectory(a_trial({"reward": 1, "style": reward}))
 
     def test_another_agents_trial_has_no_stop_reason(self):
-        trial = result()
+        trial = a_trial()
         trial.agent_result.metadata = None
         assert trial_to_trajectory(trial).stop_reason is None
 
@@ -2814,8 +2635,8 @@ def run_job(*arguments: Any, **settings: Any) -> list[TrialResult]:
     """Run such a job. Returns its trials, read back from its files."""
     with asyncio.Runner() as runner:
         job = runner.run(Job.create(job_config(*arguments, **settings)))
-        results = runner.run(job.run()).trial_results
-    folders = [Path(result.trial_uri.removeprefix("file://")) for result in results]
+        trials = runner.run(job.run()).trial_results
+    folders = [Path(trial.trial_uri.removeprefix("file://")) for trial in trials]
     texts = [(folder / "result.json").read_text() for folder in folders]
     return [TrialResult.model_validate_json(text) for text in texts]
 
@@ -2832,6 +2653,10 @@ def two_steps(tmp_path) -> dict[str, Any]:
         shutil.copy(task / "instruction.md", task / f"steps/{step}")
     (task / "task.toml").write_text(settings)
     return {"tasks": [{"path": task}]}
+
+
+# The right answer to the example task, another one, and none.
+RIGHT, WRONG, GONE = "Hello, world!", "no", RuntimeError("the sampler is gone")
 
 
 class TestJob:
@@ -2858,10 +2683,9 @@ class TestJob:
         assert "service is gone" in trial.exception_info.exception_message
         assert (trial.verifier_result, trial_to_trajectory(trial)) == (None, None)
 
-    @cases(first=["GONE", "RIGHT"], second=["RIGHT", "GONE"])
+    @cases(first=[GONE, RIGHT], second=[RIGHT, GONE])
     def test_a_failed_step_is_no_training_data(self, replies, tinker, tmp_path, two_steps):
-        meanings = {"RIGHT": "Hello, world!", "GONE": RuntimeError("service is gone")}
-        tinker.script(*(meanings[reply] for reply in replies))
+        tinker.script(*replies)
         (trial,) = run_job(tinker, tmp_path / "jobs", **two_steps)
         assert trial.verifier_result.rewards["reward"] is not None
         assert trial_to_trajectory(trial) is None
@@ -2873,7 +2697,7 @@ class TestJob:
         first, second = trial_to_trajectory(trial).turns
         assert second.prompt_token_ids[: len(first.all_ids)] == first.all_ids
 
-    @since_harbor_023
+    @has_preflight
     @cases(a_bad_option=({"max_turn": 3}, "Unknown option 'max_turn'"), no_key=({}, NO_KEY))
     def test_a_job_is_refused_before_any_trial(
         self, kwargs, message, tinker, tmp_path, monkeypatch
@@ -2882,7 +2706,7 @@ class TestJob:
         with pytest.raises(ValueError, match=message):
             asyncio.run(Job.create(job_config(tinker, tmp_path, {"kwargs": kwargs})))
 
-    @since_harbor_023
+    @has_preflight
     def test_a_jobs_agent_may_bring_its_key(self, tinker, tmp_path, monkeypatch):
         monkeypatch.delenv("TINKER_API_KEY")
         (trial,) = run_job(tinker, tmp_path, {"env": {"TINKER_API_KEY": "tml-own"}})
@@ -2890,8 +2714,6 @@ class TestJob:
 
 
 # ------------------------------------------------------------------------------- the trainer
-
-RIGHT, WRONG, GONE = "Hello, world!", "no", RuntimeError("the sampler is gone")
 
 
 class Answer(SimpleNamespace):
@@ -2997,20 +2819,12 @@ def sampled_in(datum: Any) -> tuple[list[int], list[float], float]:
 
 class TestTrainer:
     def test_each_trial_is_one_datum_with_its_own_logprobs(self, trainer):
-        replies = bash("ls"), RIGHT, bash("ls"), WRONG, WRONG, RIGHT
-        trainer.main(*replies, agent_options={"max_turns": 2})
-        sampled = trainer.tinker.sampled
-        trials = [
-            (sampled[0:2], 0.5),
-            (sampled[2:4], -0.5),
-            (sampled[4:5], -0.5),
-            (sampled[5:], 0.5),
-        ]
-        expected = []
-        for turns, advantage in trials:
-            ids = [token for turn in turns for token in turn.completion]
-            logprobs = [logprob for turn in turns for logprob in turn.logprobs]
-            expected.append((ids, logprobs, advantage))
+        trainer.main(bash("ls"), RIGHT, WRONG, WRONG, RIGHT, agent_options={"max_turns": 2})
+        first, second, *others = trainer.tinker.sampled
+        two_turns = first.completion + second.completion, first.logprobs + second.logprobs, 0.5
+        expected = [two_turns]
+        for turn, advantage in zip(others, (-0.5, -0.5, 0.5), strict=True):
+            expected.append((turn.completion, turn.logprobs, advantage))
         assert [sampled_in(datum) for datum in trainer.training.batches[0]] == expected
 
     def test_a_second_start_goes_on_with_more_steps(self, trainer):
@@ -3042,12 +2856,12 @@ class TestTrainer:
 
     def test_a_trials_own_cancellation_is_its_error(self, trainer, monkeypatch):
         async def verify(verifier: HostVerifier) -> Any:
-            result = await score(verifier)
+            result = await scored(verifier)
             if result.rewards["reward"] == 0:
                 raise asyncio.CancelledError("the remote call was cancelled")
             return result
 
-        score = HostVerifier.verify
+        scored = HostVerifier.verify
         monkeypatch.setattr(HostVerifier, "verify", verify)
         trainer.main(RIGHT, RIGHT, RIGHT, *[WRONG] * 4)
         assert len(trainer.training.batches[0]) == 3
@@ -3077,11 +2891,9 @@ class TestTrainer:
 
     def test_the_cookbooks_own_config_takes_harbor_tasks(self, trainer):
         trainer.tinker.script(*[RIGHT, WRONG] * 2)
-        names = {
-            "model_name": trainer.tinker.options["model_name"],
-            "renderer_name": "qwen3_instruct",
-        }
-        tasks = trainer.tasks(**names, trials_dir=str(trainer.folder / "trials"))
+        model = {"model_name": trainer.tinker.options["model_name"]}
+        model |= {"renderer_name": "qwen3_instruct"}
+        tasks = trainer.tasks(**model, trials_dir=str(trainer.folder / "trials"))
         tolerance = trainer.module.HarborTrials(MinViableGroup())
         more = {"recipe_name": "own", "rollout_error_tolerance": tolerance}
         asyncio.run(cookbook.main(trainer.config(tasks, cookbook.Config, **more)))
@@ -3099,10 +2911,9 @@ class TestTrainer:
 
     def test_each_stop_reason_has_a_metric(self, trainer):
         trainer.main(RIGHT, *[bash("ls")] * 6, agent_options={"max_turns": 2})
-        reasons = sorted(basic_loop_agent.StopReason)
-        means = {reason: trainer.metric(f"env/all/stop/{reason}") for reason in reasons}
-        seen = {"completed": {0: 0.25}, "max_turns": {0: 0.75}}
-        assert means == {reason: seen.get(reason, {0: 0.0}) for reason in reasons}
+        means = {reason: trainer.metric(f"env/all/stop/{reason}") for reason in StopReason}
+        none = {reason: {0: 0.0} for reason in StopReason}
+        assert means == none | {"completed": {0: 0.25}, "max_turns": {0: 0.75}}
         assert trainer.metric("env/all/n_prefix_breaks") == {0: 0.0}
 
 
@@ -3121,9 +2932,8 @@ class TestShellTasks:
     def test_a_shell_task_scores_solution_near_miss_nothing(self, kind, tmp_path):
         task = tmp_path / "task"
         shell_tasks.write_task(task, kind, shell_tasks.WORDS, random.Random(0))
-        solution, near_miss = (
-            (task / "solution" / n).read_text() for n in ("solve.sh", "near_miss.sh")
-        )
+        solution = (task / "solution/solve.sh").read_text()
+        near_miss = (task / "solution/near_miss.sh").read_text()
         scripts = {"solution": solution, "near": near_miss, "nothing": "true"}
         rewards = {name: score(task, tmp_path / name, text) for name, text in scripts.items()}
         assert rewards == {"solution": "1", "near": "0.5", "nothing": "0"}
