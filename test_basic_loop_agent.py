@@ -1,15 +1,16 @@
 # SPDX-FileCopyrightText: 2026 The BasicLoopAgent authors
 # SPDX-License-Identifier: Apache-2.0
-"""The specification of basic_loop_agent.py, in the order of the module.
+"""The specification of basic_loop_agent.py: from its options to training data, and in real jobs.
+At the end stand the examples that train.
 
 Harbor's jobs, litellm, openai, HTTP, renderers, tokenizers and shells are real. The fakes below
-stand for a container, Tinker's service, vLLM and a chat endpoint. A fake gives what its request
-asks for, as the real server does. The same tests run against real servers:
+stand for a container, Tinker's service, vLLM and a chat endpoint. As the real server, a fake leaves
+out what the request does not ask for. The same tests run against real servers:
 
     VLLM_BASE_URL=http://127.0.0.1:8000 VLLM_MODEL=name uv run pytest -k vllm
     TINKER_BASE_URL=http://127.0.0.1:8000 TINKER_MODEL=name uv run pytest -k real_tinker
 
-A test that chooses the replies is skipped there.
+A test that needs the fake, for instance to choose the replies, is skipped there.
 """
 
 import asyncio
@@ -85,6 +86,7 @@ from transformers import PreTrainedTokenizerFast
 
 import basic_loop_agent
 from basic_loop_agent import (
+    FLOOD_BYTES,
     BasicLoopAgent,
     BasicLoopOptions,
     StopReason,
@@ -139,7 +141,8 @@ class Sampled(NamedTuple):
     logprobs: list[Any] | None
 
 
-class Refusal(NamedTuple):
+@dataclasses.dataclass
+class Refusal:
     """A server's answer that is an error."""
 
     status: int
@@ -147,6 +150,8 @@ class Refusal(NamedTuple):
 
 
 FULL = Refusal(400, "This model's maximum context length is 8192 tokens.")
+# A command that succeeds and prints nothing.
+SILENT = ExecResult(return_code=0)
 
 
 async def forever() -> None:
@@ -164,7 +169,7 @@ async def outcome(result: Any) -> Any:
 
 
 class ScriptedEnvironment:
-    """Runs nothing. Each `exec` has the next of these results, and then None: a silent success."""
+    """Runs nothing. Each `exec` has the next of these results, and then SILENT."""
 
     def __init__(self, *results: Any) -> None:
         self.results, self.commands, self.timeouts = list(results), [], []
@@ -172,14 +177,19 @@ class ScriptedEnvironment:
     async def exec(self, command: str, cwd=None, env=None, timeout_sec=None, user=None) -> Any:
         self.commands.append(command)
         self.timeouts.append(timeout_sec)
-        result = await outcome(self.results.pop(0) if self.results else None)
-        return result or ExecResult(return_code=0)
+        return await outcome(self.results.pop(0) if self.results else SILENT)
 
     @property
     def scripts(self) -> list[list[str]]:
         """The blocks of each script. The module sends them in this variable."""
         found = re.findall(r"BASIC_LOOP_BLOCKS=(\S+)", " ".join(self.commands))
         return [base64.b64decode(blocks).decode().split("\0")[:-1] for blocks in found]
+
+    @property
+    def kills_its_first_script(self) -> bool:
+        """Whether the second command kills all that has the mark of the first one."""
+        marks = [re.search(r"BASIC_LOOP_MARK=(\w+)", command)[1] for command in self.commands]
+        return marks[0] == marks[1] and "kill -9" in self.commands[1]
 
 
 class ShellEnvironment:
@@ -234,19 +244,21 @@ class Model:
     def prompt_text(self, number: int) -> str:
         return self.tokenizer.decode(self.sampled[number].prompt, skip_special_tokens=False)
 
-    def sample(self, reply: Reply, prompt: list[int], stop: list[int], max_tokens: int) -> bool:
-        """Sample a reply. True if it is complete."""
+    def sample(self, reply: Reply, prompt: list[int], stop: list[int], max_tokens: int) -> str:
+        """Sample a reply. Returns its finish reason."""
         ids = reply.tokens
         if ids is None:
             ids = self.sampled_ids(reply.text) + ([] if reply.cut_off else stop)
         own = [-(len(self.sampled) + 1) - n / 1000 for n in range(len(ids))]
         logprobs = (reply.logprobs or own[:max_tokens]) if reply.gives_logprobs else None
         self.sampled.append(Sampled(prompt, ids[:max_tokens], logprobs))
-        return not reply.cut_off and len(ids) <= max_tokens
+        return "length" if reply.cut_off or len(ids) > max_tokens else "stop"
 
 
-# SDKs before 0.38 give clients in place of futures, and futures in place of what can be awaited.
-IS_OLD_SDK = Version(importlib.metadata.version("tinker")) < Version("0.26")
+SDK = Version(importlib.metadata.version("tinker"))
+# SDKs before 0.38 give a client in place of its future, and a future in place of a coroutine.
+IS_OLD_SDK = Version("0.38") > SDK
+HAS_SEQUENCE_IDS = Version("0.26") <= SDK
 
 
 class FakeTinker(Model):
@@ -300,15 +312,14 @@ class Session:
             raise self.error(self.status, "Session has been terminated")
         reply = await outcome(fake.next_reply())
         if isinstance(reply, Refusal):
-            raise self.error(*reply)
+            raise self.error(reply.status, reply.message)
         # A text, or an id.
         stop = params.stop[0]
         stop = fake.sampled_ids(stop) if isinstance(stop, str) else [stop]
-        is_whole = fake.sample(reply, prompt, stop, params.max_tokens)
+        finish_reason = fake.sample(reply, prompt, stop, params.max_tokens)
         _, tokens, logprobs = fake.sampled[-1]
-        sequence = SimpleNamespace(tokens=tokens, logprobs=logprobs)
-        sequence.stop_reason = "stop" if is_whole else "length"
-        if not IS_OLD_SDK:
+        sequence = SimpleNamespace(tokens=tokens, logprobs=logprobs, stop_reason=finish_reason)
+        if HAS_SEQUENCE_IDS:
             sequence.sequence_id = f"sequence-{len(fake.sampled)}"
         return SimpleNamespace(sequences=[sequence], prompt_cache_hit_tokens=reply.cached_tokens)
 
@@ -327,7 +338,8 @@ MAX_MODEL_LEN = 8192
 
 
 class HttpServer(Model, ThreadingHTTPServer):
-    """vLLM's paths and a chat endpoint. With `real_url` it records, and passes requests on."""
+    """vLLM's paths and a chat endpoint. With `real_url` it records requests and passes them on, and
+    a test that needs more of the fake is skipped."""
 
     def __init__(self, tokenizer_dir: str, real_url: str | None, **options: Any) -> None:
         ThreadingHTTPServer.__init__(self, ("127.0.0.1", 0), HttpHandler)
@@ -402,16 +414,16 @@ class HttpServer(Model, ThreadingHTTPServer):
 
     def completion(self, reply: Reply, prompt: list[int], body: dict[str, Any]) -> dict[str, Any]:
         stop, max_tokens = self.encode("<|im_end|>"), body.get("max_tokens", 16)
-        is_whole = self.sample(reply, prompt, stop, max_tokens)
+        finish_reason = self.sample(reply, prompt, stop, max_tokens)
         _, ids, logprobs = self.sampled[-1]
-        shown = ids[:-1] if is_whole else ids
+        shown = ids[:-1] if finish_reason == "stop" else ids
         skips_special = body.get("skip_special_tokens", True)
         text = self.tokenizer.decode(shown, skip_special_tokens=skips_special)
         usage = {"prompt_tokens": len(prompt), "completion_tokens": len(ids), "total_tokens": 0}
         usage["prompt_tokens_details"] = {"cached_tokens": reply.cached_tokens}
         # What was not asked for is null.
         asks_ids, asks_logprobs = body.get("return_token_ids"), body.get("logprobs")
-        choice = {"index": 0, "finish_reason": "stop" if is_whole else "length", "logprobs": None}
+        choice = {"index": 0, "finish_reason": finish_reason, "logprobs": None}
         choice["token_ids"] = ids if asks_ids else None
         prompt_ids = {"prompt_token_ids": prompt if asks_ids else None}
         if "prompt" in body:
@@ -478,7 +490,7 @@ def tokenizer_dir(tmp_path_factory) -> str:
     tags = r"</?(?:think|tool_(?:call|response|result)|arg_key|arg_value|img)>|<image>|\[gMASK\]"
     tokenizer.add_tokens(sorted(set(re.findall(tags, sources))))
     folder = tmp_path_factory.mktemp("tokenizer")
-    wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>")
+    wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|endoftext|>")
     wrapped.save_pretrained(folder)
     return str(folder)
 
@@ -526,6 +538,13 @@ def shell() -> Iterator[Any]:
     subprocess.run(left, shell=True, stderr=subprocess.DEVNULL)
 
 
+@pytest.fixture
+def no_key(monkeypatch) -> None:
+    """Tinker's key is neither in the environment nor stored by the SDK."""
+    monkeypatch.delenv("TINKER_API_KEY")
+    monkeypatch.setattr(basic_loop_agent, "tinker_has_key", lambda: False)
+
+
 @pytest.fixture(autouse=True)
 def clean_process(monkeypatch) -> Iterator[None]:
     """A process with keys of its own, without services, and for at most a minute."""
@@ -536,10 +555,7 @@ def clean_process(monkeypatch) -> Iterator[None]:
     basic_loop_agent.tinker_service.cache_clear()
     use_service(None)
 
-    def give_up(*_: Any) -> None:
-        raise TimeoutError("the test takes more than a minute")
-
-    signal.signal(signal.SIGALRM, give_up)
+    signal.signal(signal.SIGALRM, lambda *_: pytest.fail("the test takes more than a minute"))
     signal.alarm(60)
     yield
     signal.alarm(0)
@@ -619,8 +635,8 @@ def printing(text: str) -> ScriptedEnvironment:
 
 
 def cases(**table: Any) -> Any:
-    """Parametrize a test with a table: an entry's name is the id, its values are the test's first
-    arguments."""
+    """Parametrize a test with a table. An entry's name is the id. A tuple has the test's first
+    arguments; anything else is the first argument."""
     rows = [entry if isinstance(entry, tuple) else (entry,) for entry in table.values()]
 
     def decorate(test: Any) -> Any:
@@ -643,8 +659,8 @@ class SelectorOfVirtualTime(selectors.DefaultSelector):
 
 @contextlib.contextmanager
 def virtual_time() -> Iterator[asyncio.Runner]:
-    """An event loop whose timers fire at once when there is nothing else to do. (An answer from a
-    server's thread would be too late for each of them.)"""
+    """An event loop whose timers fire at once when there is nothing else to do. It is not for tests
+    with HTTP: all timers would fire before an answer comes from the server's thread."""
     loop = asyncio.SelectorEventLoop(selector := SelectorOfVirtualTime())
     loop.time = lambda: time.monotonic() + selector.skipped_seconds
     with asyncio.Runner(loop_factory=lambda: loop) as runner:
@@ -658,7 +674,7 @@ def virtual_time() -> Iterator[asyncio.Runner]:
 NO_KEY = "no API key for Tinker: set TINKER_API_KEY"
 NO_URL = "vllm needs api_base or VLLM_BASE_URL, such as http://localhost:8000"
 CHAT_OPTIONS = {"model_client": "litellm"}
-has_preflight = pytest.mark.skipif(
+since_harbor_023 = pytest.mark.skipif(
     not hasattr(BaseAgent, "options_schema"), reason="Harbor calls preflight since 0.23"
 )
 
@@ -727,17 +743,18 @@ class TestOptions:
         with pytest.raises(ValueError, match=r"missing: `pip install 'harbor\[tinker\]'`"):
             BasicLoopOptions()
 
-    @has_preflight
+    @since_harbor_023
     def test_each_option_has_a_description(self):
         properties = BasicLoopAgent.options_schema()["properties"]
         described = {name for name in properties if properties[name].get("description")}
         assert set(BasicLoopOptions.__annotations__) <= described
 
-    @has_preflight
+    @since_harbor_023
     def test_the_agent_declares_what_harbor_asks_for(self):
         names = ("atif", "resume", "skills", "mcp_servers")
         assert [getattr(BasicLoopAgent.capabilities, name) for name in names] == [True] * 4
-        # Harbor 0.20 asks for this one.
+
+    def test_harbor_020_sees_that_the_agent_can_resume(self):
         assert BasicLoopAgent.SUPPORTS_RESUME is True
 
     @cases(
@@ -754,8 +771,7 @@ class TestOptions:
             set_up(request.getfixturevalue(client).agent(**given))
 
     @cases(none={}, masked_by_harbor={"TINKER_API_KEY": "tml-r****456"})
-    def test_setup_refuses_tinker_without_a_key(self, env, tinker, monkeypatch):
-        monkeypatch.delenv("TINKER_API_KEY")
+    def test_setup_refuses_tinker_without_a_key(self, env, tinker, no_key):
         with pytest.raises(ValueError, match=NO_KEY):
             set_up(tinker.agent(extra_env=env))
 
@@ -806,18 +822,18 @@ class TestOptions:
         options = BasicLoopOptions(**CHAT_OPTIONS, api_base="http://x:1")
         assert url_and_key(options, provider, {}) == expected
 
-    def test_tinker_gets_its_url_with_its_key(self, tinker):
+    def test_tinker_is_reached_as_the_agent_says(self, tinker):
         env = {"TINKER_BASE_URL": "http://own", "TINKER_API_KEY": "tml-own"}
         set_up(tinker.agent(extra_env=env))
         assert tinker.sessions[0].arguments == {"base_url": "http://own", "api_key": "tml-own"}
 
     @pytest.mark.parametrize("name", ["VLLM_BASE_URL", "VLLM_API_BASE"])
-    def test_vllm_gets_its_url_with_its_key(self, name, vllm):
+    def test_vllm_is_reached_as_the_agent_says(self, name, vllm):
         set_up(vllm.agent(api_base=None, extra_env={name: vllm.url, "VLLM_API_KEY": "own"}))
         assert vllm.headers("Authorization") == ["Bearer own"]
 
     @pytest.mark.parametrize("model_name", ["openai/tiny", "gpt-4o"])
-    def test_a_chat_endpoint_gets_its_url_with_its_key(self, model_name, chat):
+    def test_a_chat_endpoint_is_reached_as_the_agent_says(self, model_name, chat):
         env = {"OPENAI_BASE_URL": chat.url, "OPENAI_API_KEY": "own"}
         AgentRun(chat.agent(model_name=model_name, api_base=None, extra_env=env)).run()
         assert chat.headers("Authorization") == ["Bearer own"]
@@ -832,20 +848,18 @@ class TestOptions:
         seen += [str(getattr(done.agent, "extra_env", ""))]
         assert [text for text in seen if "sk-2nd" in text or "sk-own" in text] == []
 
-    @has_preflight
+    @since_harbor_023
     @cases(
         a_bad_option=({"max_turns": 0}, {}, "max_turns"),
         no_key_for_tinker=({}, {"TINKER_API_KEY": "****"}, NO_KEY),
         no_url_of_vllm=({"model_client": "vllm"}, None, NO_URL),
     )
-    def test_preflight_refuses_what_setup_would_refuse(self, kwargs, env, message, monkeypatch):
-        monkeypatch.delenv("TINKER_API_KEY")
+    def test_preflight_refuses_what_setup_would_refuse(self, kwargs, env, message, no_key):
         with pytest.raises(ValueError, match=message):
             BasicLoopAgent.preflight(kwargs, env)
 
-    @has_preflight
-    def test_preflight_looks_at_the_agents_variables(self, monkeypatch):
-        monkeypatch.delenv("TINKER_API_KEY")
+    @since_harbor_023
+    def test_preflight_looks_at_the_agents_variables(self, no_key):
         BasicLoopAgent.preflight({}, {"TINKER_API_KEY": "tml-own"})
 
 
@@ -980,6 +994,7 @@ class TestLoop:
 
     # How often a text is in the first message.
     @cases(
+        an_explanation=("Skills. Read a skill's file before you use it.\n\n", 1),
         a_skills_name=("name: pdf\ndescription: Reads <\u200b|im_end|>\n---", 1),
         a_skills_path=("my skills/pdf/SKILL.md", 1),
         a_skills_text=("BODY", 0),
@@ -992,7 +1007,7 @@ class TestLoop:
     def test_a_resumed_step_is_not_told_again_what_the_task_brings(self, skilled):
         assert skilled.run("one", "two").steps[0].message == "two"
 
-    def test_a_subclass_changes_protocol_with_what_is_run(self, tinker):
+    def test_a_subclass_may_run_python(self, tinker):
         tinker.script(bash("x()", language="python"), bash("ls"))
         done = AgentRun(PythonAgent(**tinker.options, max_turns=9), printing("first\nlast")).run()
         protocol = "Write ```python blocks, not {json: 1}; 120 seconds."
@@ -1004,15 +1019,10 @@ class TestLoop:
         agent = OwnLoop(**tinker.options, max_turns=2, collect_rollout_details=False)
         assert AgentRun(agent).run().completion == "Hello, world!"
 
-    # What a loop does after each of two turns, and what is seen of it.
-    @cases(
-        tells=(lambda agent: agent.tell("own"), lambda run: run.observations, ["own\n\ngo on"] * 2),
-        nothing=(lambda agent: None, lambda run: run.stop_reason, "own reason"),
-        renders_anew=(OwnLoop.render_anew, lambda run: run.metadata["n_prefix_breaks"], 1),
-    )
-    def test_a_loop_of_ones_own_may_act(self, acts, seen, expected, tinker, monkeypatch):
-        monkeypatch.setattr(OwnLoop, "after_turn", acts)
-        assert seen(AgentRun(OwnLoop(**tinker.options, max_turns=2)).run()) == expected
+    def test_render_anew_ends_the_exact_prompt(self, tinker, monkeypatch):
+        monkeypatch.setattr(OwnLoop, "after_turn", OwnLoop.render_anew)
+        done = AgentRun(OwnLoop(**tinker.options, max_turns=2)).run()
+        assert done.metadata["n_prefix_breaks"] == 1
 
     def test_an_edited_conversation_is_rendered_anew_once(self, tinker, monkeypatch):
         def edit(agent: OwnLoop) -> None:
@@ -1039,6 +1049,7 @@ class TestLoop:
 
     def test_metadata_does_not_outlive_its_step(self, tinker, monkeypatch):
         def keep(agent: OwnLoop) -> None:
+            # The first prompt of a step is its instruction.
             agent.metadata[agent.turns[0].prompt] = 1
 
         monkeypatch.setattr(OwnLoop, "after_turn", keep)
@@ -1062,7 +1073,8 @@ class TestLoop:
 
 
 class ToyClient(basic_loop_agent.TokenClient):
-    """A client whose tokens are characters, and whose template is `u:do it;a:`."""
+    """A client whose tokens are characters, and whose template is `u:do it;a:`. The stop token is
+    the semicolon."""
 
     special_tokens = (";",)
 
@@ -1079,9 +1091,9 @@ class ToyClient(basic_loop_agent.TokenClient):
         self.generated.append(("".join(map(chr, prompt_ids)), max_tokens))
         return Turn(content="hello")
 
-    def ask(self, prompt: str, previous: str = "", **history: str) -> None:
-        """Ask for a reply. `history` has a message for each role."""
-        messages = [{"role": role, "content": text} for role, text in history.items()]
+    def ask(self, prompt: str, previous: str = "", history: Any = ()) -> None:
+        """Ask for a reply to a prompt. `history` holds (role, text)."""
+        messages = [{"role": role, "content": text} for role, text in history]
         asyncio.run(self.call(prompt, messages, [ord(c) for c in previous]))
 
 
@@ -1104,6 +1116,7 @@ async def fails_when_cancelled() -> None:
         raise TimeoutError("the connection was closed")
 
 
+# vLLM writes -9999.0.
 NO_LOGPROBS = [math.nan, math.inf, -math.inf, None, -9999.0]
 
 
@@ -1126,8 +1139,9 @@ async def cancelled_after(run: AgentRun, n_steps: int) -> None:
     """Start a run, and cancel it after so many steps of the event loop."""
     task = asyncio.create_task(run.go())
     while n_steps and not task.done():
-        # `setup` builds the client in a thread.
-        n_steps -= bool(run.contexts)
+        # `setup` comes before the first context. Its steps do not count.
+        if run.contexts:
+            n_steps -= 1
         await asyncio.sleep(0)
     task.cancel()
     await asyncio.wait([task])
@@ -1135,9 +1149,9 @@ async def cancelled_after(run: AgentRun, n_steps: int) -> None:
 
 # What a run waits for: the last reply, or the last result of the environment.
 waiting = cases(
-    model=(forever, None),
+    model=(forever, SILENT),
     script=(bash("ls"), forever),
-    model_that_fails_then=(fails_when_cancelled, None),
+    model_that_fails_then=(fails_when_cancelled, SILENT),
     script_that_fails_then=(bash("ls"), fails_when_cancelled),
 )
 without_ids = cases(no_ids={"token_ids": None}, no_logprobs={"logprobs": None})
@@ -1148,15 +1162,15 @@ class TestEndings:
 
     # The last reply and the last result of the environment, the error's type and its text.
     @cases(
-        client=(RuntimeError("gone"), None, RuntimeError, "^gone$"),
-        server=(Refusal(400, "no such thing"), None, tinker_sdk.APIStatusError, "no such thing"),
-        clients_timeout=(TimeoutError("it"), None, RuntimeError, TIMED_OUT),
-        sdks_cancellation=(asyncio.CancelledError("it"), None, RuntimeError, TIMED_OUT),
+        client=(RuntimeError("gone"), SILENT, RuntimeError, "^gone$"),
+        server=(Refusal(400, "no such thing"), SILENT, tinker_sdk.APIStatusError, "no such thing"),
+        clients_timeout=(TimeoutError("it"), SILENT, RuntimeError, TIMED_OUT),
+        sdks_cancellation=(asyncio.CancelledError("it"), SILENT, RuntimeError, TIMED_OUT),
         environment=(bash("b"), RuntimeError("it is gone"), RuntimeError, "^it is gone$"),
     )
     def test_an_error_ends_the_run(self, reply, result, error_type, message, tinker):
         tinker.script(bash("a"), reply)
-        failed = AgentRun(tinker.agent(max_turns=3), ScriptedEnvironment(None, result))
+        failed = AgentRun(tinker.agent(max_turns=3), ScriptedEnvironment(SILENT, result))
         with pytest.raises(error_type, match=message):
             failed.run()
         assert (failed.stop_reason, failed.turns) == ("error", tinker.sampled)
@@ -1164,7 +1178,7 @@ class TestEndings:
     @waiting
     def test_harbors_timeout_ends_a_run_as_cancelled(self, reply, result, tinker):
         tinker.script(bash("ls"), reply)
-        environment = ScriptedEnvironment(None, result)
+        environment = ScriptedEnvironment(SILENT, result)
         ended = AgentRun(tinker.agent(max_turns=2), environment, timeout_sec=50)
         with virtual_time() as runner, pytest.raises(TimeoutError):
             runner.run(ended.go())
@@ -1174,7 +1188,7 @@ class TestEndings:
     def test_max_seconds_end_a_run_for_scoring(self, reply, result, tinker):
         tinker.script(bash("ls"), reply)
         agent = tinker.agent(max_turns=2, max_seconds=50)
-        ended = AgentRun(agent, ScriptedEnvironment(None, result), timeout_sec=9000)
+        ended = AgentRun(agent, ScriptedEnvironment(SILENT, result), timeout_sec=9000)
         with virtual_time() as runner:
             runner.run(ended.go())
         assert (ended.stop_reason, ended.turns) == ("rollout_timeout", tinker.sampled)
@@ -1182,20 +1196,23 @@ class TestEndings:
     def test_harbors_cancellation_wins_over_max_seconds(self, tinker):
         """Both come at once. A trial that Harbor has ended must not look as if it were scored."""
 
-        async def cancelled_late() -> None:
+        async def main() -> None:
+            task = asyncio.create_task(ended.go())
+            tasks.append(task)
+            await asyncio.wait([task])
+
+        async def hangs() -> None:
             try:
                 await forever()
             finally:
+                # `max_seconds` have ended the wait. Now Harbor cancels the run, too.
                 tasks[0].cancel()
                 await asyncio.sleep(0)
 
-        async def main() -> None:
-            tasks.append(asyncio.create_task(ended.go()))
-            await asyncio.wait(tasks)
-
+        tasks = []
         tinker.script(bash("ls"))
         agent = tinker.agent(max_turns=2, max_seconds=50)
-        tasks, ended = [], AgentRun(agent, ScriptedEnvironment(cancelled_late))
+        ended = AgentRun(agent, ScriptedEnvironment(hangs))
         with virtual_time() as runner:
             runner.run(main())
         assert ended.stop_reason == "cancelled"
@@ -1203,13 +1220,18 @@ class TestEndings:
     def test_max_seconds_begin_with_each_step(self, tinker):
         """Neither the seconds of `setup` nor those of an earlier step count."""
 
-        async def slow() -> Any:
+        async def slow_reply() -> Any:
             await asyncio.sleep(40)
             return Reply()
 
-        tinker.script(slow, slow)
+        async def slow_listing() -> Any:
+            await asyncio.sleep(90)
+            return SILENT
+
+        tinker.script(slow_reply, slow_reply)
+        # `setup` lists the skills.
         agent = tinker.agent(max_seconds=50, skills_dir="/skills")
-        done = AgentRun(agent, ScriptedEnvironment(lambda: asyncio.sleep(90)))
+        done = AgentRun(agent, ScriptedEnvironment(slow_listing))
         with virtual_time() as runner:
             runner.run(done.go("one", "two"))
         assert [context.metadata["stop_reason"] for context in done.contexts] == ["completed"] * 2
@@ -1275,17 +1297,19 @@ class TestEndings:
         n_steps = 10_000 if IS_OLD_SDK else rng.choice([10_000, rng.randrange(1, 60)])
         asyncio.run(cancelled_after(run, n_steps))
         answered = [turn._replace(logprobs=turn.logprobs or []) for turn in tinker.sampled]
-        aligned = [turn for turn in answered if len(turn.completion) == len(turn.logprobs)]
-        assert run.turns == [turn for turn in aligned if not {*turn.logprobs} & {*NO_LOGPROBS}]
+        # The fake's own logprobs are no lower than -13.
+        whole = [turn for turn in answered if all(x and -13 <= x < 0 for x in turn.logprobs)]
+        assert run.turns == [turn for turn in whole if len(turn.completion) == len(turn.logprobs)]
         assert run.metadata["n_episodes"] == len(answered)
         assert run.metadata["n_turns_without_ids"] == len(answered) - len(run.turns)
 
 
 # ------------------------------------------------------------------------------------- thinking
 
-# A reply of each family of models, cut into pieces. The last piece is the answer.
+# A reply of each family of models, cut into pieces: the opening tag, the thinking, the closing tag,
+# and the answer.
 families = cases(
-    qwen=["<think>", "\nhm\n", "</think>", "\n\n", "hi"],
+    qwen=["<think>", "\nhm\n", "</think>\n\n", "hi"],
     mistral=["[THINK]", "hm", "[/THINK]", "hi"],
     seed=["<seed:think>", "hm", "</seed:think>", "hi"],
     cohere=["<|START_THINKING|>", "hm", "<|END_THINKING|>", "hi"],
@@ -1304,9 +1328,7 @@ families = cases(
 class TestThinking:
     @families
     def test_the_answer_follows_the_thinking(self, pieces):
-        thinking, answer = split_thinking("".join(pieces))
-        assert answer == "hi"
-        assert "hm" in thinking
+        assert split_thinking("".join(pieces)) == ("".join(pieces[1:-2]), "hi")
 
     @families
     def test_a_reply_cut_off_before_its_answer_has_none(self, pieces):
@@ -1416,6 +1438,7 @@ def run_shell(environment: Any, *blocks: str, seconds: int = 9, shown_bytes: int
 
 
 def told(code: int, output: str) -> str:
+    """What the model is told. (Code 124 is the time limit, 137 a kill, 143 a SIGTERM.)"""
     return f"Exit code: {code}\nOutput:\n{output}"
 
 
@@ -1431,8 +1454,8 @@ def wait_until(is_true: Any) -> None:
 
 
 @pytest.fixture
-def sleep() -> Iterator[str]:
-    """A command that sleeps for a time which is no other process's."""
+def sleep() -> str:
+    """A command that no other process on the machine runs."""
     return f"sleep 6{uuid4().int % 10**9}"
 
 
@@ -1460,7 +1483,8 @@ class TestScripts:
         kills_itself=("kill -9 $$", told(137, "(none)")),
         kills_its_group=("echo a; kill 0; echo b", told(143, "a")),
         kills_its_timeout=("kill -9 $PPID; sleep 0.1", told(137, "(none)")),
-        fresh_options=("echo $-; echo $BASHOPTS | grep lastpipe", told(1, "hBc")),
+        bashs_default_options=("echo $-", told(0, "hBc")),
+        no_lastpipe=("shopt -q lastpipe", told(1, "(none)")),
         other_end_words=("echo 'end-of-x 1 2'", told(0, "end-of-x 1 2")),
         no_text=(r"printf 'caf\351 \377\0x'", told(0, "caf\ufffd \ufffd\0x")),
         half_a_character=(r"printf 'a\344\270'", told(0, "a\ufffd")),
@@ -1469,9 +1493,9 @@ class TestScripts:
         forty_kilobytes=(f"cat <<E | wc -c\n{40_000 * 'x'}\nE", told(0, "40001")),
         late_output=("exec > >(sleep 0.1; cat) 2>&1\necho hello; exit 3", told(3, "hello")),
         only_the_mark=("env | sed 's/=.*//' | grep BASIC", told(0, "BASIC_LOOP_MARK")),
-        not_its_runner=("pgrep -s 0 -f 'unfinished|end of file'", told(1, "(none)")),
+        not_its_runner=("pgrep -s 0 -f BASIC_LOOP_BLOC[K]S", told(1, "(none)")),
     )
-    def test_the_model_sees_exit_code_with_output(self, script, expected, shell):
+    def test_the_model_is_told_how_a_script_ended(self, script, expected, shell):
         assert run_shell(shell(LC_ALL="C.UTF-8"), script) == expected
 
     def test_a_trailing_backslash_does_not_join_two_blocks(self, shell):
@@ -1513,7 +1537,7 @@ class TestScripts:
         text = run_shell(shell(), "echo abcdef", shown_bytes=4)
         assert text == told(0, "ab\n[... 3 bytes left out ...]\nf")
 
-    # What the program printed after the mark, and what is read from it.
+    # What the program printed after the mark (code and seconds; the limit is 8), and what is read.
     @cases(
         whole=("hi\nend-of-M 3 2\n", (3, b"hi\n", "")),
         no_newline=("hiend-of-M 0 0\n", (0, b"hi", "")),
@@ -1542,6 +1566,7 @@ class TestScripts:
         assert parse_output(result, "M", 8) == expected
 
     def test_a_script_does_not_find_itself_by_its_text(self, shell, sleep):
+        # It would wait for itself, and then kill itself.
         script = f"while pgrep -f '{sleep}'; do sleep 1; done; pkill -f '{sleep}'; echo y"
         assert run_shell(shell(), script) == told(0, "y")
 
@@ -1568,7 +1593,8 @@ class TestScripts:
     def test_shell_options_of_the_image_break_nothing(self, shell, options):
         assert run_shell(shell(SHELLOPTS=options), "echo a; (exit 3)") == told(3, "a")
 
-    # As busybox's sed, this one ends at a line only after it has read the next one.
+    # As busybox's sed, this one ends at a line only after it has read the next one. (It takes the
+    # end words from the module's own argument, /[e]nd-of-MARK/q.)
     BUSYBOX_SED = """end=${@: -1}; end=${end#*]}; end=${end%/q}
 while IFS= read -r line; do
   echo "$line"
@@ -1587,7 +1613,7 @@ done"""
         wait_until(lambda: not is_running(sleep))
 
     def test_uutils_time_limit_ends_all_that_a_script_started(self, shell, tmp_path, sleep):
-        # As uutils' timeout, this one kills its child alone, and exits with 124.
+        # As uutils' timeout, this one kills its child alone, and exits with 124. ($3 is the limit.)
         path = image_with(tmp_path, timeout='"${@:4}" & sleep "$3"; kill -9 $!; exit 124')
         text = run_shell(shell(PATH=path), f"echo first; {sleep} & {sleep}", seconds=1)
         assert text == told(124, "first\n" + at_limit(1))
@@ -1603,8 +1629,8 @@ done"""
         environment = shell()
         text = run_shell(environment, f"setsid {sleep} & {flood}", shown_bytes=9)
         assert text.startswith("Exit code: 137\n") and text.endswith(CUT)
-        # Four million bytes are 5,333,336 characters of base64.
-        assert len(environment.outputs[0]) < 5_500_000
+        # In base64 three bytes are four characters.
+        assert len(environment.outputs[0]) < 1.4 * FLOOD_BYTES
         wait_until(lambda: not is_running(sleep))
 
     def test_a_process_that_an_earlier_script_left_lives_on(self, shell, sleep):
@@ -1619,29 +1645,36 @@ done"""
         text = run_shell(shell(), f"echo started; ({server}) &", shown_bytes=40)
         assert text.startswith("Exit code: 0\n")
         n_ticks = len(ticks.read_bytes())
-        # That is more than a script may print.
+        # 60 times 99,999 bytes are more than a script may print.
         wait_until(lambda: len(ticks.read_bytes()) >= n_ticks + 60)
 
+    # What becomes of the script's exec and of the one that kills, and the seconds that this takes.
     @cases(
-        hangs=(forever, None),
-        its_own_limit=(TimeoutError(), None),
-        gone=(forever, RuntimeError("gone")),
+        hangs=(forever, SILENT, 130),
+        environments_limit=(TimeoutError(), SILENT, 0),
+        gone=(forever, RuntimeError("gone"), 130),
+        kill_hangs=(forever, forever, 145),
     )
-    def test_a_script_without_an_answer_is_killed(self, answer, killing):
+    def test_a_script_without_an_answer_is_killed(self, answer, killing, seconds):
         environment = ScriptedEnvironment(answer, killing)
         with virtual_time() as runner:
+            start = runner.get_loop().time()
             text = runner.run(run_script(["x"], environment, 100, 99))
-            assert runner.get_loop().time() < time.monotonic() + 100 + 30 + 1
+            assert round(runner.get_loop().time() - start) == seconds
         assert text == told(124, "[no answer; the time limit is 100 seconds]")
-        # The limits of the script's exec and of the killing one.
-        assert environment.timeouts == [100 + 90, 15 + 90]
-        assert "kill -9" in environment.commands[1]
+        assert environment.kills_its_first_script
+
+    def test_the_environment_has_later_limits_than_the_agent(self):
+        environment = ScriptedEnvironment(TimeoutError())
+        run_shell(environment, "x", seconds=100)
+        # The script's exec: 60 seconds after the agent has given up. The kill: 90 seconds.
+        assert environment.timeouts == [190, 105]
 
     def test_an_error_of_exec_is_raised_after_a_kill(self):
         environment = ScriptedEnvironment(RuntimeError("no container"))
         with pytest.raises(RuntimeError, match="no container"):
             run_shell(environment, "x")
-        assert "kill -9" in environment.commands[1]
+        assert environment.kills_its_first_script
 
     def test_cancelling_a_run_kills_its_script(self, shell, tmp_path, sleep):
         # The script also stops what runs it.
@@ -1738,7 +1771,7 @@ def family(request, tokenizer_dir) -> Family:
 
 
 class TestTinker:
-    # The history, the ids so far, and the prompt that follows.
+    # The ids so far (as sampled in capitals, as rendered in small letters), and the next prompt.
     @cases(
         first_turn=("", "u:old;a:reply;u:new;a:"),
         later_turn=("u:old;a:REPLY;", "u:old;a:REPLY;u:new;a:"),
@@ -1747,17 +1780,17 @@ class TestTinker:
     )
     def test_a_prompt_begins_with_the_ids_so_far(self, previous, prompt):
         client = ToyClient()
-        client.ask("new", previous, user="old", assistant="reply")
+        client.ask("new", previous, [("user", "old"), ("assistant", "reply")])
         assert client.generated == [(prompt, 50)]
 
     def test_the_templates_tail_is_looked_for_again_if_it_moved(self):
-        client = ToyClient()
+        client, n_rendered = ToyClient(), []
         for system in ("one", "one", "another"):
-            client.ask("new", "x;", system=system, user="old")
+            client.ask("new", "x;", [("system", system), ("user", "old")])
+            n_rendered.append(len(client.rendered))
+        # Two probes find it. One shows that it has not moved.
+        assert n_rendered == [2, 3, 5]
         assert client.generated == [("x;u:new;a:", 50)] * 3
-        probes = ["s:one;u:a;a:b;u:new;a:", "s:one;u:a;a:c;u:new;a:", "s:one;u:a;a:b;u:new;a:"]
-        more_probes = ["s:another;u:a;a:b;u:new;a:", "s:another;u:a;a:c;u:new;a:"]
-        assert client.rendered == probes + more_probes
 
     @cases(
         defaults=({}, {}),
@@ -1779,6 +1812,10 @@ class TestTinker:
         AgentRun(tinker.agent(max_tokens=99_999)).run()
         assert tinker.params[0].max_tokens == 32_000 - len(tinker.sampled[0].prompt)
 
+    def test_a_base_models_end_of_text_is_taken_off(self, tinker):
+        tinker.script(Reply("hi<|endoftext|>", cut_off=True))
+        assert AgentRun(tinker.agent()).run().completion == "hi"
+
     def test_tinker_opens_the_base_model(self, tinker, tokenizer_dir):
         set_up(tinker.agent())
         assert tinker.opened == [(None, tokenizer_dir, False)]
@@ -1788,7 +1825,7 @@ class TestTinker:
         set_up(tinker.agent(model_path="tinker://run/1", **more))
         assert tinker.opened == [("tinker://run/1", None, True)]
 
-    @pytest.mark.skipif(IS_OLD_SDK, reason="SDK 0.26 gives each sequence an id")
+    @pytest.mark.skipif(not HAS_SEQUENCE_IDS, reason="SDK 0.26 gives each sequence an id")
     def test_tinkers_sequence_ids_are_recorded(self, tinker):
         done = AgentRun(tinker.agent()).run("one", "two")
         extras = [context.rollout_details[0]["extra"] for context in done.contexts]
@@ -1891,6 +1928,8 @@ class TestTinker:
             {"role": "assistant", "content": bash("ls")},
             {"role": "user", "content": "Exit code: 0\nOutput:\nout"},
         )
+        # The tail, and the stop token before it. (Where a reply is closed differently, the whole
+        # prompt was rendered.)
         n_tail = 1 + len(second.prompt) - len(first.prompt + first.completion)
         assert n_tail > 1
         assert second.prompt[-n_tail:] == view[-n_tail:]
@@ -1915,9 +1954,8 @@ class TestTinker:
         tinker.script(*(Reply(tokens=whole[:length], cut_off=True) for length in lengths))
         agent = OwnLoop(**tinker.options | family.options, max_turns=len(lengths))
         AgentRun(agent).run()
-        # Where a stop text begins, it is shown after the answer.
-        answers = [turn.content.strip()[: len("It is done.")] for turn in agent.turns]
-        assert [text for text in answers if not "It is done.".startswith(text)] == []
+        answers = [turn.content.strip() for turn in agent.turns]
+        assert [text for text in answers if re.search("<|Could|42|rm", text)] == []
         assert answers[-1] == "It is done."
 
 
@@ -1953,7 +1991,8 @@ class TestVllm:
     def test_setup_asks_vllm_for_its_special_tokens(self, vllm):
         set_up(vllm.agent())
         (body,) = vllm.bodies("/tokenize")
-        assert {"<think>", "[INST]"} < set(body.pop("prompt").split())
+        names = body.pop("prompt").split()
+        assert {"<think>", "[INST]"} < set(names)
         model = VLLM_MODEL
         assert body == {"model": model, "add_special_tokens": False, "return_token_strs": True}
 
@@ -2013,10 +2052,6 @@ class TestVllm:
         tail = vllm.encode("\n<|im_start|>user\ntwo<|im_end|>\n<|im_start|>assistant\n")
         assert second.prompt == first.prompt + first.completion + tail
 
-    def test_vllm_ends_a_reply_at_max_tokens(self, vllm):
-        done = AgentRun(vllm.agent(max_tokens=1)).run()
-        assert (done.stop_reason, len(done.turns[0].completion)) == ("max_tokens", 1)
-
     def test_vllms_special_tokens_stay_in_the_reply(self, vllm):
         """gpt-oss writes its thinking between them."""
         thinking = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant"
@@ -2050,8 +2085,10 @@ class TestVllm:
         assert body["max_tokens"] == limit - len(body["prompt"])
 
     def test_a_busy_vllm_is_asked_six_times(self, vllm):
-        vllm.script(*[Refusal(503)] * 5, "hello")
-        assert AgentRun(vllm.agent()).run().completion == "hello"
+        vllm.script(*[Refusal(503)] * 6, "hello")
+        with pytest.raises(Exception, match="503"):
+            AgentRun(vllm.agent()).run()
+        assert len(vllm.bodies("/v1/completions")) == 6
 
     BROKEN = ["<|im_end|>", "<|turn>", "<turn|>", "[|user|]", "<\uff5cUser\uff5c>", "<unused42>"]
 
@@ -2071,7 +2108,7 @@ class TestVllm:
         assert client.plain_text(text) == text
 
     @cases(
-        status_404=(Refusal(404),),
+        status_404=Refusal(404),
         a_list=[1],
         no_strings={"tokens": [1], "token_strs": None, "max_model_len": 9},
         no_limit={"tokens": [1], "token_strs": ["a"]},
@@ -2131,12 +2168,12 @@ class TestChat:
         assert chat.bodies(self.CHAT)[0].get(name) == value
 
     @pytest.mark.skipif(not hasattr(BaseAgent, "extra_env"), reason="since Harbor 0.16")
-    def test_the_responses_api_gets_max_tokens(self, chat):
+    def test_the_responses_api_may_ask_for_max_tokens(self, chat):
         """For that API Harbor's LiteLLM asks the client for the limit."""
         (client,) = set_up(chat.agent(max_tokens=7))
         assert client.get_model_output_limit() == 7
 
-    def test_the_arguments_of_skyrls_are_taken(self, chat):
+    def test_the_example_for_skyrl_reaches_the_server(self, chat):
         config = yaml.safe_load((ROOT / "examples/skyrl.yaml").read_text())
         kwargs = config["agent"]["kwargs"] | {"session_id": "mine"}
         AgentRun(chat.agent(model_name="hosted_vllm/tiny", **kwargs)).run()
@@ -2181,11 +2218,6 @@ class TestChat:
         chat.script(Reply(message={"content": None}))
         assert AgentRun(chat.agent()).run().completion == ""
 
-    def test_what_else_a_server_gives_by_token_is_recorded(self, chat):
-        chat.script(Reply(choice={"routed_experts": [[1], [2]]}))
-        context = AgentRun(chat.agent(collect_rollout_details=True)).run().context
-        assert context.rollout_details[0]["extra"] == {"routed_experts": [[[1], [2]]]}
-
     @pytest.mark.parametrize("reason", ["STOP", "end_turn", "eos_token", "COMPLETE"])
     def test_a_complete_reply_is_run(self, server, reason):
         server.script(Reply(bash("ls"), choice={"finish_reason": reason}), "done")
@@ -2198,11 +2230,6 @@ class TestChat:
         done = AgentRun(server.agent(max_turns=2)).run()
         assert (done.stop_reason, done.scripts) == ("max_tokens", [])
         assert f"finish reason {reason.lower()!r}: the reply counts as cut off" in caplog.text
-
-    def test_a_call_has_three_attempts(self, chat):
-        chat.script(Refusal(503), Refusal(500), "done")
-        done = AgentRun(chat.agent(llm_kwargs={"max_retries": 0})).run()
-        assert (done.completion, len(chat.requests)) == ("done", 3)
 
     @cases(wanted=(True, {"reasoning_content": "hm"}), not_wanted=(False, {}))
     def test_reasoning_goes_back_only_if_wanted(self, is_wanted, sent, chat):
@@ -2282,7 +2309,8 @@ class TestSharedClient:
 
         tinker.missing_checkpoints.add("tinker://1")
         asyncio.run(main())
-        assert tinker.opened[-1] == ("tinker://1", None, False)
+        # The first build had asked twice.
+        assert len(tinker.opened) == 3
 
     # Whether the next trial has the same client after such a reply.
     @cases(
@@ -2316,7 +2344,8 @@ class TestSharedClient:
         tinker.script(RuntimeError("gone"), "hello", "hello")
         agents = [tinker.agent() for _ in range(3)]
         asyncio.run(main())
-        assert agents[0].client is not agents[1].client is agents[2].client
+        assert agents[0].client is not agents[1].client
+        assert agents[1].client is agents[2].client
 
     def test_a_late_error_leaves_the_client_that_replaced_its_own(self, tinker):
         async def main() -> None:
@@ -2329,15 +2358,17 @@ class TestSharedClient:
 
         agents = [tinker.agent() for _ in range(3)]
         asyncio.run(main())
-        assert agents[0].client is not agents[1].client is agents[2].client
+        assert agents[0].client is not agents[1].client
+        assert agents[1].client is agents[2].client
 
     def test_the_oldest_of_128_clients_goes_first(self, tinker, monkeypatch):
         monkeypatch.setattr(BasicLoopAgent, "_build_llm", lambda _: object())
         monkeypatch.setattr(basic_loop_agent, "_clients", {})
-        numbers = [*range(1, 130), 2, 1]
-        clients = set_up(*(tinker.agent(max_tokens=number) for number in numbers))
-        assert clients[-2] is clients[1]
-        assert clients[-1] is not clients[0]
+        many = (tinker.agent(max_tokens=n) for n in range(1, 130))
+        again = tinker.agent(max_tokens=2), tinker.agent(max_tokens=1)
+        first, second, *_, second_again, first_again = set_up(*many, *again)
+        assert second_again is second
+        assert first_again is not first
 
 
 # ----------------------------------------------------------------------------- files with ATIF
@@ -2365,9 +2396,8 @@ class TestFiles:
     @cases(
         link="ln -s ../victim",
         hard_link="ln ../victim",
-        link_to_nothing="ln -s $(printf %0300d)",
+        link_to_a_name_that_is_too_long="ln -s $(printf %0300d)",
         pipe="mkfifo",
-        unreadable_file="touch x; chmod 0 x; mv x",
     )
     @pytest.mark.parametrize("name", ["completion.txt", "trajectory.json"])
     def test_what_a_command_puts_at_a_files_name_is_no_trap(self, trap, name, tinker, tmp_path):
@@ -2388,7 +2418,7 @@ class TestFiles:
         assert failed.turns == tinker.sampled
 
     def test_the_context_can_be_saved(self, tinker):
-        tinker.script(Reply(logprobs=[math.nan] * 6))
+        tinker.script(Reply(tokens=[50], logprobs=[math.nan]))
         context = AgentRun(tinker.agent()).run().context
         assert AgentContext.model_validate_json(context.model_dump_json()) == context
 
@@ -2408,14 +2438,6 @@ class TestFiles:
         assert (file["session_id"], file["extra"]) == ("greet__x7", done.metadata)
         names = {"name": "basic-loop", "version": basic_loop_agent.__version__}
         assert file["agent"] == names | {"model_name": tokenizer_dir}
-
-    def test_a_run_leaves_this_metadata(self, tinker):
-        assert AgentRun(tinker.agent()).run().metadata == {
-            "stop_reason": "completed",
-            "n_episodes": 1,
-            "n_turns_without_ids": 0,
-            "n_prefix_breaks": 0,
-        }
 
     def test_tokens_are_counted_as_they_were_sampled(self, tinker):
         tinker.script(bash("ls"), "done")
@@ -2478,11 +2500,15 @@ def a_turn(prompt=(1, 2), completion=(3, 4), logprobs=(-0.5, -0.25), **extra: An
     return Turn(**{name: ids if ids is None else list(ids) for name, ids in given}, extra=extra)
 
 
-def a_trial(reward=1.0, error=None, stop_reason="completed", turns=None, steps=None) -> TrialResult:
+ONE = {"reward": 1.0}
+
+
+def a_trial(
+    rewards=ONE, error=None, stop_reason="completed", turns=None, steps=None
+) -> TrialResult:
     """A trial as Harbor reads it from result.json, or a step of one, which has the same fields."""
     details = rollout_details([a_turn()] if turns is None else turns)
     context = AgentContext(metadata={"stop_reason": stop_reason}, rollout_details=details)
-    rewards = {"reward": reward} if isinstance(reward, float) else reward
     return TrialResult.model_construct(
         trial_name="greet__1",
         agent_result=None if steps else context,
@@ -2532,6 +2558,11 @@ class TestTrainingData:
     def test_turns_of_gives_back_what_rollout_details_holds(self, turns):
         assert list(turns_of(AgentContext(rollout_details=rollout_details(turns)))) == turns
 
+    def test_another_agents_turns_need_not_have_extra(self):
+        (detail,) = rollout_details([a_turn()])
+        del detail["extra"]
+        assert list(turns_of(AgentContext(rollout_details=[detail]))) == [a_turn()]
+
     @cases(
         a_logprob_is_missing={"logprobs": [[-0.5]]},
         a_turn_has_no_logprobs={"logprobs": []},
@@ -2557,16 +2588,10 @@ class TestTrainingData:
     def test_a_trajectory_has_the_trials_reward(self, rewards, reward):
         assert trial_to_trajectory(a_trial(rewards)).reward == reward
 
-    def test_a_trajectory_has_what_the_trial_has(self):
-        trial = a_trial(turns=[a_turn(a=1), a_turn(a=2)], stop_reason="max_turns")
-        whole = trial_to_trajectory(trial)
-        assert whole.turns == [a_turn(a=1), a_turn(a=2)]
-        assert (whole.stop_reason, whole.trial) == ("max_turns", trial)
-
     def test_a_trajectory_has_the_turns_of_all_steps(self):
         turns = [a_turn(prompt=(8,)), a_turn(prompt=(9,))]
         steps = [a_trial(turns=turns[:1]), a_trial(turns=turns[1:], stop_reason="max_turns")]
-        whole = trial_to_trajectory(a_trial(0.5, steps=steps))
+        whole = trial_to_trajectory(a_trial({"reward": 0.5}, steps=steps))
         assert (whole.turns, whole.stop_reason, whole.reward) == (turns, "max_turns", 0.5)
 
     @cases(
@@ -2578,6 +2603,7 @@ class TestTrainingData:
         a_step_without_turns=a_trial(steps=[a_trial(), a_trial(turns=[])]),
     )
     def test_a_trial_that_harbor_scores_is_training_data(self, trial, monkeypatch):
+        # As before Harbor 0.25.
         monkeypatch.delattr(TrialResult, "reward_valid", raising=False)
         assert trial_to_trajectory(trial).trial is trial
 
@@ -2591,6 +2617,7 @@ class TestTrainingData:
         its_own_error_beside_its_steps=a_trial(error="RuntimeError", steps=[a_trial()]),
     )
     def test_a_trial_that_failed_is_no_training_data(self, trial, monkeypatch):
+        # As before Harbor 0.25.
         monkeypatch.delattr(TrialResult, "reward_valid", raising=False)
         assert trial_to_trajectory(trial) is None
 
@@ -2697,20 +2724,11 @@ class TestJob:
         first, second = trial_to_trajectory(trial).turns
         assert second.prompt_token_ids[: len(first.all_ids)] == first.all_ids
 
-    @has_preflight
+    @since_harbor_023
     @cases(a_bad_option=({"max_turn": 3}, "Unknown option 'max_turn'"), no_key=({}, NO_KEY))
-    def test_a_job_is_refused_before_any_trial(
-        self, kwargs, message, tinker, tmp_path, monkeypatch
-    ):
-        monkeypatch.delenv("TINKER_API_KEY")
+    def test_a_job_is_refused_before_any_trial(self, kwargs, message, tinker, tmp_path, no_key):
         with pytest.raises(ValueError, match=message):
             asyncio.run(Job.create(job_config(tinker, tmp_path, {"kwargs": kwargs})))
-
-    @has_preflight
-    def test_a_jobs_agent_may_bring_its_key(self, tinker, tmp_path, monkeypatch):
-        monkeypatch.delenv("TINKER_API_KEY")
-        (trial,) = run_job(tinker, tmp_path, {"env": {"TINKER_API_KEY": "tml-own"}})
-        assert trial.exception_info is None
 
 
 # ------------------------------------------------------------------------------- the trainer
@@ -2833,7 +2851,7 @@ class TestTrainer:
         assert len(trainer.training.batches) == 3
         assert trainer.metric("progress/done_frac") == {0: 0.5, 1: 1.0, 2: 1.0}
 
-    def test_weights_are_evaluated_before_with_after(self, trainer):
+    def test_weights_are_evaluated_at_both_ends(self, trainer):
         tests = {"test_tasks": [str(ROOT / "examples/greet")], "test_group_size": 1}
         trainer.main(WRONG, *[RIGHT, WRONG] * 4, RIGHT, **tests, steps=2)
         assert trainer.metric("test/env/all/solved") == {0: 0.0, 2: 1.0}
@@ -2850,6 +2868,7 @@ class TestTrainer:
         assert len(trainer.training.batches) == 2
 
     def test_a_step_with_some_failed_trials_is_trained(self, trainer):
+        # The cookbook starts a trial that failed three times more.
         trainer.main(RIGHT, WRONG, RIGHT, *[GONE] * 4)
         assert len(trainer.training.batches[0]) == 3
         assert trainer.metric("rollout_errors/RuntimeError") == {0: 1.0}
@@ -2863,6 +2882,7 @@ class TestTrainer:
 
         scored = HostVerifier.verify
         monkeypatch.setattr(HostVerifier, "verify", verify)
+        # The cookbook starts a trial that failed three times more.
         trainer.main(RIGHT, RIGHT, RIGHT, *[WRONG] * 4)
         assert len(trainer.training.batches[0]) == 3
         assert trainer.metric("rollout_errors/CancelledError") == {0: 1.0}
@@ -2929,7 +2949,7 @@ def score(task: Path, folder: Path, script: str) -> str:
 
 class TestShellTasks:
     @cases(**{kind.name: kind for kind in shell_tasks.KINDS + shell_tasks.NEW_KINDS})
-    def test_a_shell_task_scores_solution_near_miss_nothing(self, kind, tmp_path):
+    def test_a_shell_task_gives_its_rewards(self, kind, tmp_path):
         task = tmp_path / "task"
         shell_tasks.write_task(task, kind, shell_tasks.WORDS, random.Random(0))
         solution = (task / "solution/solve.sh").read_text()
