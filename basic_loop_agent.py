@@ -320,7 +320,6 @@ message. Each script starts in a fresh shell (files stay, variables and director
             self._system = self.protocol.replace("{seconds}", str(self.options.command_timeout_sec))
         self.messages = [{"role": "system", "content": self._system}] if self._system else []
         self._pending = []
-        self.render_anew()
         for text in self._introduction:
             self.tell(text)
         await self.resume(instruction, environment, context)

@@ -420,7 +420,8 @@ class HttpServer(Model, ThreadingHTTPServer):
         skips_special = body.get("skip_special_tokens", True)
         text = self.tokenizer.decode(shown, skip_special_tokens=skips_special)
         usage = {"prompt_tokens": len(prompt), "completion_tokens": len(ids), "total_tokens": 0}
-        usage["prompt_tokens_details"] = {"cached_tokens": reply.cached_tokens}
+        cached = {"cached_tokens": reply.cached_tokens}
+        usage["prompt_tokens_details"] = cached if reply.cached_tokens else None
         # What was not asked for is null.
         asks_ids, asks_logprobs = body.get("return_token_ids"), body.get("logprobs")
         choice = {"index": 0, "finish_reason": finish_reason, "logprobs": None}
@@ -737,6 +738,11 @@ class TestOptions:
             BasicLoopAgent(logs_dir=tmp_path, model_name="m", **given | {"llm_kwargs": llm_kwargs})
         assert "sk-secret" not in str(error.value)
 
+    def test_an_error_does_not_show_a_bad_value(self):
+        with pytest.raises(ValueError, match="valid dictionary") as error:
+            BasicLoopOptions(llm_kwargs="sk-secret")
+        assert "sk-secret" not in str(error.value)
+
     def test_missing_tinker_packages_are_named(self, monkeypatch):
         monkeypatch.setitem(sys.modules, "tinker_cookbook", None)
         BasicLoopOptions(model_client="vllm")
@@ -781,6 +787,10 @@ class TestOptions:
         monkeypatch.setattr("tinker.auth.tinker_has_credentials", lambda: True)
         set_up(tinker.agent())
         assert tinker.sessions[0].arguments["api_key"] is None
+
+    def test_an_older_sdk_has_stored_no_key(self, monkeypatch):
+        monkeypatch.setitem(sys.modules, "tinker.auth", None)
+        assert basic_loop_agent.tinker_has_key() is False
 
     X, Y = "http://x/1", "http://y/1"
 
@@ -832,10 +842,14 @@ class TestOptions:
         set_up(vllm.agent(api_base=None, extra_env={name: vllm.url, "VLLM_API_KEY": "own"}))
         assert vllm.headers("Authorization") == ["Bearer own"]
 
-    @pytest.mark.parametrize("model_name", ["openai/tiny", "gpt-4o"])
-    def test_a_chat_endpoint_is_reached_as_the_agent_says(self, model_name, chat):
+    @cases(
+        prefix={"model_name": "openai/tiny"},
+        name_that_litellm_knows={"model_name": "gpt-4o"},
+        argument={"model_name": "tiny", "llm_kwargs": {"custom_llm_provider": "openai"}},
+    )
+    def test_the_models_provider_is_reached_as_the_agent_says(self, given, chat):
         env = {"OPENAI_BASE_URL": chat.url, "OPENAI_API_KEY": "own"}
-        AgentRun(chat.agent(model_name=model_name, api_base=None, extra_env=env)).run()
+        AgentRun(chat.agent(api_base=None, extra_env=env, **given)).run()
         assert chat.headers("Authorization") == ["Bearer own"]
 
     def test_a_key_is_seen_nowhere(self, chat, caplog):
@@ -950,6 +964,11 @@ class TestLoop:
     def test_the_default_system_message_explains_bash_blocks(self, tinker):
         message = AgentRun(tinker.agent(max_turns=2, command_timeout_sec=77)).run().steps[0].message
         assert re.search("(?s)fenced blocks that open with ```bash.*has 77 seconds", message)
+
+    def test_the_conversation_does_not_keep_thinking(self, tinker):
+        tinker.script("<think>hm</think>done")
+        agent = AgentRun(tinker.agent()).run().agent
+        assert agent.messages[-1] == {"role": "assistant", "content": "done"}
 
     def test_an_instruction_may_use_special_tokens(self, model):
         AgentRun(model.agent()).run("Explain <|im_end|>.")
@@ -1113,7 +1132,7 @@ async def fails_when_cancelled() -> None:
     try:
         await forever()
     finally:
-        raise TimeoutError("the connection was closed")
+        raise ConnectionError("the connection was closed")
 
 
 # vLLM writes -9999.0.
@@ -2003,7 +2022,8 @@ class TestVllm:
         no_temperature=({"temperature": None}, "temperature", None),
         top_p=({"top_p": 0.9}, "top_p", 0.9),
         top_p_in_llm_kwargs=({"llm_kwargs": {"top_p": 0.9}}, "top_p", 0.9),
-        extra_body=({"llm_kwargs": {"extra_body": {"top_k": 5}}}, "top_k", 5),
+        extra_body=({"llm_kwargs": {"top_k": 1, "extra_body": {"top_k": 5}}}, "top_k", 5),
+        limit=({"llm_kwargs": {"extra_body": {"max_tokens": 9}}}, "max_tokens", 512),
         session_id=({"session_id": "mine"}, "session_id", "mine"),
         hosted_vllm=({"model_name": f"hosted_vllm/{VLLM_MODEL}"}, "model", VLLM_MODEL),
     )
@@ -2205,9 +2225,10 @@ class TestChat:
     def test_the_price_of_a_known_model_is_known(self, chat):
         chat.script(bash("ls"), "done")
         agent = chat.agent(model_name="openai/gpt-4o-2024-05-13", max_turns=2)
-        context = AgentRun(agent).run().context
+        done = AgentRun(agent).run()
+        context, totals = done.context, done.trajectory.final_metrics
         price = context.n_input_tokens * 5e-6 + context.n_output_tokens * 15e-6
-        assert context.cost_usd == pytest.approx(price)
+        assert context.cost_usd == totals.total_cost_usd == pytest.approx(price)
 
     @cases(null=None, no_details={"prompt_tokens": 5, "completion_tokens": 5, "total_tokens": 10})
     def test_a_server_need_not_give_all_usage(self, usage, server):
@@ -2519,8 +2540,9 @@ def a_trial(
 
 
 class TestTrainingData:
-    def test_a_reply_without_a_finish_reason_is_cut_off(self):
-        assert Turn(finish_reason=None).cut_off is True
+    @cases(not_told=(Turn(), False), null=(Turn(finish_reason=None), True))
+    def test_a_reply_is_cut_off_if_its_server_does_not_end_it(self, turn, expected):
+        assert turn.cut_off is expected
 
     @cases(
         aligned=(a_turn(), True),
@@ -2541,15 +2563,15 @@ class TestTrainingData:
         assert a_turn().usage.model_dump() == counts
 
     def test_rollout_details_have_an_entry_for_each_turn(self):
-        turns = [a_turn(a=1), a_turn(prompt=(5,), completion=(6,), logprobs=(-1.0,), b=2)]
-        assert rollout_details(turns) == [
-            {
-                "prompt_token_ids": [[1, 2], [5]],
-                "completion_token_ids": [[3, 4], [6]],
-                "logprobs": [[-0.5, -0.25], [-1.0]],
-                "extra": {"a": [1, None], "b": [None, 2]},
-            }
-        ]
+        other = a_turn(prompt=(5,), completion=(6,), logprobs=(-1.0,), b=2)
+        empty = a_turn(completion=(), logprobs=None)
+        (detail,) = rollout_details([a_turn(a=1), other, empty])
+        assert detail == {
+            "prompt_token_ids": [[1, 2], [5], [1, 2]],
+            "completion_token_ids": [[3, 4], [6], []],
+            "logprobs": [[-0.5, -0.25], [-1.0], []],
+            "extra": {"a": [1, None, None], "b": [None, 2, None]},
+        }
 
     def test_a_run_without_turns_has_no_rollout_details(self):
         assert rollout_details([]) is None
