@@ -1018,6 +1018,7 @@ class TestLoop:
         a_skills_path=("my skills/pdf/SKILL.md", 1),
         a_skills_text=("BODY", 0),
         a_server=('"name":"web","transport":"sse","url":"http://mcp:8000/sse"', 1),
+        a_servers_empty_fields=("null", 0),
         the_instruction_at_the_end=("}\n\ndo it", 1),
     )
     def test_the_model_is_told_what_the_task_brings(self, text, n_times, skilled):
@@ -2239,7 +2240,7 @@ class TestChat:
         chat.script(Reply(message={"content": None}))
         assert AgentRun(chat.agent()).run().completion == ""
 
-    @pytest.mark.parametrize("reason", ["STOP", "end_turn", "eos_token", "COMPLETE"])
+    @pytest.mark.parametrize("reason", ["STOP", "end_turn"])
     def test_a_complete_reply_is_run(self, server, reason):
         server.script(Reply(bash("ls"), choice={"finish_reason": reason}), "done")
         done = AgentRun(server.agent(max_turns=2)).run()
@@ -2540,6 +2541,12 @@ def a_trial(
 
 
 class TestTrainingData:
+    REASONS = ["stop", "stop_sequence", "end_turn", "eos", "eos_token", "complete", "completed"]
+
+    @pytest.mark.parametrize("reason", REASONS)
+    def test_these_finish_reasons_end_a_complete_reply(self, reason):
+        assert Turn(finish_reason=reason).cut_off is False
+
     @cases(not_told=(Turn(), False), null=(Turn(finish_reason=None), True))
     def test_a_reply_is_cut_off_if_its_server_does_not_end_it(self, turn, expected):
         assert turn.cut_off is expected
