@@ -62,6 +62,7 @@ TINKER_MODEL = os.environ.get("TINKER_MODEL")
 
 import httpx
 import litellm
+import openai
 import pytest
 import tinker as tinker_sdk
 import yaml
@@ -123,7 +124,7 @@ class Reply:
     tokens: list[int] | None = None
     cut_off: bool = False
     gives_logprobs: bool = True
-    # By default another one for each token.
+    # By default -1.000, -1.001, ... in the first turn, -2.000, ... in the second, and so on.
     logprobs: list[Any] | None = None
     cached_tokens: int = 0
     # Fields of an HTTP answer's choice, and of its message, in place of the usual ones.
@@ -209,7 +210,7 @@ class ShellEnvironment:
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-        # Modal decodes as strictly.
+        # All output has to be ASCII: Modal's environment decodes as strictly.
         self.outputs.append(result.stdout.decode("ascii"))
         return ExecResult(stdout=self.outputs[-1], return_code=result.returncode)
 
@@ -237,7 +238,8 @@ class Model:
         return self.tokenizer.encode(text, add_special_tokens=False).ids
 
     def sampled_ids(self, text: str) -> list[int]:
-        """An id for each special token or character. A prompt that is rendered has other ids."""
+        """An id for each special token or character. If a prompt rendered this text again, some
+        characters would be merged into other ids, and a test would notice."""
         pieces = re.findall(r"(?s)<[^<>\s]+>|.", text)
         return [token for piece in pieces for token in self.encode(piece)]
 
@@ -256,7 +258,8 @@ class Model:
 
 
 SDK = Version(importlib.metadata.version("tinker"))
-# SDKs before 0.38 give a client in place of its future, and a future in place of a coroutine.
+# Before 0.38 `create_sampling_client` returns the client (now: its future), and `sample` returns a
+# future (now: a coroutine).
 IS_OLD_SDK = Version("0.38") > SDK
 HAS_SEQUENCE_IDS = Version("0.26") <= SDK
 
@@ -403,7 +406,8 @@ class HttpServer(Model, ThreadingHTTPServer):
         return self.completion(reply, prompt, body) if isinstance(reply, Reply) else reply
 
     def prompt_ids(self, body: dict[str, Any]) -> list[int]:
-        """The ids of a request's prompt. The template's argument `opens_with` begins the reply."""
+        """The ids of a request's prompt. The argument `opens_with` of the chat template is a text
+        that it puts after the assistant's header."""
         if isinstance(body.get("prompt"), list):
             return body["prompt"]
         if "prompt" in body:
@@ -570,7 +574,7 @@ IDS = ("prompt_token_ids", "completion_token_ids", "logprobs")
 class AgentRun:
     """An agent at work as in Harbor: `setup`, then `run`, then `resume` for each later step.
 
-    Its properties are read from the context and the files: the last step's, but `turns` of all."""
+    Its properties come from the last step's context and files, but `recorded` joins all steps."""
 
     def __init__(self, agent: Any, environment: Any = None, timeout_sec: Any = None) -> None:
         self.agent, self.environment = agent, environment or ScriptedEnvironment()
@@ -589,8 +593,8 @@ class AgentRun:
             await asyncio.wait_for(step, self.timeout_sec)
 
     @property
-    def turns(self) -> list[Sampled]:
-        """The recorded turns. Fails if the lists do not align."""
+    def recorded(self) -> list[Sampled]:
+        """The turns of the rollout. Fails if the lists do not align."""
         details = [detail for context in self.contexts for detail in context.rollout_details or []]
         columns = [[detail[name] for name in IDS] for detail in details]
         turns = [Sampled(*row) for lists in columns for row in zip(*lists, strict=True)]
@@ -648,13 +652,16 @@ def cases(**table: Any) -> Any:
 
 
 class SelectorOfVirtualTime(selectors.DefaultSelector):
-    """Does not wait, but counts the seconds for which it was to wait."""
+    """Does not wait for a timer, but counts the seconds until it."""
 
     skipped_seconds = 0.0
 
     def select(self, timeout: float | None = None) -> list:
-        events = super().select(timeout and 0)
-        self.skipped_seconds += 0 if events else timeout or 0
+        if timeout is None:
+            return super().select()
+        events = super().select(0)
+        if not events:
+            self.skipped_seconds += timeout
         return events
 
 
@@ -666,7 +673,7 @@ def virtual_time() -> Iterator[asyncio.Runner]:
     loop.time = lambda: time.monotonic() + selector.skipped_seconds
     with asyncio.Runner(loop_factory=lambda: loop) as runner:
         yield runner
-        # The runner now waits for threads, which take real time.
+        # On exit the runner waits for the threads of `to_thread`, which take real time.
         loop.time = time.monotonic
 
 
@@ -697,10 +704,17 @@ class TestOptions:
 
     def test_the_constructor_has_the_first_eight_options(self):
         """Users rely on these arguments, and on their defaults."""
-        given = list(inspect.signature(BasicLoopAgent).parameters.values())[1:9]
-        assert [p.name for p in given] == list(BasicLoopOptions.__annotations__)[:8]
-        defaults = BasicLoopOptions().model_dump()
-        assert [p.default for p in given] == [defaults[p.name] for p in given]
+        parameters = inspect.signature(BasicLoopAgent).parameters.values()
+        assert {p.name: p.default for p in parameters if p.default is not p.empty} == {
+            "model_path": None,
+            "renderer_name": None,
+            "max_tokens": 512,
+            "temperature": 1.0,
+            "max_turns": 1,
+            "system_prompt": None,
+            "model_client": "tinker",
+            "api_base": None,
+        }
 
     @cases(
         vllm=({"model_client": "vllm"}, True),
@@ -756,7 +770,7 @@ class TestOptions:
         assert set(BasicLoopOptions.__annotations__) <= described
 
     @since_harbor_023
-    def test_the_agent_declares_what_harbor_asks_for(self):
+    def test_the_agents_capabilities_are_declared(self):
         names = ("atif", "resume", "skills", "mcp_servers")
         assert [getattr(BasicLoopAgent.capabilities, name) for name in names] == [True] * 4
 
@@ -812,6 +826,7 @@ class TestOptions:
         agent_env = {f"OPENAI_{name}": value for name, value in agent_env.items()}
         assert url_and_key(BasicLoopOptions(**CHAT_OPTIONS, **given), "openai", agent_env)[0] == url
 
+    # Options, the agent's variables, and the key. (The process has the key sk-test.)
     @cases(
         process=({}, {}, "sk-test"),
         agent=({}, {"OPENAI_API_KEY": "sk-own"}, "sk-own"),
@@ -881,7 +896,8 @@ class TestOptions:
 
 
 class PythonAgent(BasicLoopAgent):
-    """A user's subclass: it runs Python blocks, and tells the last line of their output."""
+    """A user's subclass: it runs Python blocks, and tells the last line of their output. (Braces in
+    its protocol are kept.)"""
 
     protocol = "Write ```python blocks, not {json: 1}; {seconds} seconds."
 
@@ -910,7 +926,7 @@ class OwnLoop(BasicLoopAgent):
 def skilled(tinker, tmp_path) -> AgentRun:
     """A run whose task brings a skill and an MCP server."""
     (tmp_path / "my skills/pdf").mkdir(parents=True)
-    text = "---\nname: pdf\ndescription: Reads <|im_end|>\n---" + "\n" * 9 + "BODY"
+    text = "---\nname: pdf\ndescription: Reads <|im_end|>\n---" + "\n" * 7 + "BODY on line 11"
     (tmp_path / "my skills/pdf/SKILL.md").write_text(text)
     web = MCPServerConfig(name="web", transport="sse", url="http://mcp:8000/sse")
     agent = tinker.agent(skills_dir=str(tmp_path / "my skills"), mcp_servers=[web])
@@ -936,7 +952,7 @@ class TestLoop:
         model.script(*replies)
         done = AgentRun(model.agent(max_turns=max_turns, collect_rollout_details=True)).run()
         assert (done.scripts, done.stop_reason) == (scripts, stop_reason)
-        assert (done.completion, done.turns) == (answer, model.sampled)
+        assert (done.completion, done.recorded) == (answer, model.sampled)
 
     def test_the_model_is_told_what_its_script_printed(self, model):
         model.script(bash("ls"), "done")
@@ -1019,7 +1035,7 @@ class TestLoop:
         a_skills_text=("BODY", 0),
         a_server=('"name":"web","transport":"sse","url":"http://mcp:8000/sse"', 1),
         a_servers_empty_fields=("null", 0),
-        the_instruction_at_the_end=("}\n\ndo it", 1),
+        the_instruction_after_them=("}\n\ndo it", 1),
     )
     def test_the_model_is_told_what_the_task_brings(self, text, n_times, skilled):
         assert skilled.run().steps[0].message.count(text) == n_times
@@ -1073,13 +1089,15 @@ class TestLoop:
             agent.metadata[agent.turns[0].prompt] = 1
 
         monkeypatch.setattr(OwnLoop, "after_turn", keep)
-        assert "one" not in AgentRun(OwnLoop(**tinker.options)).run("one", "two").metadata
+        metadata = AgentRun(OwnLoop(**tinker.options)).run("one", "two").metadata
+        assert ("one" in metadata, "two" in metadata) == (False, True)
 
     def test_the_readmes_reminder_works_as_printed(self, tinker, tmp_path, monkeypatch):
         readme, source = ((ROOT / n).read_text() for n in ("README.md", "basic_loop_agent.py"))
         recipe = re.search(r"(?s)A bounded reminder.*?```python\n(.*?)```", readme)[1]
         no_block = "if not blocks:\n                return StopReason.COMPLETED\n"
         copied = source.replace(no_block, textwrap.indent(recipe, " " * 12).lstrip())
+        assert copied != source
         (tmp_path / "changed_copy.py").write_text(copied)
         monkeypatch.syspath_prepend(tmp_path)
         agent_class = importlib.import_module("changed_copy").BasicLoopAgent
@@ -1193,7 +1211,7 @@ class TestEndings:
         failed = AgentRun(tinker.agent(max_turns=3), ScriptedEnvironment(SILENT, result))
         with pytest.raises(error_type, match=message):
             failed.run()
-        assert (failed.stop_reason, failed.turns) == ("error", tinker.sampled)
+        assert (failed.stop_reason, failed.recorded) == ("error", tinker.sampled)
 
     @waiting
     def test_harbors_timeout_ends_a_run_as_cancelled(self, reply, result, tinker):
@@ -1202,7 +1220,7 @@ class TestEndings:
         ended = AgentRun(tinker.agent(max_turns=2), environment, timeout_sec=50)
         with virtual_time() as runner, pytest.raises(TimeoutError):
             runner.run(ended.go())
-        assert (ended.stop_reason, ended.turns) == ("cancelled", tinker.sampled)
+        assert (ended.stop_reason, ended.recorded) == ("cancelled", tinker.sampled)
 
     @waiting
     def test_max_seconds_end_a_run_for_scoring(self, reply, result, tinker):
@@ -1211,10 +1229,11 @@ class TestEndings:
         ended = AgentRun(agent, ScriptedEnvironment(SILENT, result), timeout_sec=9000)
         with virtual_time() as runner:
             runner.run(ended.go())
-        assert (ended.stop_reason, ended.turns) == ("rollout_timeout", tinker.sampled)
+        assert (ended.stop_reason, ended.recorded) == ("rollout_timeout", tinker.sampled)
 
     def test_harbors_cancellation_wins_over_max_seconds(self, tinker):
         """Both come at once. A trial that Harbor has ended must not look as if it were scored."""
+        tasks = []
 
         async def main() -> None:
             task = asyncio.create_task(ended.go())
@@ -1229,7 +1248,6 @@ class TestEndings:
                 tasks[0].cancel()
                 await asyncio.sleep(0)
 
-        tasks = []
         tinker.script(bash("ls"))
         agent = tinker.agent(max_turns=2, max_seconds=50)
         ended = AgentRun(agent, ScriptedEnvironment(hangs))
@@ -1272,6 +1290,7 @@ class TestEndings:
         vLLM=(http_error(400, FULL.message), True),
         openAI=(http_error(400, "code: context_length_exceeded"), True),
         litellm=(http_error(400, "ContextWindowExceededError"), True),
+        maximum_context=(http_error(400, "Maximum context: 9 tokens"), True),
         token_limit=(http_error(413, "over the Token Limit"), True),
         too_long=(http_error(422, "prompt is too long"), True),
         tinkers_user=(tinker_error("too long", "user"), True),
@@ -1295,12 +1314,12 @@ class TestEndings:
     def test_a_later_turn_without_ids_is_left_out_whole(self, choice, server):
         server.script(bash("a"), Reply(bash("b"), choice=choice), "done")
         done = AgentRun(server.agent(max_turns=3, collect_rollout_details=True)).run()
-        assert done.turns == [server.sampled[0], server.sampled[2]]
+        assert done.recorded == [server.sampled[0], server.sampled[2]]
         assert (done.metadata["n_episodes"], done.metadata["n_turns_without_ids"]) == (3, 1)
 
-    def test_where_no_ids_are_wanted_nothing_is_said_of_them(self, model):
-        model.script(Reply("hi", choice={"token_ids": None}))
-        done = AgentRun(model.agent(collect_rollout_details=False)).run()
+    def test_where_no_ids_are_wanted_nothing_is_said_of_them(self, vllm):
+        vllm.script(Reply("hi", choice={"token_ids": None}))
+        done = AgentRun(vllm.agent(collect_rollout_details=False)).run()
         assert done.metadata == {"stop_reason": "completed", "n_episodes": 1}
         assert done.context.rollout_details is None
 
@@ -1317,49 +1336,52 @@ class TestEndings:
         n_steps = 10_000 if IS_OLD_SDK else rng.choice([10_000, rng.randrange(1, 60)])
         asyncio.run(cancelled_after(run, n_steps))
         answered = [turn._replace(logprobs=turn.logprobs or []) for turn in tinker.sampled]
-        # The fake's own logprobs are no lower than -13.
-        whole = [turn for turn in answered if all(x and -13 <= x < 0 for x in turn.logprobs)]
-        assert run.turns == [turn for turn in whole if len(turn.completion) == len(turn.logprobs)]
+        # The fake's own logprobs are negative, and far above -99.
+        whole = [turn for turn in answered if all(x and -99 < x < 0 for x in turn.logprobs)]
+        assert run.recorded == [
+            turn for turn in whole if len(turn.completion) == len(turn.logprobs)
+        ]
         assert run.metadata["n_episodes"] == len(answered)
-        assert run.metadata["n_turns_without_ids"] == len(answered) - len(run.turns)
+        assert run.metadata["n_turns_without_ids"] == len(answered) - len(run.recorded)
 
 
 # ------------------------------------------------------------------------------------- thinking
 
-# A reply of each family of models, cut into pieces: the opening tag, the thinking, the closing tag,
-# and the answer.
+# How each family of models writes: the opening, a thinking, and what closes it before the answer.
 families = cases(
-    qwen=["<think>", "\nhm\n", "</think>\n\n", "hi"],
-    mistral=["[THINK]", "hm", "[/THINK]", "hi"],
-    seed=["<seed:think>", "hm", "</seed:think>", "hi"],
-    cohere=["<|START_THINKING|>", "hm", "<|END_THINKING|>", "hi"],
-    gemma=["<|channel>", "thought\n", "hm", "<channel|>", "hi"],
-    gpt_oss=[
-        *("<|channel|>", "analysis", "<|message|>", "hm", "<|end|>", "<|start|>", "assistant"),
-        *("<|channel|>final<|message|>", "hi"),
-    ],
-    inkling=[
-        *("<|message_model|>", "<|content_thinking|>", "hm", "<|end_message|>"),
-        *("<|message_model|><|content_text|>", "hi"),
-    ],
+    qwen=("<think>", "\nhm\n", "</think>\n\n"),
+    mistral=("[THINK]", "hm", "[/THINK]"),
+    seed=("<seed:think>", "hm", "</seed:think>"),
+    cohere=("<|START_THINKING|>", "hm", "<|END_THINKING|>"),
+    gemma=("<|channel>", "thought\nhm", "<channel|>"),
+    gpt_oss=(
+        "<|channel|>",
+        "analysis<|message|>hm<|end|><|start|>assistant",
+        "<|channel|>final<|message|>",
+    ),
+    inkling=(
+        "<|message_model|>",
+        "<|content_thinking|>hm<|end_message|>",
+        "<|message_model|><|content_text|>",
+    ),
 )
 
 
 class TestThinking:
     @families
-    def test_the_answer_follows_the_thinking(self, pieces):
-        assert split_thinking("".join(pieces)) == ("".join(pieces[1:-2]), "hi")
+    def test_the_answer_follows_the_thinking(self, opening, thinking, closing):
+        assert split_thinking(f"{opening}{thinking}{closing}hi") == (thinking, "hi")
 
     @families
-    def test_a_reply_cut_off_before_its_answer_has_none(self, pieces):
-        cut_replies = ["".join(pieces[:n]) for n in range(len(pieces))]
-        assert [split_thinking(reply)[1] for reply in cut_replies] == [""] * len(pieces)
+    def test_a_reply_cut_off_before_its_answer_has_none(self, opening, thinking, closing):
+        reply = opening + thinking + closing
+        cut_replies = [reply[:length] for length in range(len(opening), len(reply) + 1)]
+        assert {split_thinking(cut_reply)[1] for cut_reply in cut_replies} == {""}
 
     @cases(
         plain=("hi", "", "hi"),
         a_closing_tag_alone=("</think>\n\nhi", "", "hi"),
         gpt_oss_without=("<|channel|>final<|message|>hi", "", "hi"),
-        inkling_without=("<|message_model|><|content_text|>hi", "", "hi"),
         two_thoughts=("<think>a</think> <think>b</think>c", "ab", "c"),
         blanks_at_the_start=(" \n<think>a</think>c", "a", "c"),
         an_answer_is_not_stripped=("  c\n", "", "  c\n"),
@@ -1376,9 +1398,7 @@ class TestThinking:
         empty="",
         a_closed_block="so\n```bash\nrm x\n```\nno",
         a_block_left_open="so\n```bash\nrm x",
-        a_bare_block_left_open="so\n```\nrm x",
         a_block_at_a_lists_marker="- ```bash\nrm x\n```",
-        a_block_left_open_in_a_list="1. ```bash\n   rm x",
         a_block_in_mid_line="Try ```bash\nrm x\n```",
         a_block_left_open_in_mid_line="Try ```bash\nrm x",
         lone_backticks="a ` or ```",
@@ -1394,7 +1414,6 @@ class TestThinking:
         sed="```bash\nsed -i 's#</think>##' f\n```\n",
         here_document="```bash\ncat > f <<E\n</think>\nE\n```\n",
         a_fence_of_four="````bash\ncat > f <<E\n```py\n</think>\n```\nE\n````\n",
-        a_fence_in_a_list="- ```bash\n  sed 's#</think>##' f\n  ```\n",
         quoted_in_a_line="Drop `</think>` from f:\n```bash\nls\n```\n",
         both_tags_in_a_line="It is <think>hm</think> in Qwen's format.",
     )
@@ -1404,7 +1423,7 @@ class TestThinking:
     @cases(backticks="`" * 80_000, fences="```a\n" * 16_000, blanks=" " * 80_000)
     def test_a_degenerate_reply_is_split_at_once(self, reply):
         start = time.process_time()
-        split_untagged_thinking(reply)
+        assert split_untagged_thinking(reply) == ("", reply)
         assert time.process_time() - start < 1
 
 
@@ -1430,10 +1449,8 @@ class TestBlocks:
         tildes=("~~~bash\nrm x\n~~~", []),
         never_closed=("```bash\nrm x", []),
         never_closed_in_a_list=("- ```bash\n  rm x\n```\n", []),
-        closed_too_far_to_the_right=("```bash\nrm x\n    ```", []),
         in_a_line=("run ```bash rm x``` now", []),
         indented_as_code=("    ```bash\n    rm x\n    ```", []),
-        in_a_quotation=("> ```bash\n> rm x\n> ```", []),
     )
     def test_whole_fenced_blocks_are_found(self, reply, blocks):
         assert fenced_blocks(reply) == blocks
@@ -1448,6 +1465,13 @@ class TestBlocks:
 
 
 # -------------------------------------------------------------------------------------- scripts
+
+# The command of a script is
+#
+#     BASIC_LOOP_MARK=<hex> BASIC_LOOP_BLOCKS=<base64> BASIC_LOOP_CODE=<program> exec bash -c ...
+#
+# The program runs the script by `timeout -s KILL <seconds> bash ...`, and reads its output by
+# `sed "/[e]nd-of-<mark>/q"`. Where a test looks at these words, it says so.
 
 CUT = "[the output is cut: more than 4000000 bytes, or its reader was killed]"
 
@@ -1503,13 +1527,12 @@ class TestScripts:
         kills_itself=("kill -9 $$", told(137, "(none)")),
         kills_its_group=("echo a; kill 0; echo b", told(143, "a")),
         kills_its_timeout=("kill -9 $PPID; sleep 0.1", told(137, "(none)")),
+        # The options of any bash, not those of the program.
         bashs_default_options=("echo $-", told(0, "hBc")),
         no_lastpipe=("shopt -q lastpipe", told(1, "(none)")),
         other_end_words=("echo 'end-of-x 1 2'", told(0, "end-of-x 1 2")),
         no_text=(r"printf 'caf\351 \377\0x'", told(0, "caf\ufffd \ufffd\0x")),
         half_a_character=(r"printf 'a\344\270'", told(0, "a\ufffd")),
-        extglob=("shopt -s extglob\necho /!(*)", told(0, "/!(*)")),
-        many_quotes=(f'echo "{7000 * chr(39)}" | wc -c', told(0, "7001")),
         forty_kilobytes=(f"cat <<E | wc -c\n{40_000 * 'x'}\nE", told(0, "40001")),
         late_output=("exec > >(sleep 0.1; cat) 2>&1\necho hello; exit 3", told(3, "hello")),
         only_the_mark=("env | sed 's/=.*//' | grep BASIC", told(0, "BASIC_LOOP_MARK")),
@@ -1525,8 +1548,6 @@ class TestScripts:
         here_document="cat <<E\nx",
         quote="echo 'x",
         if_="if a; then",
-        substitution="x=$(",
-        and_="x &&",
         here_document_after_extglob="shopt -s extglob\nls !(keep)\ncat <<E\nx",
     )
     def test_a_block_left_open_runs_nothing(self, half, shell, tmp_path):
@@ -1544,7 +1565,6 @@ class TestScripts:
         assert run_shell(printing("as it is"), "") == expected
 
     @cases(
-        empty=(b"", 1, ""),
         fits=(b"abcd", 4, "abcd"),
         one_too_many=(b"abcde", 4, "ab\n[... 1 bytes left out ...]\nde"),
         odd=(b"abcdef", 3, "a\n[... 3 bytes left out ...]\nef"),
@@ -1590,7 +1610,7 @@ class TestScripts:
         script = f"while pgrep -f '{sleep}'; do sleep 1; done; pkill -f '{sleep}'; echo y"
         assert run_shell(shell(), script) == told(0, "y")
 
-    def test_a_script_may_print_all_arguments(self, shell):
+    def test_printing_the_process_list_does_not_end_the_output(self, shell):
         text = run_shell(shell(), "ps -eo args; echo $BASIC_LOOP_MARK; exit 3", shown_bytes=999_999)
         assert re.fullmatch(r"(?s)Exit code: 3\n.*/\[e\]nd-of-(\w+)/q\n.*\n\1", text)
 
@@ -1632,17 +1652,9 @@ done"""
         assert run_shell(shell(), script, seconds=1) == told(124, "first\n" + at_limit(1))
         wait_until(lambda: not is_running(sleep))
 
-    def test_uutils_time_limit_ends_all_that_a_script_started(self, shell, tmp_path, sleep):
-        # As uutils' timeout, this one kills its child alone, and exits with 124. ($3 is the limit.)
-        path = image_with(tmp_path, timeout='"${@:4}" & sleep "$3"; kill -9 $!; exit 124')
-        text = run_shell(shell(PATH=path), f"echo first; {sleep} & {sleep}", seconds=1)
-        assert text == told(124, "first\n" + at_limit(1))
-        wait_until(lambda: not is_running(sleep))
-
     @cases(
         lines="yes",
         one_line_on_stderr="yes | tr '\\n' y >&2",
-        NULs="cat /dev/zero",
         ignores_sigpipe="trap '' PIPE; while :; do seq 9999; done",
     )
     def test_a_flood_ends_all_that_a_script_started(self, flood, shell, sleep):
@@ -1668,7 +1680,8 @@ done"""
         # 60 times 99,999 bytes are more than a script may print.
         wait_until(lambda: len(ticks.read_bytes()) >= n_ticks + 60)
 
-    # What becomes of the script's exec and of the one that kills, and the seconds that this takes.
+    # What becomes of the script's exec and of the one that kills. The seconds that this takes: the
+    # limit of 100, 30 until the agent gives up, 15 for the kill.
     @cases(
         hangs=(forever, SILENT, 130),
         environments_limit=(TimeoutError(), SILENT, 0),
@@ -1791,7 +1804,8 @@ def family(request, tokenizer_dir) -> Family:
 
 
 class TestTinker:
-    # The ids so far (as sampled in capitals, as rendered in small letters), and the next prompt.
+    # The ids so far (as sampled in capitals, as rendered in small letters), and the next prompt. (A
+    # reply of Inkling ends in two stop tokens. Here these are `;` and `u`.)
     @cases(
         first_turn=("", "u:old;a:reply;u:new;a:"),
         later_turn=("u:old;a:REPLY;", "u:old;a:REPLY;u:new;a:"),
@@ -1804,12 +1818,13 @@ class TestTinker:
         assert client.generated == [(prompt, 50)]
 
     def test_the_templates_tail_is_looked_for_again_if_it_moved(self):
-        client, n_rendered = ToyClient(), []
+        client, n_renders = ToyClient(), []
         for system in ("one", "one", "another"):
+            client.rendered.clear()
             client.ask("new", "x;", [("system", system), ("user", "old")])
-            n_rendered.append(len(client.rendered))
+            n_renders.append(len(client.rendered))
         # Two probes find it. One shows that it has not moved.
-        assert n_rendered == [2, 3, 5]
+        assert n_renders == [2, 1, 2]
         assert client.generated == [("x;u:new;a:", 50)] * 3
 
     @cases(
@@ -1854,7 +1869,7 @@ class TestTinker:
     def test_a_model_has_its_recommended_renderer_by_default(self, tinker):
         pytest.importorskip("tml_renderers", reason="Inkling's tokenizer needs tml-renderers")
         done = AgentRun(tinker.agent(model_name=INKLING, renderer_name=None, max_tokens=1)).run()
-        assert "<|message_user|>" in get_tokenizer(INKLING).decode(done.turns[0].prompt)
+        assert "<|message_user|>" in get_tokenizer(INKLING).decode(done.recorded[0].prompt)
 
     def test_a_tokenizer_is_used_under_its_lock(self, tinker, tokenizer_dir, monkeypatch):
         """It raises "Already borrowed" if two threads use it at once."""
@@ -1893,12 +1908,6 @@ class TestTinker:
         set_up(tinker.agent(max_tokens=1), tinker.agent(max_tokens=2))
         assert len(tinker.sessions) == 2
 
-    def test_a_missing_checkpoint_is_an_error_of_its_trial(self, tinker):
-        tinker.missing_checkpoints.add("tinker://1")
-        with pytest.raises(tinker_sdk.APIStatusError, match="no such checkpoint"):
-            set_up(tinker.agent(model_path="tinker://1"))
-        assert AgentRun(tinker.agent()).run().completion == "hello"
-
     def test_a_given_service_needs_no_key(self, tinker, monkeypatch):
         monkeypatch.delenv("TINKER_API_KEY")
         use_service(tinker())
@@ -1921,7 +1930,7 @@ class TestTinker:
         options = {"model_name": TINKER_MODEL, "renderer_name": "qwen3_instruct"}
         agent = BasicLoopAgent(logs_dir=tmp_path, max_tokens=40, **options)
         done = AgentRun(agent).run("one", "two")
-        first, second = done.turns
+        first, second = done.recorded
         assert second.prompt[: len(first.prompt)] == first.prompt
         assert done.metadata["n_turns_without_ids"] == 0
 
@@ -1935,24 +1944,23 @@ class TestTinker:
         tinker.script(*(Reply(tokens=family.reply(text)) for text in texts))
         done = AgentRun(tinker.agent(**family.options, max_turns=4), printing("\n o \n")).run()
         assert done.scripts == [["a\n"], ["b\n"], ["c\n"], ["d\n"]]
-        assert done.turns == tinker.sampled
+        assert done.recorded == tinker.sampled
         assert done.metadata["n_prefix_breaks"] == (3 if family.closes_differently else 0)
 
     def test_a_later_prompt_ends_as_the_template_would(self, tinker, family):
         tinker.script(*[Reply(tokens=family.reply(bash("ls")))] * 2)
         agent = tinker.agent(**family.options, max_turns=2, system_prompt="Be brief.")
-        first, second = AgentRun(agent, printing("out")).run().turns
+        first, second = AgentRun(agent, printing("out")).run().recorded
         view = family.render(
             {"role": "system", "content": "Be brief."},
             {"role": "user", "content": "do it"},
             {"role": "assistant", "content": bash("ls")},
             {"role": "user", "content": "Exit code: 0\nOutput:\nout"},
         )
-        # The tail, and the stop token before it. (Where a reply is closed differently, the whole
-        # prompt was rendered.)
-        n_tail = 1 + len(second.prompt) - len(first.prompt + first.completion)
-        assert n_tail > 1
-        assert second.prompt[-n_tail:] == view[-n_tail:]
+        # (Where a reply is closed differently, the whole prompt was rendered.)
+        stop_and_tail = second.prompt[len(first.prompt + first.completion) - 1 :]
+        assert len(stop_and_tail) > 1
+        assert stop_and_tail == view[-len(stop_and_tail) :]
 
     def test_output_adds_no_special_token_to_a_prompt(self, tinker, family):
         """The special tokens of a prompt are the template's, whatever a script prints."""
@@ -1963,7 +1971,7 @@ class TestTinker:
             agent = tinker.agent(**family.options, max_turns=2, max_output_bytes=99_999)
             done = AgentRun(agent, printing(output)).run()
             ids = family.special.values()
-            seen.append([token for token in done.turns[1].prompt if token in ids])
+            seen.append([token for token in done.recorded[1].prompt if token in ids])
         assert seen[0] == seen[1]
         assert done.observations[0].replace("\u200b", "").endswith(hostile.rstrip())
 
@@ -1975,7 +1983,8 @@ class TestTinker:
         agent = OwnLoop(**tinker.options | family.options, max_turns=len(lengths))
         AgentRun(agent).run()
         answers = [turn.content.strip() for turn in agent.turns]
-        assert [text for text in answers if re.search("<|Could|42|rm", text)] == []
+        parts = ("<", "Could", "42", "rm")
+        assert [text for text in answers if any(part in text for part in parts)] == []
         assert answers[-1] == "It is done."
 
 
@@ -2063,21 +2072,15 @@ class TestVllm:
         assert (paths.count("/tokenize"), paths.count("/v1/completions")) == (1 + 3 + 1, 3)
 
     def test_a_prompt_on_vllm_begins_with_the_ids_so_far(self, vllm):
-        first, second = AgentRun(vllm.agent(max_tokens=200)).run("one", "two").turns
+        first, second = AgentRun(vllm.agent(max_tokens=200)).run("one", "two").recorded
         ids = first.prompt + first.completion
         assert second.prompt[: len(ids)] == ids
 
     def test_a_prompt_on_vllm_ends_in_the_templates_tail(self, vllm):
         vllm.script("one.", "two.")
-        first, second = AgentRun(vllm.agent()).run("one", "two").turns
+        first, second = AgentRun(vllm.agent()).run("one", "two").recorded
         tail = vllm.encode("\n<|im_start|>user\ntwo<|im_end|>\n<|im_start|>assistant\n")
         assert second.prompt == first.prompt + first.completion + tail
-
-    def test_vllms_special_tokens_stay_in_the_reply(self, vllm):
-        """gpt-oss writes its thinking between them."""
-        thinking = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant"
-        vllm.script(f"{thinking}<|channel|>final<|message|>hi")
-        assert AgentRun(vllm.agent()).run().completion == "hi"
 
     def test_coheres_marks_of_an_answer_are_taken_off(self, vllm):
         vllm.script(f"<|START_RESPONSE|>{bash('ls')}<|END_RESPONSE|>", "done")
@@ -2107,7 +2110,7 @@ class TestVllm:
 
     def test_a_busy_vllm_is_asked_six_times(self, vllm):
         vllm.script(*[Refusal(503)] * 6, "hello")
-        with pytest.raises(Exception, match="503"):
+        with pytest.raises(openai.InternalServerError):
             AgentRun(vllm.agent()).run()
         assert len(vllm.bodies("/v1/completions")) == 6
 
@@ -2143,7 +2146,7 @@ class TestVllm:
             set_up(vllm.agent())
 
     def test_setup_refuses_a_url_where_no_server_is(self, vllm):
-        with pytest.raises(Exception, match="Connection error"):
+        with pytest.raises(openai.APIConnectionError):
             set_up(vllm.agent(api_base="http://127.0.0.1:1", llm_kwargs={"max_retries": 0}))
 
 
@@ -2190,7 +2193,7 @@ class TestChat:
 
     @pytest.mark.skipif(not hasattr(BaseAgent, "extra_env"), reason="since Harbor 0.16")
     def test_the_responses_api_may_ask_for_max_tokens(self, chat):
-        """For that API Harbor's LiteLLM asks the client for the limit."""
+        """With that API LiteLLM sends what this method says, and not max_tokens."""
         (client,) = set_up(chat.agent(max_tokens=7))
         assert client.get_model_output_limit() == 7
 
@@ -2216,18 +2219,12 @@ class TestChat:
         AgentRun(agent).run()
         assert agent.options.llm_kwargs == {"extra_body": {"top_k": 5}}
 
-    def test_tokens_are_counted_by_the_server(self, chat):
-        chat.script(Reply(cached_tokens=4))
-        context = AgentRun(chat.agent()).run().context
-        assert context.n_input_tokens == len(chat.sampled[0].prompt)
-        assert context.n_output_tokens == len(chat.sampled[0].completion)
-        assert context.n_cache_tokens == 4
-
     def test_the_price_of_a_known_model_is_known(self, chat):
         chat.script(bash("ls"), "done")
         agent = chat.agent(model_name="openai/gpt-4o-2024-05-13", max_turns=2)
         done = AgentRun(agent).run()
         context, totals = done.context, done.trajectory.final_metrics
+        # litellm's price list: 5 and 15 dollars per million tokens.
         price = context.n_input_tokens * 5e-6 + context.n_output_tokens * 15e-6
         assert context.cost_usd == totals.total_cost_usd == pytest.approx(price)
 
@@ -2289,8 +2286,6 @@ class TestSharedClient:
     @cases(
         max_tokens={"max_tokens": 1},
         max_turns={"max_turns": 5},
-        renderer={"renderer_name": "role_colon"},
-        checkpoint={"model_path": "tinker://1"},
         server={"api_base": "http://x"},
         llm_kwargs={"llm_kwargs": {"seed": 1}},
         key={"extra_env": {"TINKER_API_KEY": "tml-own"}},
@@ -2331,7 +2326,7 @@ class TestSharedClient:
 
         tinker.missing_checkpoints.add("tinker://1")
         asyncio.run(main())
-        # The first build had asked twice.
+        # A build asks once more if it fails: two requests, and then one.
         assert len(tinker.opened) == 3
 
     # Whether the next trial has the same client after such a reply.
@@ -2357,31 +2352,31 @@ class TestSharedClient:
 
     def test_a_run_uses_the_client_that_replaced_its_own(self, tinker):
         async def main() -> None:
-            await agents[1].setup(ScriptedEnvironment())
+            await waiting_agent.setup(ScriptedEnvironment())
             with contextlib.suppress(RuntimeError):
-                await AgentRun(agents[0]).go()
-            await AgentRun(agents[2]).go()
-            await agents[1].run("do it", ScriptedEnvironment(), AgentContext())
+                await AgentRun(failing).go()
+            await AgentRun(later).go()
+            await waiting_agent.run("do it", ScriptedEnvironment(), AgentContext())
 
         tinker.script(RuntimeError("gone"), "hello", "hello")
-        agents = [tinker.agent() for _ in range(3)]
+        failing, waiting_agent, later = (tinker.agent() for _ in range(3))
         asyncio.run(main())
-        assert agents[0].client is not agents[1].client
-        assert agents[1].client is agents[2].client
+        assert waiting_agent.client is not failing.client
+        assert waiting_agent.client is later.client
 
     def test_a_late_error_leaves_the_client_that_replaced_its_own(self, tinker):
         async def main() -> None:
-            await agents[0].setup(ScriptedEnvironment())
-            agents[0]._forget_client()
-            await agents[1].setup(ScriptedEnvironment())
-            # The first agent's trial fails late.
-            agents[0]._forget_client()
-            await agents[2].setup(ScriptedEnvironment())
+            await failing.setup(ScriptedEnvironment())
+            failing._forget_client()
+            await second.setup(ScriptedEnvironment())
+            # Another trial of the first client fails late.
+            failing._forget_client()
+            await third.setup(ScriptedEnvironment())
 
-        agents = [tinker.agent() for _ in range(3)]
+        failing, second, third = (tinker.agent() for _ in range(3))
         asyncio.run(main())
-        assert agents[0].client is not agents[1].client
-        assert agents[1].client is agents[2].client
+        assert second.client is not failing.client
+        assert third.client is second.client
 
     def test_the_oldest_of_128_clients_goes_first(self, tinker, monkeypatch):
         monkeypatch.setattr(BasicLoopAgent, "_build_llm", lambda _: object())
@@ -2417,12 +2412,11 @@ class TestFiles:
 
     @cases(
         link="ln -s ../victim",
-        hard_link="ln ../victim",
         link_to_a_name_that_is_too_long="ln -s $(printf %0300d)",
         pipe="mkfifo",
     )
     @pytest.mark.parametrize("name", ["completion.txt", "trajectory.json"])
-    def test_what_a_command_puts_at_a_files_name_is_no_trap(self, trap, name, tinker, tmp_path):
+    def test_a_trap_at_a_files_name_is_replaced(self, trap, name, tinker, tmp_path):
         logs, victim = tmp_path / "logs", tmp_path / "victim"
         victim.write_text("precious")
         logs.mkdir()
@@ -2437,7 +2431,7 @@ class TestFiles:
         (failed.agent.logs_dir / "trajectory.json").mkdir()
         with pytest.raises(IsADirectoryError):
             failed.run()
-        assert failed.turns == tinker.sampled
+        assert failed.recorded == tinker.sampled
 
     def test_the_context_can_be_saved(self, tinker):
         tinker.script(Reply(tokens=[50], logprobs=[math.nan]))
@@ -2523,20 +2517,20 @@ def a_turn(prompt=(1, 2), completion=(3, 4), logprobs=(-0.5, -0.25), **extra: An
 
 
 ONE = {"reward": 1.0}
+A_TURN = (a_turn(),)
 
 
-def a_trial(
-    rewards=ONE, error=None, stop_reason="completed", turns=None, steps=None
-) -> TrialResult:
-    """A trial as Harbor reads it from result.json, or a step of one, which has the same fields."""
-    details = rollout_details([a_turn()] if turns is None else turns)
+def a_trial(rewards=ONE, error="", stop_reason="completed", turns=A_TURN, steps=()) -> TrialResult:
+    """A trial as Harbor reads it from result.json, or a step of one, which has the same fields. With
+    rewards=None there was no verifier."""
+    details = rollout_details(list(turns))
     context = AgentContext(metadata={"stop_reason": stop_reason}, rollout_details=details)
     return TrialResult.model_construct(
         trial_name="greet__1",
         agent_result=None if steps else context,
         verifier_result=None if rewards is None else VerifierResult(rewards=rewards),
-        exception_info=error and ExceptionInfo.model_construct(exception_type=error),
-        step_results=steps,
+        exception_info=ExceptionInfo.model_construct(exception_type=error) if error else None,
+        step_results=list(steps) or None,
     )
 
 
@@ -2547,9 +2541,11 @@ class TestTrainingData:
     def test_these_finish_reasons_end_a_complete_reply(self, reason):
         assert Turn(finish_reason=reason).cut_off is False
 
-    @cases(not_told=(Turn(), False), null=(Turn(finish_reason=None), True))
-    def test_a_reply_is_cut_off_if_its_server_does_not_end_it(self, turn, expected):
-        assert turn.cut_off is expected
+    def test_a_turn_is_complete_if_its_client_gives_no_reason(self):
+        assert Turn().cut_off is False
+
+    def test_a_reason_that_is_null_counts_as_cut_off(self):
+        assert Turn(finish_reason=None).cut_off is True
 
     @cases(
         aligned=(a_turn(), True),
@@ -2564,10 +2560,6 @@ class TestTrainingData:
     )
     def test_a_turn_whose_logprobs_are_whole_is_trainable(self, turn, expected):
         assert turn.is_trainable is expected
-
-    def test_a_turn_without_usage_counts_its_tokens(self):
-        counts = {"prompt_tokens": 2, "completion_tokens": 2, "cache_tokens": 0, "cost_usd": 0.0}
-        assert a_turn().usage.model_dump() == counts
 
     def test_rollout_details_have_an_entry_for_each_turn(self):
         other = a_turn(prompt=(5,), completion=(6,), logprobs=(-1.0,), b=2)
@@ -2601,7 +2593,7 @@ class TestTrainingData:
         an_extra_list_is_too_short={"extra": {"a": []}},
         an_extra_list_is_too_long={"extra": {"a": [1, 2]}},
     )
-    def test_a_rollout_whose_lists_do_not_align_is_an_error(self, wrong):
+    def test_a_broken_rollout_is_an_error(self, wrong):
         (detail,) = rollout_details([a_turn(a=1)])
         context = AgentContext.model_construct(rollout_details=[detail | wrong])
         with pytest.raises(ValueError, match=r"zip\(\) argument|differ in length"):
@@ -2632,7 +2624,7 @@ class TestTrainingData:
         a_step_without_turns=a_trial(steps=[a_trial(), a_trial(turns=[])]),
     )
     def test_a_trial_that_harbor_scores_is_training_data(self, trial, monkeypatch):
-        # As before Harbor 0.25.
+        # Harbor before 0.25 has no such field.
         monkeypatch.delattr(TrialResult, "reward_valid", raising=False)
         assert trial_to_trajectory(trial).trial is trial
 
@@ -2646,12 +2638,12 @@ class TestTrainingData:
         its_own_error_beside_its_steps=a_trial(error="RuntimeError", steps=[a_trial()]),
     )
     def test_a_trial_that_failed_is_no_training_data(self, trial, monkeypatch):
-        # As before Harbor 0.25.
+        # Harbor before 0.25 has no such field.
         monkeypatch.delattr(TrialResult, "reward_valid", raising=False)
         assert trial_to_trajectory(trial) is None
 
     @pytest.mark.parametrize("said", [True, False])
-    def test_harbors_own_word_on_a_reward_counts(self, said, monkeypatch):
+    def test_harbors_reward_valid_decides(self, said, monkeypatch):
         monkeypatch.setattr(TrialResult, "reward_valid", said, raising=False)
         assert (trial_to_trajectory(a_trial(error="RuntimeError")) is not None) is said
 
@@ -2890,19 +2882,19 @@ class TestTrainer:
             trainer.main(*[GONE] * 4, steps=2)
         assert trainer.training.checkpoints == []
 
-    def test_the_same_command_goes_on_after_the_mending(self, trainer):
+    def test_the_same_command_goes_on_after_a_failed_step(self, trainer):
         with pytest.raises(SystemExit):
             trainer.main(*[GONE] * 4, steps=2)
         trainer.main(*[RIGHT, WRONG] * 4, steps=2)
         assert len(trainer.training.batches) == 2
 
     def test_a_step_with_some_failed_trials_is_trained(self, trainer):
-        # The cookbook starts a trial that failed three times more.
+        # The cookbook retries a failed trial three times.
         trainer.main(RIGHT, WRONG, RIGHT, *[GONE] * 4)
         assert len(trainer.training.batches[0]) == 3
         assert trainer.metric("rollout_errors/RuntimeError") == {0: 1.0}
 
-    def test_a_trials_own_cancellation_is_its_error(self, trainer, monkeypatch):
+    def test_a_cancelled_verifier_counts_as_a_failed_trial(self, trainer, monkeypatch):
         async def verify(verifier: HostVerifier) -> Any:
             result = await scored(verifier)
             if result.rewards["reward"] == 0:
@@ -2911,7 +2903,7 @@ class TestTrainer:
 
         scored = HostVerifier.verify
         monkeypatch.setattr(HostVerifier, "verify", verify)
-        # The cookbook starts a trial that failed three times more.
+        # The cookbook retries a failed trial three times.
         trainer.main(RIGHT, RIGHT, RIGHT, *[WRONG] * 4)
         assert len(trainer.training.batches[0]) == 3
         assert trainer.metric("rollout_errors/CancelledError") == {0: 1.0}
