@@ -108,7 +108,7 @@ class BasicLoopOptions(
             self.collect_rollout_details = self.model_client != "litellm"
         if self.model_client != "tinker" and (self.model_path or self.renderer_name):
             raise ValueError("model_path and renderer_name are for model_client=tinker: drop them")
-        # A name may be in llm_kwargs only if its option has no value, by default either.
+        # llm_kwargs may not repeat an option that has a value, be it the default.
         options = {name for name, value in self if value is not None}
         duplicates = self.llm_kwargs.keys() & {*options, "model", "model_name", "api_base"}
         if duplicates:
@@ -189,9 +189,9 @@ message. Each script starts in a fresh shell (files stay, variables and director
         self._last_ids = []
 
     async def sample(self) -> Turn:
-        """Send the queued texts, and record the reply as a turn: without an await in between, so
-        that a cancellation cannot lose the reply. Raises RuntimeError if no text is queued, or if
-        no token ids come; ContextLengthExceededError; and any error of the client."""
+        """Send the queued texts, and record the reply as a turn. Nothing is awaited in between, so
+        no cancellation can come there. Raises RuntimeError if no text is queued, or if no token ids
+        come; ContextLengthExceededError; and any error of the client."""
         if not self._pending:
             raise RuntimeError("there is nothing to send: `tell` the model something first")
         prompt = "\n\n".join(self._pending)
@@ -200,8 +200,8 @@ message. Each script starts in a fresh shell (files stay, variables and director
             if self.messages != self._last_messages:
                 self.render_anew()
             request["previous_ids"] = self._last_ids
-        # Chat sends its messages and the prompt, and appends the prompt and the reply (with its
-        # reasoning, if wanted). It is new each time: the loop may edit or replace `messages`.
+        # Chat calls the client with its messages, the prompt and `request`. Then it appends the
+        # prompt and the reply. It is new each time: the loop may edit or replace `messages`.
         chat = Chat(self.client, self.options.interleaved_thinking)
         chat.messages.extend(self.messages)
         try:
@@ -343,8 +343,8 @@ message. Each script starts in a fresh shell (files stay, variables and director
                 self.client = await self._shared_llm()
                 stop_reason = await self.converse(environment)
         except (Exception, asyncio.CancelledError) as error:
-            # A client may turn a cancellation into an error of its own. So the error's type does
-            # not tell who ended the run, and Harbor's cancellation is looked for first.
+            # The error's type does not tell who ended the run: a client may turn a cancellation
+            # into an error of its own. So Harbor's cancellation comes first, then `max_seconds`.
             if asyncio.current_task().cancelling():
                 stop_reason = StopReason.CANCELLED
                 raise asyncio.CancelledError from error
@@ -398,8 +398,8 @@ message. Each script starts in a fresh shell (files stay, variables and director
             },
             extra=context.metadata,
         )
-        # Harbor 0.24 and 0.25 read trajectory.json for the usage of each model, if it is not in the
-        # context. A pipe of a command, which 0.25 copies to this place later, would hang them.
+        # Without this, Harbor 0.24 and 0.25 open trajectory.json to compute it. If a command made a
+        # named pipe there, which 0.25 copies out of the container, they would wait for ever.
         with suppress(ImportError):
             from harbor.utils.trajectory_utils import compute_model_usage
 
@@ -437,8 +437,9 @@ message. Each script starts in a fresh shell (files stay, variables and director
 
     def _build_llm(self) -> Any:
         """Build the client. This runs in a thread, because the imports take seconds. To use your
-        own client, set model_client=litellm, and return any Harbor `BaseLLM` whose content is text.
-        Raises any error of the client, and litellm's error for an unknown provider."""
+        own client, return any Harbor `BaseLLM` whose content is text, and set model_client=litellm
+        (the others need a key or a URL). Raises any error of the client, and litellm's error for an
+        unknown provider."""
         options = self.options
         provider = options.model_client
         args = copy.deepcopy(options.llm_kwargs)
@@ -748,8 +749,8 @@ class TokenClient(ABC):
 
 
 def says_context_is_full(error: Exception) -> bool:
-    """True if the error says that the prompt is too long; the phrases are Harbor's. The message of
-    a timeout has such a phrase, too, so the status has to fit (Tinker: the category)."""
+    """True if the error says that the prompt is too long; the phrases are Harbor's. A timeout may
+    say "took too long", so the status must be a bad request's, or Tinker's category the user's."""
     is_user_error = str(getattr(error, "category", "")) == "user"
     is_bad_request = getattr(error, "status_code", None) in (400, 413, 422)
     phrases = "(?i)context ?window|context[ _]length|maximum context|token limit|too long"
@@ -811,7 +812,7 @@ class TinkerClient(TokenClient):
             self._endings = [s if isinstance(s, str) else self._tokenizer.decode([s]) for s in stop]
             # Inkling's tokenizer has no such method, and turns no text into a special token.
             vocabulary = getattr(self._tokenizer, "get_added_vocab", list)()
-        # Base models may stop at this token. Inkling ends each message with <|end_message|>.
+        # Base models may stop at their eos_token. Inkling ends each message with <|end_message|>.
         self._endings += [self._tokenizer.eos_token or "", "<|end_message|>"]
         # Single characters and runs of blanks, which some vocabularies add, are in ordinary text.
         names = [token for token in vocabulary if len(token.strip()) > 1]
@@ -917,7 +918,7 @@ class VllmClient(TokenClient):
         }
         # The other arguments go into each request for a completion.
         self._body = body | (extra_body or {})
-        # So begin litellm's names for models on vLLM.
+        # litellm calls a model on vLLM hosted_vllm/<its name>.
         self._body["model"] = model.removeprefix("hosted_vllm/")
         self._template_kwargs = self._body.pop("chat_template_kwargs", {})
         self._body |= options.model_dump(include={"session_id"}, exclude_none=True)
@@ -1058,21 +1059,21 @@ def trial_to_trajectory(trial: TrialResult) -> Trajectory | None:
     """
     steps = trial.step_results or [trial]
     contexts = [step.agent_result or AgentContext() for step in steps]
-    turns = [turn for context in contexts for turn in turns_of(context)]
     stop_reasons = [(context.metadata or {}).get("stop_reason") for context in contexts]
     rewards = getattr(trial.verifier_result, "rewards", None) or {}
-    if not all(map(math.isfinite, rewards.values())):
-        raise ValueError(f"trial {trial.trial_name}: a reward is not a finite number: {rewards}")
     parts = [part for part in (trial, *steps) if part.exception_info]
     error_types = {part.exception_info.exception_type for part in parts}
     # Harbor scores a trial after these exceptions.
     is_valid = error_types <= {"AgentTimeoutError", "NonZeroAgentExitCodeError"}
     if rewards:
         is_valid = getattr(trial, "reward_valid", is_valid)
-    if not is_valid or StopReason.ERROR in stop_reasons or not (rewards or turns):
+    if not is_valid or StopReason.ERROR in stop_reasons:
         return None
+    if not all(map(math.isfinite, rewards.values())):
+        raise ValueError(f"trial {trial.trial_name}: a reward is not a finite number: {rewards}")
     reward = next(iter(rewards.values())) if len(rewards) == 1 else rewards.get("reward")
-    return Trajectory(turns, reward, stop_reasons[-1], trial)
+    turns = [turn for context in contexts for turn in turns_of(context)]
+    return Trajectory(turns, reward, stop_reasons[-1], trial) if rewards or turns else None
 
 
 # The users of earlier versions import it by this name.
@@ -1152,9 +1153,9 @@ KILL_SEC = 15
 TIMED_OUT = 124
 KILLED = 137
 
-# This command runs the program in the variable BASIC_LOOP_CODE: it runs _SHELL, and _SHELL runs the
-# script by it. As an argument a program could match a `pkill -f` in the script. `unset` hides it
-# from what it starts. (bash expands the whole argument of eval before it runs `unset`.)
+# This command runs the bash program in the variable BASIC_LOOP_CODE. It runs _SHELL, and within it
+# the script. In a variable, and not an argument, no program matches a `pkill -f` in the script.
+# `unset` hides it from what it starts. (bash expands eval's whole argument before it runs `unset`.)
 _RUN_CODE = """bash -c 'eval "unset BASIC_LOOP_CODE; $BASIC_LOOP_CODE"'"""
 
 # This bash program runs a script. Its arguments are the time limit and FLOOD_BYTES. It prints
@@ -1206,8 +1207,8 @@ exec 5< <(
 # `ps`.) They may follow half a character, so sed takes bytes. The ulimit ends sed at a line without
 # end, which it would keep in memory. head ends a flood.
 (ulimit -d 300000; LC_ALL=C exec sed "/[e]nd-of-$BASIC_LOOP_MARK/q") <&5 | head -c "$2" | base64
-# A server that still has the pipe dies if nobody reads on. `read` returns 1 if no process has it.
-# (It asks for two bytes, because sed may have left the empty line.)
+# `read` returns 1 at the end of the pipe: no process has it. Otherwise a server still does, and it
+# would die if nobody read on. (sed may have left the empty line, so `read` asks for two bytes.)
 read -r -t 0.1 -N 2 <&5
 [ $? = 1 ] || { cat <&5 >/dev/null & }
 """.replace("@RUN_CODE@", _RUN_CODE)
@@ -1283,7 +1284,7 @@ def parse_output(result: ExecResult, mark: str, seconds: int) -> tuple[int, byte
         note = f"[the output is cut: more than {FLOOD_BYTES} bytes, or its reader was killed]"
         return KILLED, decoded, note
     output, code, n_seconds = complete.groups()
-    # At the limit `timeout` exits with 137, or 124 (uutils, in Ubuntu 26.04). A script may earlier.
+    # `timeout` exits so at the limit (124: uutils, in Ubuntu 26.04). A script may exit so earlier.
     if int(code) in (TIMED_OUT, KILLED) and int(n_seconds) >= seconds:
         return TIMED_OUT, output, f"[ended: the time limit of {seconds} seconds was reached]"
     return int(code), output, ""

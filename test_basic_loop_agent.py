@@ -494,6 +494,8 @@ def tokenizer_dir(tmp_path_factory) -> str:
     # As in the real tokenizers tags are added tokens, but not special.
     tags = r"</?(?:think|tool_(?:call|response|result)|arg_key|arg_value|img)>|<image>|\[gMASK\]"
     tokenizer.add_tokens(sorted(set(re.findall(tags, sources))))
+    # Some tokenizers add single characters.
+    tokenizer.add_tokens(["\u00a7"])
     folder = tmp_path_factory.mktemp("tokenizer")
     wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|endoftext|>")
     wrapped.save_pretrained(folder)
@@ -1085,12 +1087,12 @@ class TestLoop:
 
     def test_metadata_does_not_outlive_its_step(self, tinker, monkeypatch):
         def keep(agent: OwnLoop) -> None:
-            # The first prompt of a step is its instruction.
             agent.metadata[agent.turns[0].prompt] = 1
 
         monkeypatch.setattr(OwnLoop, "after_turn", keep)
         metadata = AgentRun(OwnLoop(**tinker.options)).run("one", "two").metadata
-        assert ("one" in metadata, "two" in metadata) == (False, True)
+        # The first text of each step.
+        assert ("one" in metadata, "go on\n\ntwo" in metadata) == (False, True)
 
     def test_the_readmes_reminder_works_as_printed(self, tinker, tmp_path, monkeypatch):
         readme, source = ((ROOT / n).read_text() for n in ("README.md", "basic_loop_agent.py"))
@@ -1337,10 +1339,9 @@ class TestEndings:
         asyncio.run(cancelled_after(run, n_steps))
         answered = [turn._replace(logprobs=turn.logprobs or []) for turn in tinker.sampled]
         # The fake's own logprobs are negative, and far above -99.
-        whole = [turn for turn in answered if all(x and -99 < x < 0 for x in turn.logprobs)]
-        assert run.recorded == [
-            turn for turn in whole if len(turn.completion) == len(turn.logprobs)
-        ]
+        aligned = [turn for turn in answered if len(turn.completion) == len(turn.logprobs)]
+        whole = [turn for turn in aligned if all(x and -99 < x < 0 for x in turn.logprobs)]
+        assert run.recorded == whole
         assert run.metadata["n_episodes"] == len(answered)
         assert run.metadata["n_turns_without_ids"] == len(answered) - len(run.recorded)
 
@@ -1551,8 +1552,8 @@ class TestScripts:
         here_document_after_extglob="shopt -s extglob\nls !(keep)\ncat <<E\nx",
     )
     def test_a_block_left_open_runs_nothing(self, half, shell, tmp_path):
-        # The third block does not make the second one whole.
-        text = run_shell(shell(), f"touch {tmp_path}/ran", half, "x\nE\n'\nfi\n)\n}")
+        # The third block closes what the second one has opened, and opens nothing.
+        text = run_shell(shell(), f"touch {tmp_path}/ran", half, 'E\necho "\'"\nfi')
         assert text == told(2, "[nothing was run: a block is unfinished]")
         assert list(tmp_path.iterdir()) == []
 
@@ -1779,7 +1780,8 @@ class Family:
         """The special tokens and their ids."""
         if tml := getattr(self.tokenizer, "tml_tokenizer", None):
             return {text: tml.encode_special(text[2:-2]) for text in tml.all_special_tokens}
-        return self.tokenizer.added_tokens_encoder
+        added = self.tokenizer.added_tokens_encoder.items()
+        return {text: token for text, token in added if len(text) > 1}
 
     def render(self, *messages: dict[str, Any]) -> list[int]:
         return self.renderer.build_generation_prompt(list(messages)).to_ints()
@@ -1804,6 +1806,14 @@ def family(request, tokenizer_dir) -> Family:
 
 
 class TestTinker:
+    def test_a_template_without_a_tail_renders_the_prompt(self, monkeypatch):
+        client = ToyClient()
+        render = client.render
+        # A template that shows the last message only.
+        monkeypatch.setattr(client, "render", lambda messages: render(messages[-1:]))
+        client.ask("new", "x;", [("user", "old")])
+        assert client.generated == [("u:new;a:", 50)]
+
     # The ids so far (as sampled in capitals, as rendered in small letters), and the next prompt. (A
     # reply of Inkling ends in two stop tokens. Here these are `;` and `u`.)
     @cases(
@@ -1850,6 +1860,10 @@ class TestTinker:
     def test_a_base_models_end_of_text_is_taken_off(self, tinker):
         tinker.script(Reply("hi<|endoftext|>", cut_off=True))
         assert AgentRun(tinker.agent()).run().completion == "hi"
+
+    def test_a_character_that_is_an_added_token_stays(self, tinker):
+        (client,) = set_up(tinker.agent())
+        assert client.plain_text("a \u00a7 b") == "a \u00a7 b"
 
     def test_tinker_opens_the_base_model(self, tinker, tokenizer_dir):
         set_up(tinker.agent())
@@ -2299,6 +2313,10 @@ class TestSharedClient:
         first, second = set_up(tinker.agent(), tinker.agent(model_name=f"{tokenizer_dir}/"))
         assert first is not second
 
+    def test_a_subclass_has_clients_of_its_own(self, tinker):
+        first, second = set_up(tinker.agent(), OwnLoop(**tinker.options))
+        assert first is not second
+
     def test_another_given_service_has_clients_of_its_own(self, tinker):
         async def main() -> None:
             await agents[0].setup(ScriptedEnvironment())
@@ -2521,8 +2539,8 @@ A_TURN = (a_turn(),)
 
 
 def a_trial(rewards=ONE, error="", stop_reason="completed", turns=A_TURN, steps=()) -> TrialResult:
-    """A trial as Harbor reads it from result.json, or a step of one, which has the same fields. With
-    rewards=None there was no verifier."""
+    """A trial as Harbor reads it from result.json, or a step of one, which has the same fields.
+    With rewards=None there was no verifier."""
     details = rollout_details(list(turns))
     context = AgentContext(metadata={"stop_reason": stop_reason}, rollout_details=details)
     return TrialResult.model_construct(
@@ -2633,6 +2651,7 @@ class TestTrainingData:
         an_error_without_a_reward=a_trial(None, error="RuntimeError"),
         a_run_that_ended_in_error=a_trial(stop_reason="error"),
         neither_reward_nor_turns=a_trial(None, turns=[]),
+        an_error_with_a_broken_reward=a_trial({"reward": math.nan}, error="RuntimeError"),
         a_failed_step=a_trial(steps=[a_trial(error="RuntimeError"), a_trial()]),
         a_step_that_ended_in_error=a_trial(steps=[a_trial(stop_reason="error"), a_trial()]),
         its_own_error_beside_its_steps=a_trial(error="RuntimeError", steps=[a_trial()]),
@@ -2646,6 +2665,10 @@ class TestTrainingData:
     def test_harbors_reward_valid_decides(self, said, monkeypatch):
         monkeypatch.setattr(TrialResult, "reward_valid", said, raising=False)
         assert (trial_to_trajectory(a_trial(error="RuntimeError")) is not None) is said
+
+    def test_without_a_reward_harbors_word_does_not_count(self, monkeypatch):
+        monkeypatch.setattr(TrialResult, "reward_valid", False, raising=False)
+        assert trial_to_trajectory(a_trial(None)).reward is None
 
     @pytest.mark.parametrize("reward", [math.nan, math.inf])
     def test_a_reward_that_is_no_number_is_an_error(self, reward):
