@@ -130,6 +130,9 @@ class BasicLoopAgent(BaseAgent):
         messages: The conversation so far. The loop may edit it.
         turns: The turns of this run.
         metadata: The loop may keep JSON values here. They go into the context's metadata.
+        _pending: The texts that the next `sample` sends.
+        _last_ids: The last turn's ids. The next prompt begins with them; [] to render it anew.
+        _last_messages: A copy of `messages` after the last turn, to see if the loop edited them.
     """
 
     options_model = BasicLoopOptions
@@ -275,11 +278,8 @@ message. Each script starts in a fresh shell (files stay, variables and director
         self._introduction: list[str] = []
         # The system message ("" for none). None before the first `run`.
         self._system: str | None = None
-        # The texts that the next `sample` sends.
         self._pending: list[str] = []
-        # The ids of the last turn, with which the next prompt begins; [] if it is rendered anew.
         self._last_ids: list[int] = []
-        # A copy of `messages` after the last turn, which shows whether the loop has edited them.
         self._last_messages: list[dict] = []
 
     @staticmethod
@@ -1141,7 +1141,7 @@ def fenced_blocks(text: str) -> list[tuple[str, str]]:
 
 # A script that writes more is killed, because Harbor keeps all output of an exec in memory.
 FLOOD_BYTES = 4_000_000
-# Three limits end a script. All count from its start:
+# Three limits for a script, from its start. Each is there in case the one before fails:
 #     seconds       `timeout` kills it; the model sees the output so far
 #     seconds + 30  the agent stops waiting, and kills it by another exec
 #     seconds + 90  exec gives up, with Docker by a RuntimeError, which would end the run
@@ -1154,8 +1154,8 @@ TIMED_OUT = 124
 KILLED = 137
 
 # This command runs the bash program in the variable BASIC_LOOP_CODE. It runs _SHELL, and within it
-# the script. In a variable, and not an argument, no program matches a `pkill -f` in the script.
-# `unset` hides it from what it starts. (bash expands eval's whole argument before it runs `unset`.)
+# the script. As it is no argument, a `pkill -f` in the script does not match it. `unset` hides it
+# from what it starts. (bash expands eval's whole argument before it runs `unset`.)
 _RUN_CODE = """bash -c 'eval "unset BASIC_LOOP_CODE; $BASIC_LOOP_CODE"'"""
 
 # This bash program runs a script. Its arguments are the time limit and FLOOD_BYTES. It prints
