@@ -96,7 +96,7 @@ class BasicLoopOptions(
     interleaved_thinking: bool = False
     """Only for litellm: send the server's reasoning_content back with each answer."""
     session_id: str | None = None
-    """Only for litellm and vllm: sent to sample, so that a router can keep to one server."""
+    """Only for litellm and vllm: sent with each model call, for a router that keeps to a server."""
     command_timeout_sec: PositiveInt = Field(120, le=7 * 24 * 3600)
     """Time limit of a script in seconds; at most a week."""
     max_output_bytes: PositiveInt = 10_000
@@ -192,8 +192,8 @@ message. Each script starts in a fresh shell (files stay, variables and director
         self._last_ids = []
 
     async def sample(self) -> Turn:
-        """Send the queued texts, and record the reply as a turn. Nothing is awaited in between, so
-        no cancellation can come there. Raises RuntimeError if no text is queued, or if no token ids
+        """Send the queued texts, and record the reply as a turn. Once the reply is here, nothing is
+        awaited until it is recorded. Raises RuntimeError if no text is queued, or if no token ids
         come; ContextLengthExceededError; and any error of the client."""
         if not self._pending:
             raise RuntimeError("there is nothing to send: `tell` the model something first")
@@ -247,8 +247,8 @@ message. Each script starts in a fresh shell (files stay, variables and director
         api_base: str | None = None,
         **kw: Any,
     ) -> None:
-        """Create the agent of one trial. Callers rely on these parameters and their defaults, which
-        are the first eight options. Raises ValueError for an unknown option or a bad value."""
+        """Create the agent of one trial. The first eight options are parameters, because callers
+        rely on these names and defaults. Raises ValueError for a bad option."""
         # The variables of `--ae KEY=value`, such as API keys. Harbor must not have them: from 0.16
         # on it would give them to each command in the container.
         self._agent_env: dict[str, str] = kw.pop("extra_env", None) or {}
@@ -320,6 +320,7 @@ message. Each script starts in a fresh shell (files stay, variables and director
             self._system = self.protocol.replace("{seconds}", str(self.options.command_timeout_sec))
         self.messages = [{"role": "system", "content": self._system}] if self._system else []
         self._pending = []
+        self.render_anew()
         for text in self._introduction:
             self.tell(text)
         await self.resume(instruction, environment, context)
@@ -379,8 +380,7 @@ message. Each script starts in a fresh shell (files stay, variables and director
                 later.prompt_token_ids[: len(ids)] != ids
                 for ids, later in zip(all_ids, trainable[1:], strict=False)
             )
-        # Harbor could not save other values than JSON's. Objects become text. Keys that JSON does
-        # not have, such as tuples, are left out.
+        # Harbor saves JSON only: other values become text, and keys such as tuples are left out.
         text = json.dumps(metadata, default=str, skipkeys=True, ensure_ascii=False)
         context.metadata = json.loads(valid_text(text))
         # Also without a turn: the file may hold the answer of the previous step.
@@ -398,8 +398,8 @@ message. Each script starts in a fresh shell (files stay, variables and director
             },
             extra=context.metadata,
         )
-        # Without this, Harbor 0.24 and 0.25 open trajectory.json to compute it. If a command made a
-        # named pipe there, which 0.25 copies out of the container, they would wait for ever.
+        # Harbor 0.24 and 0.25 compute this from trajectory.json, unless it is here. 0.25 copies the
+        # container's files later, and would hang if a command made a named pipe of that name.
         with suppress(ImportError):
             from harbor.utils.trajectory_utils import compute_model_usage
 
@@ -630,7 +630,7 @@ THINKING_TAGS = {
     "<|channel|>": "<|channel|>final<|message|>",
     "<|message_model|>": "<|message_model|><|content_text|>",
 }
-# The opening tags come first: the header of gpt-oss's answer, too, begins with <|channel|>.
+# The opening tags come first: at <|channel|>final<|message|> the match has to be <|channel|>.
 _TAG = re.compile("|".join(map(re.escape, [*THINKING_TAGS, *THINKING_TAGS.values()])))
 
 
@@ -749,8 +749,8 @@ class TokenClient(ABC):
 
 
 def says_context_is_full(error: Exception) -> bool:
-    """True if the error says that the prompt is too long; the phrases are Harbor's. A timeout may
-    say "took too long", so the status must be a bad request's, or Tinker's category the user's."""
+    """True if the error says that the prompt is too long; the phrases are Harbor's. The status (or
+    Tinker's category) must fit, because a timeout may say "took too long"."""
     is_user_error = str(getattr(error, "category", "")) == "user"
     is_bad_request = getattr(error, "status_code", None) in (400, 413, 422)
     phrases = "(?i)context ?window|context[ _]length|maximum context|token limit|too long"
@@ -1065,6 +1065,7 @@ def trial_to_trajectory(trial: TrialResult) -> Trajectory | None:
     error_types = {part.exception_info.exception_type for part in parts}
     # Harbor scores a trial after these exceptions.
     is_valid = error_types <= {"AgentTimeoutError", "NonZeroAgentExitCodeError"}
+    # Harbor's own word, from 0.25 on. Of a trial without rewards it is no.
     if rewards:
         is_valid = getattr(trial, "reward_valid", is_valid)
     if not is_valid or StopReason.ERROR in stop_reasons:
@@ -1147,15 +1148,14 @@ FLOOD_BYTES = 4_000_000
 #     seconds + 90  exec gives up, with Docker by a RuntimeError, which would end the run
 ANSWER_MARGIN_SEC = 30
 EXEC_MARGIN_SEC = 90
-# The time limit of killing a script from outside.
-KILL_SEC = 15
+KILL_TIMEOUT_SEC = 15
 # Exit codes that the model sees.
 TIMED_OUT = 124
 KILLED = 137
 
-# This command runs the bash program in the variable BASIC_LOOP_CODE. It runs _SHELL, and within it
-# the script. As it is no argument, a `pkill -f` in the script does not match it. `unset` hides it
-# from what it starts. (bash expands eval's whole argument before it runs `unset`.)
+# This command runs the bash program in the variable BASIC_LOOP_CODE: the agent runs _SHELL by it,
+# and _SHELL runs the script. A variable is in no argument list, so a `pkill -f` in the script does
+# not match it; `unset` keeps it from children. (bash expands eval's argument before it unsets.)
 _RUN_CODE = """bash -c 'eval "unset BASIC_LOOP_CODE; $BASIC_LOOP_CODE"'"""
 
 # This bash program runs a script. Its arguments are the time limit and FLOOD_BYTES. It prints
@@ -1207,8 +1207,8 @@ exec 5< <(
 # `ps`.) They may follow half a character, so sed takes bytes. The ulimit ends sed at a line without
 # end, which it would keep in memory. head ends a flood.
 (ulimit -d 300000; LC_ALL=C exec sed "/[e]nd-of-$BASIC_LOOP_MARK/q") <&5 | head -c "$2" | base64
-# `read` returns 1 at the end of the pipe: no process has it. Otherwise a server still does, and it
-# would die if nobody read on. (sed may have left the empty line, so `read` asks for two bytes.)
+# `read` returns 1 at the end of the pipe. If it does not, a process in the background still has it,
+# and would die of SIGPIPE if nobody read on. (Two bytes, because sed may have left the empty line.)
 read -r -t 0.1 -N 2 <&5
 [ $? = 1 ] || { cat <&5 >/dev/null & }
 """.replace("@RUN_CODE@", _RUN_CODE)
@@ -1257,7 +1257,7 @@ async def run_script(
 
 
 async def kill_script(mark: str, environment: BaseEnvironment) -> None:
-    """Kill a script and what runs it, by another exec. A second cancellation does not end it."""
+    """Kill a script and what runs it, by another exec. If this is cancelled, that exec goes on."""
     # Kill each process that has the mark in its environment, and its process group.
     command = (
         f"for pid in $(grep -ls BASIC_LOOP_MARK={mark} /proc/[0-9]*/environ | cut -d / -f 3); do "
@@ -1265,8 +1265,8 @@ async def kill_script(mark: str, environment: BaseEnvironment) -> None:
     )
     # The environment may be gone.
     with suppress(Exception):
-        exec_call = environment.exec(command, timeout_sec=KILL_SEC + EXEC_MARGIN_SEC)
-        await asyncio.shield(asyncio.wait_for(exec_call, KILL_SEC))
+        exec_call = environment.exec(command, timeout_sec=KILL_TIMEOUT_SEC + EXEC_MARGIN_SEC)
+        await asyncio.shield(asyncio.wait_for(exec_call, KILL_TIMEOUT_SEC))
 
 
 def parse_output(result: ExecResult, mark: str, seconds: int) -> tuple[int, bytes, str]:
@@ -1284,7 +1284,7 @@ def parse_output(result: ExecResult, mark: str, seconds: int) -> tuple[int, byte
         note = f"[the output is cut: more than {FLOOD_BYTES} bytes, or its reader was killed]"
         return KILLED, decoded, note
     output, code, n_seconds = complete.groups()
-    # `timeout` exits so at the limit (124: uutils, in Ubuntu 26.04). A script may exit so earlier.
+    # At the limit GNU's `timeout` exits with 137, uutils' with 124. A script may do so earlier.
     if int(code) in (TIMED_OUT, KILLED) and int(n_seconds) >= seconds:
         return TIMED_OUT, output, f"[ended: the time limit of {seconds} seconds was reached]"
     return int(code), output, ""

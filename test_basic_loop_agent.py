@@ -2257,6 +2257,10 @@ class TestChat:
         done = AgentRun(server.agent(max_turns=2)).run()
         assert (done.stop_reason, done.scripts) == ("completed", [["ls\n"]])
 
+    def test_a_reply_without_a_finish_reason_is_recorded(self, server):
+        server.script(Reply("hi", choice={"finish_reason": None}))
+        assert AgentRun(server.agent()).run().completion == "hi"
+
     @pytest.mark.parametrize("reason", ["length", "abort", "MALFORMED", "content_filter"])
     def test_a_reply_that_was_cut_off_is_not_run(self, server, reason, caplog):
         server.script(Reply(bash("rm x"), choice={"finish_reason": reason}))
@@ -2578,6 +2582,10 @@ class TestTrainingData:
     )
     def test_a_turn_whose_logprobs_are_whole_is_trainable(self, turn, expected):
         assert turn.is_trainable is expected
+
+    def test_a_turn_without_usage_counts_its_tokens(self):
+        counts = {"prompt_tokens": 2, "completion_tokens": 2, "cache_tokens": 0, "cost_usd": 0.0}
+        assert a_turn().usage.model_dump() == counts
 
     def test_rollout_details_have_an_entry_for_each_turn(self):
         other = a_turn(prompt=(5,), completion=(6,), logprobs=(-1.0,), b=2)
