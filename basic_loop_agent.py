@@ -1036,7 +1036,7 @@ class Trajectory:
     Attributes:
         turns: The trainable turns of all steps: ids, logprobs and `extra`, but no text.
         reward: The reward named "reward", or else the only one. None if there is no such reward.
-        stop_reason: The `StopReason` of the last step; None for another agent's trial.
+        stop_reason: The last step's `StopReason`, or your loop's word; None for other agents.
         trial: Harbor's result, with all rewards, tokens, cost and names.
     """
 
