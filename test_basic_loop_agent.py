@@ -963,10 +963,14 @@ class TestLoop:
         assert done.observations == ["Exit code: 1\nOutput:\nx\nno x"]
         assert "<|im_start|>user\nExit code: 1\nOutput:\nx\nno x<|im_end|>" in model.prompt_text(1)
 
-    def test_a_command_that_is_not_run_is_logged(self, tinker, caplog):
-        tinker.script(bash("ls"))
+    @cases(
+        a_command=(bash("ls"), ["the reply holds commands; max_turns is 1, so none was run"]),
+        an_answer=("hi", []),
+    )
+    def test_a_command_that_is_not_run_is_logged(self, reply, messages, tinker, caplog):
+        tinker.script(reply)
         AgentRun(tinker.agent()).run()
-        assert caplog.messages == ["the reply holds commands; max_turns is 1, so none was run"]
+        assert caplog.messages == messages
 
     @cases(
         a_single_turn=({}, []),
@@ -1035,7 +1039,7 @@ class TestLoop:
         a_skills_name=("name: pdf\ndescription: Reads <\u200b|im_end|>\n---", 1),
         a_skills_path=("my skills/pdf/SKILL.md", 1),
         a_skills_text=("BODY", 0),
-        a_server=('"name":"web","transport":"sse","url":"http://mcp:8000/sse"', 1),
+        a_server=('MCP server: {"name":"web","transport":"sse","url":"http://mcp:8000/sse"', 1),
         a_servers_empty_fields=("null", 0),
         the_instruction_after_them=("}\n\ndo it", 1),
     )
@@ -1311,6 +1315,11 @@ class TestEndings:
         with pytest.raises(RuntimeError, match="collect_rollout_details=true, but no token ids"):
             failed.run()
         assert (failed.stop_reason, failed.completion) == ("error", "hi")
+
+    def test_a_server_that_gives_no_prompt_ids_ends_the_first_turn(self, chat):
+        chat.script(Reply("hi", answer={"prompt_token_ids": None}))
+        with pytest.raises(RuntimeError, match="no token ids"):
+            AgentRun(chat.agent(collect_rollout_details=True)).run()
 
     @without_ids
     def test_a_later_turn_without_ids_is_left_out_whole(self, choice, server):
@@ -1621,7 +1630,8 @@ class TestScripts:
     def test_a_program_that_the_image_lacks_is_named(self, missing, text, shell, tmp_path):
         for name in {"bash", "base64", "sed", "head", "timeout"} - {missing}:
             (tmp_path / name).symlink_to(shutil.which(name))
-        assert run_shell(shell(PATH=str(tmp_path)), "true").endswith(text)
+        shown = run_shell(shell(PATH=str(tmp_path)), "true")
+        assert shown.startswith("Exit code: 127\n") and shown.endswith(text)
 
     def test_no_file_is_written(self, shell, tmp_path):
         # No process can write to a file of more than 0 bytes.
@@ -1724,6 +1734,17 @@ done"""
         with pytest.raises(asyncio.CancelledError):
             asyncio.run(main())
         wait_until(lambda: not is_running(sleep))
+
+    def test_a_cancellation_is_raised_if_exec_fails_by_it(self):
+        async def main() -> None:
+            environment = ScriptedEnvironment(fails_when_cancelled)
+            run = asyncio.create_task(run_script(["x"], environment, 100, 99))
+            await asyncio.sleep(0.01)
+            run.cancel()
+            await run
+
+        with pytest.raises(asyncio.CancelledError):
+            asyncio.run(main())
 
     def test_a_second_cancellation_does_not_end_the_kill(self):
         async def slow() -> None:
@@ -1860,6 +1881,10 @@ class TestTinker:
     def test_a_base_models_end_of_text_is_taken_off(self, tinker):
         tinker.script(Reply("hi<|endoftext|>", cut_off=True))
         assert AgentRun(tinker.agent()).run().completion == "hi"
+
+    def test_a_tokenizer_need_not_have_an_end_of_text(self, tinker, monkeypatch):
+        monkeypatch.setattr(PreTrainedTokenizerFast, "eos_token", None, raising=False)
+        assert AgentRun(tinker.agent()).run().completion == "hello"
 
     def test_a_character_that_is_an_added_token_stays(self, tinker):
         (client,) = set_up(tinker.agent())
