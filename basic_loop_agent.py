@@ -82,7 +82,7 @@ class BasicLoopOptions(
     model_client: Literal["tinker", "litellm", "vllm"] = "tinker"
     """tinker; vllm for a vLLM server, by token ids; litellm for API models and other servers."""
     api_base: str | None = None
-    """Base URL of the server, with /v1 (http://host:port gets it); default: the client's."""
+    """Base URL of the server, with /v1 (added to http://host:port); default: the client's."""
     top_p: PositiveFloat | None = Field(None, le=1)
     """Nucleus sampling: the smallest set of tokens with this total probability. null: not sent."""
     max_seconds: PositiveFloat | None = None
@@ -96,7 +96,7 @@ class BasicLoopOptions(
     interleaved_thinking: bool = False
     """Only for litellm: send the server's reasoning_content back with each answer."""
     session_id: str | None = None
-    """Only for litellm and vllm: sent with each model call, for a router that keeps to a server."""
+    """Only for litellm and vllm: sent with each model call, for a router with sticky sessions."""
     command_timeout_sec: PositiveInt = Field(120, le=7 * 24 * 3600)
     """Time limit of a script in seconds; at most a week."""
     max_output_bytes: PositiveInt = 10_000
@@ -108,7 +108,7 @@ class BasicLoopOptions(
             self.collect_rollout_details = self.model_client != "litellm"
         if self.model_client != "tinker" and (self.model_path or self.renderer_name):
             raise ValueError("model_path and renderer_name are for model_client=tinker: drop them")
-        # llm_kwargs may not repeat an option that has a value, be it the default.
+        # An option that has a value (its default counts) may not be in llm_kwargs, too.
         options = {name for name, value in self if value is not None}
         duplicates = self.llm_kwargs.keys() & {*options, "model", "model_name", "api_base"}
         if duplicates:
@@ -192,23 +192,23 @@ message. Each script starts in a fresh shell (files stay, variables and director
         self._last_ids = []
 
     async def sample(self) -> Turn:
-        """Send the queued texts, and record the reply as a turn. Once the reply is here, nothing is
-        awaited until it is recorded. Raises RuntimeError if no text is queued, or if no token ids
-        come; ContextLengthExceededError; and any error of the client."""
+        """Send the queued texts, and record the reply as a turn. Nothing is awaited between the
+        two, so that no cancellation loses a reply. Raises RuntimeError if no text is queued, or no
+        token ids or logprobs come; ContextLengthExceededError; and any error of the client."""
         if not self._pending:
             raise RuntimeError("there is nothing to send: `tell` the model something first")
-        prompt = "\n\n".join(self._pending)
+        sent = "\n\n".join(self._pending)
         request = {}
         if isinstance(self.client, TokenClient):
             if self.messages != self._last_messages:
                 self.render_anew()
             request["previous_ids"] = self._last_ids
-        # Chat calls the client with its messages, the prompt and `request`. Then it appends the
-        # prompt and the reply. It is new each time: the loop may edit or replace `messages`.
+        # A Chat holds the messages of a conversation. It calls the client with them, and appends
+        # what was sent and the reply. A new one takes over what the loop has done to `messages`.
         chat = Chat(self.client, self.options.interleaved_thinking)
         chat.messages.extend(self.messages)
         try:
-            reply = await chat.chat(prompt, **request)
+            reply = await chat.chat(sent, **request)
         except Exception as error:
             if says_context_is_full(error):
                 raise ContextLengthExceededError(str(error)) from error
@@ -216,8 +216,9 @@ message. Each script starts in a fresh shell (files stay, variables and director
 
         # A client of your own may return Harbor's LLMResponse.
         turn = reply if isinstance(reply, Turn) else Turn(**vars(reply))
-        turn.prompt = prompt
+        turn.sent = sent
         turn.timestamp = datetime.now(UTC).isoformat()
+        # (If the template has opened the thinking, TokenClient and ChatClient have seen to it.)
         thinking, turn.content = split_thinking(turn.content)
         turn.reasoning_content += thinking
         self.turns.append(turn)
@@ -247,8 +248,8 @@ message. Each script starts in a fresh shell (files stay, variables and director
         api_base: str | None = None,
         **kw: Any,
     ) -> None:
-        """Create the agent of one trial. The first eight options are parameters, because callers
-        rely on these names and defaults. Raises ValueError for a bad option."""
+        """Create the agent of one trial. The oldest eight options are parameters, because code that
+        creates agents relies on them. The others are in `kw`. Raises ValueError for a bad one."""
         # The variables of `--ae KEY=value`, such as API keys. Harbor must not have them: from 0.16
         # on it would give them to each command in the container.
         self._agent_env: dict[str, str] = kw.pop("extra_env", None) or {}
@@ -265,7 +266,7 @@ message. Each script starts in a fresh shell (files stay, variables and director
         # From 0.23 on Harbor parses the options in here, and sets `self.options`.
         super().__init__(model_name=model_name, **options, **kw)
         if not hasattr(BaseAgent, "parse_options"):
-            # Earlier versions ignore unknown arguments. What is not Harbor's is an option.
+            # Earlier versions ignore unknown arguments. (The last of these is for Harbor's trial.)
             harbor_names = {*inspect.signature(BaseAgent).parameters, "override_setup_timeout_sec"}
             options |= {name: kw[name] for name in kw.keys() - harbor_names}
             self.options = self.options_model(**options)
@@ -297,9 +298,8 @@ message. Each script starts in a fresh shell (files stay, variables and director
         url_and_key(options, options.model_client, env or {})
 
     async def setup(self, environment: BaseEnvironment) -> None:
-        """Build the model client, and list the task's skills and MCP servers for the model. Harbor
-        does not count the seconds of imports here as the agent's time. Raises ValueError if the
-        model has no name, Tinker no key or vLLM no URL, and any error of the client."""
+        """Build the model client, and list the task's skills and MCP servers for the model. Raises
+        ValueError if the model's name, Tinker's key or vLLM's URL is missing; a client's error."""
         if not self.model_name:
             raise ValueError("no model: name one with -m, such as -m Qwen/Qwen3-8B")
         self.client = await self._shared_llm()
@@ -328,9 +328,9 @@ message. Each script starts in a fresh shell (files stay, variables and director
     async def resume(
         self, instruction: str, environment: BaseEnvironment, context: AgentContext
     ) -> None:
-        """Continue the conversation of the last `run`: Harbor calls this for the later steps of a
-        task. First the new turns are recorded, then any error of the client or the environment is
-        raised. Raises OSError if the files cannot be written."""
+        """Continue the conversation of the last `run`, for the later steps of a task. The turns are
+        recorded even if this raises: RuntimeError before the first `run`, any error of the client
+        or the environment, or OSError if a file cannot be written."""
         if self._system is None:
             raise RuntimeError("`resume` continues a conversation: call `run` first")
         self.turns = []
@@ -344,19 +344,20 @@ message. Each script starts in a fresh shell (files stay, variables and director
                 self.client = await self._shared_llm()
                 stop_reason = await self.converse(environment)
         except (Exception, asyncio.CancelledError) as error:
-            # The error's type does not tell who ended the run: a client may turn a cancellation
-            # into an error of its own. So Harbor's cancellation comes first, then `max_seconds`.
+            # The error's type does not tell who ended the run, because a client may answer a
+            # cancellation with an error of its own.
             if asyncio.current_task().cancelling():
                 stop_reason = StopReason.CANCELLED
                 raise asyncio.CancelledError from error
-            if not timer.expired():
+            elif timer.expired():
+                # `max_seconds` ended it. No error is raised, so that Harbor scores the trial.
+                stop_reason = StopReason.ROLLOUT_TIMEOUT
+            else:
                 self._forget_client()
                 if isinstance(error, TimeoutError | asyncio.CancelledError):
                     # Harbor would take the first for the agent's timeout, the second for Ctrl-C.
                     raise RuntimeError(f"a call timed out or was cancelled: {error!r}") from error
                 raise
-            # `max_seconds` are over. This returns, so that Harbor scores the trial.
-            stop_reason = StopReason.ROLLOUT_TIMEOUT
         finally:
             self._record(stop_reason, context)
 
@@ -398,8 +399,8 @@ message. Each script starts in a fresh shell (files stay, variables and director
             },
             extra=context.metadata,
         )
-        # Harbor 0.24 and 0.25 compute this from trajectory.json, unless it is here. 0.25 copies the
-        # container's files later, and would hang if a command made a named pipe of that name.
+        # If this is missing, Harbor 0.24 and later compute it from trajectory.json after the run.
+        # They would hang if a command had put a named pipe in that file's place.
         with suppress(ImportError):
             from harbor.utils.trajectory_utils import compute_model_usage
 
@@ -409,7 +410,7 @@ message. Each script starts in a fresh shell (files stay, variables and director
     def _steps(self) -> list[dict]:
         """This run as ATIF's steps, without their step_id."""
         # A script's output is in the next turn's prompt. After the last turn it is still queued.
-        prompts = [*(turn.prompt for turn in self.turns), "\n\n".join(self._pending)]
+        prompts = [*(turn.sent for turn in self.turns), "\n\n".join(self._pending)]
         steps = [{"source": "system", "message": self._system}] if self._system else []
         steps.append({"source": "user", "message": prompts[0]})
         for turn, observed in zip(self.turns, prompts[1:], strict=True):
@@ -436,10 +437,9 @@ message. Each script starts in a fresh shell (files stay, variables and director
         return steps
 
     def _build_llm(self) -> Any:
-        """Build the client. This runs in a thread, because the imports take seconds. To use your
-        own client, return any Harbor `BaseLLM` whose content is text, and set model_client=litellm
-        (the others need a key or a URL). Raises any error of the client, and litellm's error for an
-        unknown provider."""
+        """Build the client. This runs in a thread, because the imports take seconds. For your own
+        client override it: return any Harbor `BaseLLM` whose content is text, and set
+        model_client=litellm (the others need a key or a URL). Raises any error of the client."""
         options = self.options
         provider = options.model_client
         args = copy.deepcopy(options.llm_kwargs)
@@ -520,7 +520,7 @@ def url_and_key(
     if options.model_client == "vllm" and not url:
         raise ValueError("vllm needs api_base or VLLM_BASE_URL, such as http://localhost:8000")
     if url and provider in ("openai", "hosted_vllm", "vllm"):
-        # A local server has its API under /v1. It may need no key, but the openai package does.
+        # A local server has its API under /v1, and openai needs a key. (VllmClient takes /v1 off.)
         url = re.sub(r"(:\d+)/?$", r"\1/v1", url)
         key = key or "none"
     return url, key
@@ -536,8 +536,8 @@ def tinker_has_key() -> bool:
 
 
 class StopReason(StrEnum):
-    """Why a run ended. After ERROR or Ctrl-C the trial is no training data (`trial_to_trajectory`),
-    and Harbor does not score it, unless it has several steps."""
+    """Why a run ended. After ERROR or Ctrl-C the trial is no training data (`trial_to_trajectory`).
+    Harbor does not score such a trial, unless it has several steps."""
 
     # The reply holds no command, or max_turns is 1.
     COMPLETED = "completed"
@@ -569,7 +569,7 @@ class Turn(LLMResponse):
     Attributes:
         content: The reply's text. `sample` takes the thinking out of it.
         reasoning_content: The thinking.
-        prompt: The text that was sent: the instruction, or a script's output.
+        sent: The text that was sent: the instruction, or a script's output.
         prompt_token_ids: One id per token of the whole prompt, or None.
         completion_token_ids: One id per sampled token, the stop token included, or None.
         logprobs: One natural logarithm per sampled token, or None. vLLM gives those of the raw
@@ -580,7 +580,7 @@ class Turn(LLMResponse):
     """
 
     content: str = ""
-    prompt: str = ""
+    sent: str = ""
     finish_reason: str = "stop"
     timestamp: str | None = None
 
@@ -609,7 +609,7 @@ class Turn(LLMResponse):
 
     @property
     def is_trainable(self) -> bool:
-        """True if every sampled token has a finite logprob."""
+        """True if the prompt's ids are here, and every sampled token has a finite logprob."""
         ids, logprobs = self.completion_token_ids, self.logprobs or []
         # vLLM writes -9999.0 for a logprob that it does not have. NaN fails any comparison.
         is_finite = all(x is not None and -9999.0 < x < math.inf for x in logprobs)
@@ -632,6 +632,9 @@ THINKING_TAGS = {
 }
 # The opening tags come first: at <|channel|>final<|message|> the match has to be <|channel|>.
 _TAG = re.compile("|".join(map(re.escape, [*THINKING_TAGS, *THINKING_TAGS.values()])))
+# Code: a block, from ``` to the next ```, or `a piece of a line`. (If the next ``` has a language,
+# it opens a block itself. Then the first one was left open, and is no code.)
+_CODE = re.compile(r"(?s)```(?:(?!```).)*```(?!\w)|(?<!`)`[^`\n]+`(?!`)")
 
 
 def split_thinking(text: str) -> tuple[str, str]:
@@ -649,11 +652,8 @@ def split_thinking(text: str) -> tuple[str, str]:
 def split_untagged_thinking(text: str) -> tuple[str, str]:
     """Split off thinking that has no opening tag, because the prompt may have opened it: then the
     first tag is a closing one. (A tag in code does not count: a command may write </think>.)"""
-    # A block ends at the next ```. If that opens another block (```bash), the first one was left
-    # open, as thinking often breaks off.
-    code = r"(?s)```(?:(?!```).)*```(?!\w)|(?<!`)`[^`\n]+`(?!`)"
     # Blanks replace the code, so that the tag keeps its position.
-    first = _TAG.search(re.sub(code, lambda found: " " * len(found[0]), text))
+    first = _TAG.search(_CODE.sub(lambda found: " " * len(found[0]), text))
     if first and first[0] in THINKING_TAGS.values():
         return text[: first.start()], text[first.end() :].lstrip()
     return "", text
@@ -671,7 +671,7 @@ class TokenClient(ABC):
     max_tokens: int
     # Regular expressions that match the model's special tokens.
     special_tokens: list[str]
-    # What the probes of `next_prompt` begin with. All trials share it, as they share the client.
+    # The cache of `next_prompt`, for all trials that share the client.
     _probe_start: list[int] | None = None
 
     @abstractmethod
@@ -691,8 +691,8 @@ class TokenClient(ABC):
     async def call(
         self, prompt: str, message_history: list[dict], previous_ids: list[int], **others: Any
     ) -> Turn:
-        """Sample a reply to `prompt`, as Harbor's Chat asks for it. `previous_ids` are the history
-        as sampled; without them it is rendered. (`others` are not used.) Raises
+        """Sample a reply. Harbor's Chat calls the new message `prompt`. `previous_ids` are the
+        history as sampled; without them it is rendered. (`others` are not used.) Raises
         ContextLengthExceededError if there is no room for a reply, and any error of the server."""
         messages = [*message_history, {"role": "user", "content": prompt}]
         ids, end = await self.next_prompt(messages, previous_ids)
@@ -718,9 +718,8 @@ class TokenClient(ABC):
             <|im_start|> user a <|im_end|> <|im_start|> assistant b
             <|im_end|> <|im_start|> user NEW <|im_end|> <|im_start|> assistant
 
-        2. The tail begins after the reply "b", where a probe with "c" differs first. The ids up to
-           there are kept, and this step is left out while later probes begin with them. (With
-           another date, or an edited system message, they do not.)
+        2. Render it with "c" for "b". The first id that differs is the reply. The tail comes next.
+           (The ids up to the tail are kept. While probes begin with them, this step is left out.)
         3. Drop the stop token from the tail, because the sampled reply ends in it already.
 
         Without previous ids (in the first turn, or after an edit), or if the reply does not end in
@@ -738,6 +737,7 @@ class TokenClient(ABC):
         probe_start = self._probe_start
         if probe_start is None or ids[: len(probe_start)] != probe_start:
             other, _ = await self.render([*start, {"role": "assistant", "content": "c"}, new])
+            # True is for a template that does not show the reply: then the tail is empty.
             differs = [x != y for x, y in zip(ids, other, strict=False)] + [True]
             probe_start = self._probe_start = ids[: differs.index(True) + 1]
         tail = ids[len(probe_start) :]
@@ -777,13 +777,15 @@ def open_checkpoint(source: dict, url: str | None, key: str | None) -> Any:
         return created.result() if hasattr(created, "result") else created
 
     with _service_lock:
+        if _given_service:
+            return open_in(_given_service)
         try:
-            return open_in(_given_service or tinker_service(url, key))
+            return open_in(tinker_service(url, key))
         except tinker.TinkerError:
             # The service's session may have ended, so try a new one. (If the checkpoint is missing,
-            # Tinker gives the same error, and gives it again. A given service is not replaced.)
+            # Tinker gives the same error, and gives it again.)
             tinker_service.cache_clear()
-            return open_in(_given_service or tinker_service(url, key))
+            return open_in(tinker_service(url, key))
 
 
 class TinkerClient(TokenClient):
@@ -855,7 +857,7 @@ class TinkerClient(TokenClient):
             content=text,
             prompt_token_ids=prompt_ids,
             completion_token_ids=ids,
-            logprobs=list(sequence.logprobs or []),
+            logprobs=sequence.logprobs,
             finish_reason=sequence.stop_reason,
             # SDK 0.26 and later.
             extra={"sequence_id": getattr(sequence, "sequence_id", None)},
@@ -1061,11 +1063,10 @@ def trial_to_trajectory(trial: TrialResult) -> Trajectory | None:
     contexts = [step.agent_result or AgentContext() for step in steps]
     stop_reasons = [(context.metadata or {}).get("stop_reason") for context in contexts]
     rewards = getattr(trial.verifier_result, "rewards", None) or {}
-    parts = [part for part in (trial, *steps) if part.exception_info]
-    error_types = {part.exception_info.exception_type for part in parts}
-    # Harbor scores a trial after these exceptions.
-    is_valid = error_types <= {"AgentTimeoutError", "NonZeroAgentExitCodeError"}
-    # Harbor's own word, from 0.25 on. Of a trial without rewards it is no.
+    errors = {getattr(part.exception_info, "exception_type", None) for part in (trial, *steps)}
+    # Harbor scores a trial after these errors.
+    is_valid = errors <= {None, "AgentTimeoutError", "NonZeroAgentExitCodeError"}
+    # From 0.25 on, Harbor decides this itself. For a trial without rewards it always says False.
     if rewards:
         is_valid = getattr(trial, "reward_valid", is_valid)
     if not is_valid or StopReason.ERROR in stop_reasons:
@@ -1154,8 +1155,8 @@ TIMED_OUT = 124
 KILLED = 137
 
 # This command runs the bash program in the variable BASIC_LOOP_CODE: the agent runs _SHELL by it,
-# and _SHELL runs the script. A variable is in no argument list, so a `pkill -f` in the script does
-# not match it; `unset` keeps it from children. (bash expands eval's argument before it unsets.)
+# and _SHELL runs the script by it. A script in an argument would be found by its own `pkill -f`; in
+# a variable it is not. (eval has the text before `unset` hides it from children.)
 _RUN_CODE = """bash -c 'eval "unset BASIC_LOOP_CODE; $BASIC_LOOP_CODE"'"""
 
 # This bash program runs a script. Its arguments are the time limit and FLOOD_BYTES. It prints
@@ -1167,8 +1168,7 @@ _RUN_CODE = """bash -c 'eval "unset BASIC_LOOP_CODE; $BASIC_LOOP_CODE"'"""
 #   The server may still write, so they need not begin a line.
 # - MARK is random hex. All processes of the script have it in their environment, where
 #   `kill_script` finds them. (So a script can forge the end words. It deceives its own model only.)
-# - The program writes no file: a container's disk may be full or read-only.
-# - The image needs bash 4.4, coreutils, sed, grep.
+# - The program writes no file: disks may be full. It needs bash 4.4, coreutils, sed and grep.
 _SHELL = r"""
 # The image may have set these options by BASH_ENV or SHELLOPTS. Each would break this program.
 set +em +o posix
@@ -1194,8 +1194,9 @@ printf ":%s:" "$BASIC_LOOP_MARK"
 exec 5< <(
   BASIC_LOOP_CODE=$script timeout -s KILL "$1" @RUN_CODE@ </dev/null 2>&1
   code=$?
-  # bash does not wait for the tee of `exec > >(tee log)`. So if a process that started after this
-  # one still has the pipe as its output, it gets a moment. (loadavg ends in the newest process id.)
+  # A process of the script may have output left, such as the tee of `exec > >(tee log)`. So if one
+  # still writes to this pipe, it gets a moment. It is younger than this shell: look at the process
+  # ids from here to the newest one, which is the fifth word of loadavg.
   read -r _ _ _ _ newest </proc/loadavg
   for ((pid = BASHPID + 1; pid <= newest; pid++)); do
     [ "/proc/$pid/fd/1" -ef /dev/stdout ] && sleep 0.3 && break
@@ -1203,12 +1204,12 @@ exec 5< <(
   # The empty line is for busybox's sed, which reads a line ahead.
   printf "end-of-%s %s %s\n\n" "$BASIC_LOOP_MARK" "$code" "$SECONDS"
 )
-# sed ends at the end words. ("[e]nd" does not match itself: a script may print sed's arguments, by
-# `ps`.) They may follow half a character, so sed takes bytes. The ulimit ends sed at a line without
-# end, which it would keep in memory. head ends a flood.
+# sed ends at the end words, and head ends a flood. "[e]nd" does not match itself, because a script
+# may print sed's arguments (`ps`). LC_ALL=C: the end words may follow half a character. The ulimit
+# ends a sed that reads a line without end, which it would keep in memory.
 (ulimit -d 300000; LC_ALL=C exec sed "/[e]nd-of-$BASIC_LOOP_MARK/q") <&5 | head -c "$2" | base64
-# `read` returns 1 at the end of the pipe. If it does not, a process in the background still has it,
-# and would die of SIGPIPE if nobody read on. (Two bytes, because sed may have left the empty line.)
+# If a process in the background still has the pipe, read on, or it dies of SIGPIPE. If none has it,
+# `read` is at its end, and returns 1. (Two bytes, because sed may have left the empty line.)
 read -r -t 0.1 -N 2 <&5
 [ $? = 1 ] || { cat <&5 >/dev/null & }
 """.replace("@RUN_CODE@", _RUN_CODE)
@@ -1244,8 +1245,7 @@ async def run_script(
         if asyncio.current_task().cancelling():
             raise asyncio.CancelledError from error
         if timer.expired() or isinstance(error, TimeoutError):
-            note = f"[no answer; the time limit is {seconds} seconds]"
-            return f"Exit code: {TIMED_OUT}\nOutput:\n{note}"
+            return f"Exit code: {TIMED_OUT}\nOutput:\n[no answer; the limit is {seconds} seconds]"
         raise
     code, output, kill_reason = parse_output(result, mark, seconds)
     if kill_reason:
@@ -1284,7 +1284,7 @@ def parse_output(result: ExecResult, mark: str, seconds: int) -> tuple[int, byte
         note = f"[the output is cut: more than {FLOOD_BYTES} bytes, or its reader was killed]"
         return KILLED, decoded, note
     output, code, n_seconds = complete.groups()
-    # At the limit GNU's `timeout` exits with 137, uutils' with 124. A script may do so earlier.
+    # At the limit GNU's `timeout` exits with 137, uutils' with 124. (Before it, the script did.)
     if int(code) in (TIMED_OUT, KILLED) and int(n_seconds) >= seconds:
         return TIMED_OUT, output, f"[ended: the time limit of {seconds} seconds was reached]"
     return int(code), output, ""

@@ -475,14 +475,29 @@ class HttpHandler(BaseHTTPRequestHandler):
 ORDINARY = ["Class<?>", "a[:]", "x<()>", "x[...]"]
 
 
+# The special tokens of the models for which the cookbook has renderers.
+SPECIAL_TOKENS = """
+<|Assistant|> <|User|> <|assistant|> <|begin_of_sentence|> <|begin_of_text|> <|call|> <|channel|>
+<|constrain|> <|end_header_id|> <|end_of_sentence|> <|endoftext|> <|end|> <|eot_id|>
+<|im_assistant|> <|im_end|> <|im_middle|> <|im_start|> <|im_system|> <|im_user|> <|media_begin|>
+<|media_content|> <|media_end|> <|message|> <|observation|> <|return|> <|start_header_id|> <|start|>
+<|system|> <|tool_call_argument_begin|> <|tool_call_begin|> <|tool_call_end|>
+<|tool_call_section_begin|> <|tool_call_section_end|> <|tool_calls_section_begin|>
+<|tool_calls_section_end|> <|user|> <|vision_end|> <|vision_start|> <｜Assistant｜> <｜System｜>
+<｜User｜> <｜begin▁of▁sentence｜> <｜end▁of▁sentence｜> <｜tool▁calls▁begin｜> <｜tool▁calls▁end｜>
+<｜tool▁call▁begin｜> <｜tool▁call▁end｜> <｜tool▁output▁begin｜> <｜tool▁output▁end｜>
+<｜tool▁sep｜>
+"""  # noqa: RUF001 (the bars of DeepSeek's tokens are wide ones)
+# Tokens of these models that are added, but not special. (Some models add single characters.)
+ADDED_TOKENS = """
+<think> </think> <tool_call> </tool_call> <tool_response> </tool_response> <tool_result>
+</tool_result> <arg_key> </arg_key> <arg_value> </arg_value> <image> <img> </img> [gMASK] §
+"""
+
+
 @pytest.fixture(scope="session")
 def tokenizer_dir(tmp_path_factory) -> str:
-    """A byte-level tokenizer with all special tokens that the cookbook's renderers name."""
-    sources = "".join(path.read_text() for path in (COOKBOOK / "renderers").glob("*.py"))
-    special = set(re.findall(r"<[|\uff5c][\w▁]+[|\uff5c]>", sources))
-    # Before cookbook 0.5.8 those of DeepSeek are put together from these names.
-    names = re.findall(r'_get_special_token\("([\w▁]+)"\)', sources)
-    special |= {f"<\uff5c{name}\uff5c>" for name in names}
+    """A byte-level tokenizer that has these tokens."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -490,12 +505,8 @@ def tokenizer_dir(tmp_path_factory) -> str:
     trainer = trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet)
     text = f"hello world user assistant bash\n\n``` {' '.join(ORDINARY)}"
     tokenizer.train_from_iterator([text] * 9, trainer)
-    tokenizer.add_special_tokens(["<|endoftext|>", *sorted(special)])
-    # As in the real tokenizers tags are added tokens, but not special.
-    tags = r"</?(?:think|tool_(?:call|response|result)|arg_key|arg_value|img)>|<image>|\[gMASK\]"
-    tokenizer.add_tokens(sorted(set(re.findall(tags, sources))))
-    # Some tokenizers add single characters.
-    tokenizer.add_tokens(["\u00a7"])
+    tokenizer.add_special_tokens(SPECIAL_TOKENS.split())
+    tokenizer.add_tokens(ADDED_TOKENS.split())
     folder = tmp_path_factory.mktemp("tokenizer")
     wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|endoftext|>")
     wrapped.save_pretrained(folder)
@@ -1091,7 +1102,7 @@ class TestLoop:
 
     def test_metadata_does_not_outlive_its_step(self, tinker, monkeypatch):
         def keep(agent: OwnLoop) -> None:
-            agent.metadata[agent.turns[0].prompt] = 1
+            agent.metadata[agent.turns[0].sent] = 1
 
         monkeypatch.setattr(OwnLoop, "after_turn", keep)
         metadata = AgentRun(OwnLoop(**tinker.options)).run("one", "two").metadata
@@ -1315,6 +1326,11 @@ class TestEndings:
         with pytest.raises(RuntimeError, match="collect_rollout_details=true, but no token ids"):
             failed.run()
         assert (failed.stop_reason, failed.completion) == ("error", "hi")
+
+    def test_tinker_without_logprobs_ends_the_first_turn(self, tinker):
+        tinker.script(Reply(gives_logprobs=False))
+        with pytest.raises(RuntimeError, match="no token ids or logprobs came"):
+            AgentRun(tinker.agent()).run()
 
     def test_a_server_that_gives_no_prompt_ids_ends_the_first_turn(self, chat):
         chat.script(Reply("hi", answer={"prompt_token_ids": None}))
@@ -1705,7 +1721,7 @@ done"""
             start = runner.get_loop().time()
             text = runner.run(run_script(["x"], environment, 100, 99))
             assert round(runner.get_loop().time() - start) == seconds
-        assert text == told(124, "[no answer; the time limit is 100 seconds]")
+        assert text == told(124, "[no answer; the limit is 100 seconds]")
         assert environment.kills_its_first_script
 
     def test_the_environment_has_later_limits_than_the_agent(self):
@@ -1958,7 +1974,7 @@ class TestTinker:
         tinker.sessions[0].status = 410
         with pytest.raises(tinker_sdk.APIStatusError):
             set_up(tinker.agent())
-        assert len(tinker.sessions) == 1
+        assert (len(tinker.sessions), len(tinker.opened)) == (1, 1)
 
     @pytest.mark.skipif(not REAL_TINKER, reason="TINKER_BASE_URL names no server")
     # The SDK leaves its connections open.
@@ -2122,8 +2138,8 @@ class TestVllm:
         assert second.prompt == first.prompt + first.completion + tail
 
     def test_coheres_marks_of_an_answer_are_taken_off(self, vllm):
-        vllm.script(f"<|START_RESPONSE|>{bash('ls')}<|END_RESPONSE|>", "done")
-        assert AgentRun(vllm.agent(max_turns=2)).run().scripts == [["ls\n"]]
+        vllm.script("<|START_RESPONSE|>done<|END_RESPONSE|>")
+        assert AgentRun(vllm.agent()).run().completion == "done"
 
     @pytest.mark.parametrize("opening", ["<think>\n", "<think>"])
     def test_thinking_that_vllms_template_opened_is_taken_off(self, vllm, opening):
@@ -2547,8 +2563,8 @@ class TestFiles:
         not_wanted=(Reply(), {"collect_rollout_details": False}),
     )
     def test_a_step_that_cannot_be_trained_has_no_ids(self, reply, given, tinker):
-        tinker.script(reply)
-        metrics = AgentRun(tinker.agent(**given)).run().steps[-1].metrics
+        tinker.script(bash("ls"), reply)
+        metrics = AgentRun(tinker.agent(max_turns=2, **given)).run().steps[-1].metrics
         assert [getattr(metrics, name) for name in (*IDS, "extra")] == [None] * 4
 
     def test_the_trajectory_has_a_given_session_id(self, vllm):
