@@ -21,6 +21,7 @@ import copy
 import functools
 import importlib.util
 import inspect
+import itertools
 import json
 import math
 import os
@@ -82,7 +83,7 @@ class BasicLoopOptions(
     model_client: Literal["tinker", "litellm", "vllm"] = "tinker"
     """tinker; vllm for a vLLM server, by token ids; litellm for API models and other servers."""
     api_base: str | None = None
-    """Base URL of the server, with /v1 (added to http://host:port); default: the client's."""
+    """Base URL of the server. /v1 is added if it ends in a port. Default: the client's own."""
     top_p: PositiveFloat | None = Field(None, le=1)
     """Nucleus sampling: the smallest set of tokens with this total probability. null: not sent."""
     max_seconds: PositiveFloat | None = None
@@ -108,13 +109,11 @@ class BasicLoopOptions(
             self.collect_rollout_details = self.model_client != "litellm"
         if self.model_client != "tinker" and (self.model_path or self.renderer_name):
             raise ValueError("model_path and renderer_name are for model_client=tinker: drop them")
-        # An option that has a value (its default counts) may not be in llm_kwargs, too.
+        # Nothing may be set twice. llm_kwargs may hold an option that is null, such as top_p.
         options = {name for name, value in self if value is not None}
         duplicates = self.llm_kwargs.keys() & {*options, "model", "model_name", "api_base"}
         if duplicates:
             raise ValueError(f"llm_kwargs holds {', '.join(duplicates)}: use the option instead")
-        if self.model_client == "tinker" and not importlib.util.find_spec("tinker_cookbook"):
-            raise ValueError("the Tinker packages are missing: `pip install 'harbor[tinker]'`")
         return self
 
 
@@ -131,12 +130,12 @@ class BasicLoopAgent(BaseAgent):
         turns: The turns of this run.
         metadata: The loop may keep JSON values here. They go into the context's metadata.
         _pending: The texts that the next `sample` sends.
-        _last_ids: The last turn's ids. The next prompt begins with them; [] to render it anew.
+        _last_ids: The last turn's ids, with which the next prompt begins. [] has it rendered.
         _last_messages: A copy of `messages` after the last turn, to see if the loop edited them.
     """
 
     options_model = BasicLoopOptions
-    # Harbor 0.23 does not know the last two fields. `model_construct` lets them pass.
+    # Harbor 0.23 would refuse the last two fields. `model_construct` does not validate.
     capabilities = AgentCapabilities.model_construct(
         atif=True, resume=True, skills=True, mcp_servers=True
     )
@@ -156,9 +155,7 @@ message. Each script starts in a fresh shell (files stay, variables and director
             except ContextLengthExceededError:
                 return StopReason.CONTEXT_OVERFLOW
             if turn.cut_off:
-                self.logger.warning(
-                    f"finish reason {turn.finish_reason!r}: the reply counts as cut off"
-                )
+                self.logger.warning(f"the reply was cut off: finish reason {turn.finish_reason!r}")
                 return StopReason.MAX_TOKENS
             blocks = self.bash_blocks(turn.content)
             if not blocks:
@@ -192,9 +189,10 @@ message. Each script starts in a fresh shell (files stay, variables and director
         self._last_ids = []
 
     async def sample(self) -> Turn:
-        """Send the queued texts, and record the reply as a turn. Nothing is awaited between the
-        two, so that no cancellation loses a reply. Raises RuntimeError if no text is queued, or no
-        token ids or logprobs come; ContextLengthExceededError; and any error of the client."""
+        """Send the queued texts, and record the reply as a turn. Once the reply is here, nothing is
+        awaited until it is recorded, so that no cancellation loses it. Raises RuntimeError if no
+        text is queued, or if the first turn lacks ids; ContextLengthExceededError; and any error of
+        the client."""
         if not self._pending:
             raise RuntimeError("there is nothing to send: `tell` the model something first")
         sent = "\n\n".join(self._pending)
@@ -203,8 +201,8 @@ message. Each script starts in a fresh shell (files stay, variables and director
             if self.messages != self._last_messages:
                 self.render_anew()
             request["previous_ids"] = self._last_ids
-        # A Chat holds the messages of a conversation. It calls the client with them, and appends
-        # what was sent and the reply. A new one takes over what the loop has done to `messages`.
+        # Harbor's Chat calls the client with its messages, and appends what was sent and the reply.
+        # Each turn has a new Chat, because the loop may have edited `messages`.
         chat = Chat(self.client, self.options.interleaved_thinking)
         chat.messages.extend(self.messages)
         try:
@@ -218,7 +216,6 @@ message. Each script starts in a fresh shell (files stay, variables and director
         turn = reply if isinstance(reply, Turn) else Turn(**vars(reply))
         turn.sent = sent
         turn.timestamp = datetime.now(UTC).isoformat()
-        # (If the template has opened the thinking, TokenClient and ChatClient have seen to it.)
         thinking, turn.content = split_thinking(turn.content)
         turn.reasoning_content += thinking
         self.turns.append(turn)
@@ -227,8 +224,8 @@ message. Each script starts in a fresh shell (files stay, variables and director
         self.messages[-1]["content"] = turn.content
         self._last_messages = [dict(message) for message in self.messages]
         self._last_ids = turn.all_ids
-        # This check comes after the record, so that the files show the reply. (Only the first turn
-        # is checked: a later one without ids is left out of the rollout, and counted.)
+        # This check comes after the record, so that the files show the reply. A later turn without
+        # ids is no error: it is left out of the rollout, and counted.
         ids = (turn.prompt_token_ids, turn.completion_token_ids, turn.logprobs)
         if self.options.collect_rollout_details and len(self.turns) == 1 and None in ids:
             raise RuntimeError("collect_rollout_details=true, but no token ids or logprobs came")
@@ -248,8 +245,8 @@ message. Each script starts in a fresh shell (files stay, variables and director
         api_base: str | None = None,
         **kw: Any,
     ) -> None:
-        """Create the agent of one trial. The oldest eight options are parameters, because code that
-        creates agents relies on them. The others are in `kw`. Raises ValueError for a bad one."""
+        """Create the agent of one trial. Eight options are in the signature, for code that creates
+        agents by hand; the others are in `kw`. Raises ValueError for a bad option."""
         # The variables of `--ae KEY=value`, such as API keys. Harbor must not have them: from 0.16
         # on it would give them to each command in the container.
         self._agent_env: dict[str, str] = kw.pop("extra_env", None) or {}
@@ -266,17 +263,17 @@ message. Each script starts in a fresh shell (files stay, variables and director
         # From 0.23 on Harbor parses the options in here, and sets `self.options`.
         super().__init__(model_name=model_name, **options, **kw)
         if not hasattr(BaseAgent, "parse_options"):
-            # Earlier versions ignore unknown arguments. (The last of these is for Harbor's trial.)
+            # Before 0.23 each argument that is not Harbor's is an option. (Harbor's trial passes
+            # override_setup_timeout_sec, but BaseAgent does not name it.)
             harbor_names = {*inspect.signature(BaseAgent).parameters, "override_setup_timeout_sec"}
             options |= {name: kw[name] for name in kw.keys() - harbor_names}
             self.options = self.options_model(**options)
 
+        # The class docstring says what these are.
         self.client: Any = None
         self.messages: list[dict] = []
         self.turns: list[Turn] = []
         self.metadata: dict[str, Any] = {}
-        # Texts on the task's skills and MCP servers. `setup` makes them, `run` sends them.
-        self._introduction: list[str] = []
         # The system message ("" for none). None before the first `run`.
         self._system: str | None = None
         self._pending: list[str] = []
@@ -298,31 +295,31 @@ message. Each script starts in a fresh shell (files stay, variables and director
         url_and_key(options, options.model_client, env or {})
 
     async def setup(self, environment: BaseEnvironment) -> None:
-        """Build the model client, and list the task's skills and MCP servers for the model. Raises
-        ValueError if the model's name, Tinker's key or vLLM's URL is missing; a client's error."""
+        """Build the model client. Raises ValueError if the model's name, Tinker's packages or key,
+        or vLLM's URL is missing; and any error of the client."""
         if not self.model_name:
             raise ValueError("no model: name one with -m, such as -m Qwen/Qwen3-8B")
         self.client = await self._shared_llm()
-        if self.skills_dir:
-            # Each skill's path, and the lines that hold its name and description; or the error.
-            command = f"head -v -n 10 -- {shlex.quote(self.skills_dir)}/*/SKILL.md 2>&1"
-            listed = await environment.exec(command, timeout_sec=60)
-            self._introduction += ["Skills. Read a skill's file before you use it.", listed.stdout]
-        for server in self.mcp_servers:
-            self._introduction.append(f"MCP server: {server.model_dump_json(exclude_none=True)}")
 
     async def run(
         self, instruction: str, environment: BaseEnvironment, context: AgentContext
     ) -> None:
-        """Start a new conversation, and go on as `resume` does. Raises what that raises."""
+        """Start a new conversation, and go on as `resume` does. Before the instruction the model is
+        told of the task's skills and MCP servers. Raises what `resume` raises."""
         self._system = valid_text(self.options.system_prompt)
         if self.options.system_prompt is None and self.options.max_turns > 1:
             self._system = self.protocol.replace("{seconds}", str(self.options.command_timeout_sec))
         self.messages = [{"role": "system", "content": self._system}] if self._system else []
         self._pending = []
         self.render_anew()
-        for text in self._introduction:
-            self.tell(text)
+        if self.skills_dir:
+            # The model sees each path, and the lines with the skill's name and description.
+            command = f"head -v -n 10 -- {shlex.quote(self.skills_dir)}/*/SKILL.md 2>&1"
+            listed = await environment.exec(command, timeout_sec=60)
+            self.tell("Skills. Read a skill's file before you use it.")
+            self.tell(listed.stdout)
+        for server in self.mcp_servers:
+            self.tell(f"MCP server: {server.model_dump_json(exclude_none=True)}")
         await self.resume(instruction, environment, context)
 
     async def resume(
@@ -344,18 +341,20 @@ message. Each script starts in a fresh shell (files stay, variables and director
                 self.client = await self._shared_llm()
                 stop_reason = await self.converse(environment)
         except (Exception, asyncio.CancelledError) as error:
-            # The error's type does not tell who ended the run, because a client may answer a
+            # Who ended the run? The error's type does not tell, because a client may answer a
             # cancellation with an error of its own.
             if asyncio.current_task().cancelling():
+                # Harbor did.
                 stop_reason = StopReason.CANCELLED
                 raise asyncio.CancelledError from error
             elif timer.expired():
-                # `max_seconds` ended it. No error is raised, so that Harbor scores the trial.
+                # `max_seconds` did. No error is raised, so that Harbor scores the trial.
                 stop_reason = StopReason.ROLLOUT_TIMEOUT
             else:
+                # The error did.
                 self._forget_client()
                 if isinstance(error, TimeoutError | asyncio.CancelledError):
-                    # Harbor would take the first for the agent's timeout, the second for Ctrl-C.
+                    # Harbor takes a TimeoutError for its own, and a CancelledError for Ctrl-C.
                     raise RuntimeError(f"a call timed out or was cancelled: {error!r}") from error
                 raise
         finally:
@@ -374,17 +373,16 @@ message. Each script starts in a fresh shell (files stay, variables and director
         if self.options.collect_rollout_details:
             trainable = [turn for turn in self.turns if turn.is_trainable]
             context.rollout_details = rollout_details(trainable)
-            # Prefix breaks are prompts that do not begin with the ids of the turn before.
             metadata["n_turns_without_ids"] = len(self.turns) - len(trainable)
-            all_ids = (turn.all_ids for turn in trainable)
-            metadata["n_prefix_breaks"] = sum(
-                later.prompt_token_ids[: len(ids)] != ids
-                for ids, later in zip(all_ids, trainable[1:], strict=False)
-            )
+            # Prefix breaks are prompts that do not begin with the ids of the turn before.
+            metadata["n_prefix_breaks"] = 0
+            for earlier, later in itertools.pairwise(trainable):
+                ids = earlier.all_ids
+                metadata["n_prefix_breaks"] += later.prompt_token_ids[: len(ids)] != ids
         # Harbor saves JSON only: other values become text, and keys such as tuples are left out.
         text = json.dumps(metadata, default=str, skipkeys=True, ensure_ascii=False)
         context.metadata = json.loads(valid_text(text))
-        # Also without a turn: the file may hold the answer of the previous step.
+        # It is written even if there is no turn, because it may hold the previous step's answer.
         write_file(self.logs_dir / "completion.txt", self.turns[-1].content if self.turns else "")
         trajectory = atif.Trajectory(
             # By default the trial's name.
@@ -399,8 +397,8 @@ message. Each script starts in a fresh shell (files stay, variables and director
             },
             extra=context.metadata,
         )
-        # If this is missing, Harbor 0.24 and later compute it from trajectory.json after the run.
-        # They would hang if a command had put a named pipe in that file's place.
+        # If this is missing, Harbor 0.24 and later read trajectory.json after the run. They would
+        # hang if a process that a script has left had put a named pipe there.
         with suppress(ImportError):
             from harbor.utils.trajectory_utils import compute_model_usage
 
@@ -409,11 +407,11 @@ message. Each script starts in a fresh shell (files stay, variables and director
 
     def _steps(self) -> list[dict]:
         """This run as ATIF's steps, without their step_id."""
-        # A script's output is in the next turn's prompt. After the last turn it is still queued.
-        prompts = [*(turn.sent for turn in self.turns), "\n\n".join(self._pending)]
+        # A script's output was sent with the next turn. After the last turn it is still queued.
+        instruction, *outputs = [turn.sent for turn in self.turns] + ["\n\n".join(self._pending)]
         steps = [{"source": "system", "message": self._system}] if self._system else []
-        steps.append({"source": "user", "message": prompts[0]})
-        for turn, observed in zip(self.turns, prompts[1:], strict=True):
+        steps.append({"source": "user", "message": instruction})
+        for turn, output in zip(self.turns, outputs, strict=True):
             metrics = {
                 "prompt_tokens": turn.usage.prompt_tokens,
                 "completion_tokens": turn.usage.completion_tokens,
@@ -431,15 +429,15 @@ message. Each script starts in a fresh shell (files stay, variables and director
                 # This skips Pydantic's validation, which would look at each id of each prompt.
                 "metrics": atif.Metrics.model_construct(**metrics),
             }
-            if observed:
-                step["observation"] = {"results": [{"content": observed}]}
+            if output:
+                step["observation"] = {"results": [{"content": output}]}
             steps.append(step)
         return steps
 
     def _build_llm(self) -> Any:
-        """Build the client. This runs in a thread, because the imports take seconds. For your own
-        client override it: return any Harbor `BaseLLM` whose content is text, and set
-        model_client=litellm (the others need a key or a URL). Raises any error of the client."""
+        """Build the client, in a thread, because the imports take seconds. Override this for your
+        own client: return any Harbor `BaseLLM` whose content is text. Set model_client=litellm for
+        it, because the other two want a key or a URL. Raises any error of the client."""
         options = self.options
         provider = options.model_client
         args = copy.deepcopy(options.llm_kwargs)
@@ -454,6 +452,7 @@ message. Each script starts in a fresh shell (files stay, variables and director
         return clients[options.model_client](options, **args)
 
     def _cache_key(self) -> tuple:
+        """What a client depends on. Trials with the same key share one."""
         options = repr(self.options.model_dump())
         return (type(self), self.model_name, options, repr(self._agent_env), _given_service)
 
@@ -464,10 +463,6 @@ message. Each script starts in a fresh shell (files stay, variables and director
         async with _client_locks[key]:
             if key not in _clients:
                 _clients[key] = await asyncio.to_thread(self._build_llm)
-                if len(_clients) > 128:
-                    # The oldest goes, because a training has a new checkpoint in each step.
-                    _client_locks.pop(next(iter(_clients)), None)
-                    del _clients[next(iter(_clients))]
             return _clients[key]
 
     def _forget_client(self) -> None:
@@ -477,18 +472,13 @@ message. Each script starts in a fresh shell (files stay, variables and director
                 del _clients[key]
 
 
-# Harbor 0.20 to 0.22 looks for this flag. Later versions warn if the class body sets it.
-BasicLoopAgent.SUPPORTS_RESUME = True
-
-
 # The state of the process:
 # - The clients that trials share, by event loop and `_cache_key`, and the locks to build them.
 _clients: dict[tuple, Any] = {}
 _client_locks: defaultdict[tuple, asyncio.Lock] = defaultdict(asyncio.Lock)
-# - The lock under which Tinker services are opened (`tinker_service`).
-_service_lock = threading.Lock()
-# - The service of `use_service`, if it was called.
+# - The service of `use_service`, if it was called, and the lock under which others are opened.
 _given_service: Any = None
+_service_lock = threading.Lock()
 # - The lock of the tokenizers, held for milliseconds. A tokenizer raises "Already borrowed" if two
 #   threads use it at once, and clients are built in threads.
 _tokenizer_lock = threading.Lock()
@@ -505,8 +495,11 @@ def url_and_key(
     options: BasicLoopOptions, provider: str, agent_env: dict[str, str]
 ) -> tuple[str | None, str | None]:
     """The URL and the API key of the model's server, None for the client's default. They come from
-    an option, a variable of the agent (`--ae`) or one of the process, such as OPENAI_BASE_URL.
-    Raises ValueError if vLLM has no URL, or if Tinker's SDK would find no key."""
+    an option, a variable of the agent (`--ae`) or one of the process, such as OPENAI_BASE_URL. The
+    provider is tinker, vllm, or the one that litellm finds in the model's name. Raises ValueError
+    if Tinker's packages or vLLM's URL are missing, or if Tinker's SDK would find no key."""
+    if provider == "tinker" and not importlib.util.find_spec("tinker_cookbook"):
+        raise ValueError("the Tinker packages are missing: `pip install 'harbor[tinker]'`")
     # In a job that is resumed Harbor has masked the keys, as in sk-r****456. They do not count.
     env = os.environ | {name: text for name, text in agent_env.items() if "****" not in text}
     prefix = provider.upper()
@@ -517,10 +510,10 @@ def url_and_key(
         key = "".join(str(key).split())
     elif provider == "tinker" and not _given_service and not tinker_has_key():
         raise ValueError("no API key for Tinker: set TINKER_API_KEY, or another model_client")
-    if options.model_client == "vllm" and not url:
+    if provider == "vllm" and not url:
         raise ValueError("vllm needs api_base or VLLM_BASE_URL, such as http://localhost:8000")
-    if url and provider in ("openai", "hosted_vllm", "vllm"):
-        # A local server has its API under /v1, and openai needs a key. (VllmClient takes /v1 off.)
+    if url and provider in ("openai", "hosted_vllm"):
+        # A server of your own has its API under /v1, and litellm wants a key for it.
         url = re.sub(r"(:\d+)/?$", r"\1/v1", url)
         key = key or "none"
     return url, key
@@ -579,6 +572,7 @@ class Turn(LLMResponse):
         timestamp: When the reply came, in ISO 8601.
     """
 
+    # LLMResponse gives its other fields defaults. This one gets its default here.
     content: str = ""
     sent: str = ""
     finish_reason: str = "stop"
@@ -617,8 +611,8 @@ class Turn(LLMResponse):
         return bool(self.prompt_token_ids) and is_aligned and is_finite
 
 
-# The tags that open and close thinking. gpt-oss and Inkling write headers in place of tags, and all
-# that comes before the header of the answer is thinking:
+# The tags that open and close thinking. The last two are for gpt-oss and Inkling, which write
+# headers in place of tags. The header of the answer closes the thinking:
 #
 #     <|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>hi
 THINKING_TAGS = {
@@ -630,19 +624,20 @@ THINKING_TAGS = {
     "<|channel|>": "<|channel|>final<|message|>",
     "<|message_model|>": "<|message_model|><|content_text|>",
 }
-# The opening tags come first: at <|channel|>final<|message|> the match has to be <|channel|>.
+# Those two closing tags begin as their opening tags do, so the opening tags are tried first.
 _TAG = re.compile("|".join(map(re.escape, [*THINKING_TAGS, *THINKING_TAGS.values()])))
-# Code: a block, from ``` to the next ```, or `a piece of a line`. (If the next ``` has a language,
-# it opens a block itself. Then the first one was left open, and is no code.)
-_CODE = re.compile(r"(?s)```(?:(?!```).)*```(?!\w)|(?<!`)`[^`\n]+`(?!`)")
+# Code: a block, from ``` to the next ```, or `a piece of a line`. If a language follows the second
+# ```, it opens a block itself: then the first block was left open, and is no code.
+_CODE = re.compile(r"(?s)```(?:(?!```).)*```(?!\w)" "|" r"(?<!`)`[^`\n]+`(?!`)")
 
 
 def split_thinking(text: str) -> tuple[str, str]:
     """Split a reply into thinking and answer. The thinking is at the front, from an opening tag to
     its closing tag, or to the end of the text."""
     thinking = ""
-    # Take one thought after another off the front. A lone closing tag ends an empty one.
+    # Take one thought after another off the front.
     while tag := _TAG.match(text.lstrip()):
+        # A reply may begin with a closing tag. Then the thought is empty.
         thought, _, text = text.partition(THINKING_TAGS.get(tag[0], tag[0]))
         thinking += thought.lstrip().removeprefix(tag[0])
         text = text.lstrip()
@@ -659,8 +654,8 @@ def split_untagged_thinking(text: str) -> tuple[str, str]:
     return "", text
 
 
-# A prompt's token ids, and the text of the last few ids, where the template may open thinking.
-Prompt = tuple[list[int], str]
+# A prompt's token ids, and the text of the last few ids, in which a template may open thinking.
+Rendered = tuple[list[int], str]
 
 
 class TokenClient(ABC):
@@ -671,21 +666,23 @@ class TokenClient(ABC):
     max_tokens: int
     # Regular expressions that match the model's special tokens.
     special_tokens: list[str]
-    # The cache of `next_prompt`, for all trials that share the client.
+    # What `next_prompt` keeps, for all trials that share the client.
     _probe_start: list[int] | None = None
 
     @abstractmethod
-    async def render(self, messages: list[dict]) -> Prompt:
-        """Render messages with the chat template, ready for a reply. Raises any error of the
-        server."""
+    async def render(self, messages: list[dict]) -> Rendered:
+        """Render messages with the chat template, ready for a reply. Raises any server error."""
 
     @abstractmethod
     async def generate(self, prompt_ids: list[int], max_tokens: int) -> Turn:
-        """Sample a reply to a prompt. Raises any error of the server."""
+        """Sample a reply to a prompt. Raises any server error."""
 
     def plain_text(self, text: str) -> str:
         """The text with a zero-width space after the first character of each special token. The
         tokenizer then makes ordinary tokens of it."""
+        if not self.special_tokens:
+            return text
+        # The match is that character alone, so that tokens which overlap are found.
         return re.sub(f"(?={'|'.join(self.special_tokens)}).", "\\g<0>\u200b", text)
 
     async def call(
@@ -701,12 +698,12 @@ class TokenClient(ABC):
             raise ContextLengthExceededError(f"the prompt fills the context: {len(ids)} tokens")
         turn = await self.generate(ids, min(self.max_tokens, room))
         for tag in THINKING_TAGS:
-            # The template has opened thinking in the prompt, so the reply has no opening tag.
+            # The template has opened thinking in the prompt, so the reply lacks the opening tag.
             if end.rstrip().endswith(tag):
                 turn.content = tag + turn.content
         return turn
 
-    async def next_prompt(self, messages: list[dict], previous_ids: list[int]) -> Prompt:
+    async def next_prompt(self, messages: list[dict], previous_ids: list[int]) -> Rendered:
         """The prompt for the next reply: the previous ids, and what the template puts after them.
 
         Earlier turns are not rendered again, because their ids must stay as they were sampled. What
@@ -719,7 +716,6 @@ class TokenClient(ABC):
             <|im_end|> <|im_start|> user NEW <|im_end|> <|im_start|> assistant
 
         2. Render it with "c" for "b". The first id that differs is the reply. The tail comes next.
-           (The ids up to the tail are kept. While probes begin with them, this step is left out.)
         3. Drop the stop token from the tail, because the sampled reply ends in it already.
 
         Without previous ids (in the first turn, or after an edit), or if the reply does not end in
@@ -732,16 +728,17 @@ class TokenClient(ABC):
             # The tail may depend on it: SmolLM3's system message turns thinking off.
             start.insert(0, messages[0])
         new = messages[-1]
-        # Step 1, and then step 2.
+        # Step 1.
         ids, end = await self.render([*start, {"role": "assistant", "content": "b"}, new])
-        probe_start = self._probe_start
-        if probe_start is None or ids[: len(probe_start)] != probe_start:
+        # Step 2. It is left out while probes begin with the ids that were kept.
+        if self._probe_start is None or ids[: len(self._probe_start)] != self._probe_start:
             other, _ = await self.render([*start, {"role": "assistant", "content": "c"}, new])
-            # True is for a template that does not show the reply: then the tail is empty.
-            differs = [x != y for x, y in zip(ids, other, strict=False)] + [True]
-            probe_start = self._probe_start = ids[: differs.index(True) + 1]
-        tail = ids[len(probe_start) :]
-        # Step 3. (Inkling ends a reply in two stop tokens.)
+            pairs = zip(ids, other, strict=False)
+            # If a template does not show the reply, nothing differs, and the tail is empty.
+            n_common = next((n for n, (x, y) in enumerate(pairs) if x != y), len(ids))
+            self._probe_start = ids[: n_common + 1]
+        tail = ids[len(self._probe_start) :]
+        # Step 3. Inkling ends a reply in two stop tokens.
         for n_stop in (1, 2):
             if previous_ids[-n_stop:] == tail[:n_stop]:
                 return previous_ids + tail[n_stop:], end
@@ -749,8 +746,8 @@ class TokenClient(ABC):
 
 
 def says_context_is_full(error: Exception) -> bool:
-    """True if the error says that the prompt is too long; the phrases are Harbor's. The status (or
-    Tinker's category) must fit, because a timeout may say "took too long"."""
+    """True if the error says that the prompt is too long. The phrases are those that Harbor looks
+    for. The error must also blame the request, because a timeout may say "took too long"."""
     is_user_error = str(getattr(error, "category", "")) == "user"
     is_bad_request = getattr(error, "status_code", None) in (400, 413, 422)
     phrases = "(?i)context ?window|context[ _]length|maximum context|token limit|too long"
@@ -767,8 +764,8 @@ def tinker_service(url: str | None, key: str | None) -> Any:
 
 
 def open_checkpoint(source: dict, url: str | None, key: str | None) -> Any:
-    """A sampling client. `source` holds the arguments of `create_sampling_client`. Raises any error
-    of the SDK."""
+    """A sampling client. `source` holds the arguments of `create_sampling_client`. Raises any SDK
+    error."""
     import tinker
 
     def open_in(service: Any) -> Any:
@@ -818,8 +815,7 @@ class TinkerClient(TokenClient):
         self._endings += [self._tokenizer.eos_token or "", "<|end_message|>"]
         # Single characters and runs of blanks, which some vocabularies add, are in ordinary text.
         names = [token for token in vocabulary if len(token.strip()) > 1]
-        # An empty list would match everywhere. (?!) matches nowhere.
-        self.special_tokens = ["(?!)", *map(re.escape, names)]
+        self.special_tokens = [re.escape(name) for name in names]
         self.context_limit = options.context_limit or 32_000
         self.max_tokens = options.max_tokens
         # The other arguments go to `create_sampling_client`, which refuses names that it does not
@@ -830,7 +826,7 @@ class TinkerClient(TokenClient):
         source = {"model_path": options.model_path} if options.model_path else {"base_model": model}
         self._sampling_client = open_checkpoint(source | args, api_base, api_key)
 
-    async def render(self, messages: list[dict]) -> Prompt:
+    async def render(self, messages: list[dict]) -> Rendered:
         with _tokenizer_lock:
             ids = self._renderer.build_generation_prompt(messages).to_ints()
             return ids, self._tokenizer.decode(ids[-8:])
@@ -866,9 +862,9 @@ class TinkerClient(TokenClient):
         return turn
 
 
-# Special tokens of chat models. `VllmClient` asks the server which of these its model has. Sources:
-# the tokenizers of Gemma, Llama, Mistral, GLM, Qwen, Cohere, EXAONE, Seed, MiniMax and StarCoder,
-# whose names SmolLM, Granite and Qwen use, too. Add those of your model.
+# Special tokens of chat models: Gemma, Llama, Mistral, GLM, Qwen, Cohere, EXAONE, Seed, MiniMax and
+# StarCoder, whose names SmolLM, Granite and Qwen use, too. Those that the server tokenizes as one
+# token are its model's. Add those of your model.
 SPECIAL_NAMES = """
 <s> </s> <pad> <unk> <mask> <cls> <sep> <bos> <eos> <sop> <eop> [CLS] [SEP] [PAD] [UNK] [MASK]
 [gMASK] [sMASK] [BOS] [EOS] <think> </think> <tool_call> </tool_call> <tool_response>
@@ -883,13 +879,14 @@ SPECIAL_NAMES = """
 <issue_comment> <issue_closed> <jupyter_start> <jupyter_text> <jupyter_code> <jupyter_output>
 <empty_output> <commit_before> <commit_msg> <commit_after>
 """
-# Shapes of names that count as special tokens of any model: names in bars, such as <|im_end|>,
-# <|turn>, [|user|] and those in DeepSeek's full-width bars, and the numbered names of Gemma,
-# Nemotron and T5.
-SPECIAL_SHAPES = (
-    r"<[|\uFF5C][^<>\s]{1,99}>|<[^<>\s]{1,99}[|\uFF5C]>|\[\|\w+\|\]"
-    r"|<(?:unused|SPECIAL_|extra_id_)\d+>"
-)
+# Names of these shapes count as special tokens of any model: <|im_end|> and <|turn>; <turn|>;
+# [|user|]; the numbered names of Gemma, Nemotron and T5. FF5C is DeepSeek's full-width bar.
+SPECIAL_SHAPES = [
+    r"<[|\uFF5C][^<>\s]{1,99}>",
+    r"<[^<>\s]{1,99}[|\uFF5C]>",
+    r"\[\|\w+\|\]",
+    r"<(?:unused|SPECIAL_|extra_id_)\d+>",
+]
 
 
 class VllmClient(TokenClient):
@@ -900,7 +897,7 @@ class VllmClient(TokenClient):
         options: BasicLoopOptions,
         model: str,
         api_base: str,
-        api_key: str,
+        api_key: str | None,
         timeout: float = 600,
         max_retries: int = 5,
         extra_headers: dict | None = None,
@@ -913,7 +910,8 @@ class VllmClient(TokenClient):
         server = {
             # /tokenize is not under /v1.
             "base_url": api_base.rstrip("/").removesuffix("/v1"),
-            "api_key": api_key,
+            # The openai package wants a key. A server without keys takes any.
+            "api_key": api_key or "none",
             "timeout": timeout,
             "max_retries": max_retries,
             "default_headers": extra_headers,
@@ -941,12 +939,12 @@ class VllmClient(TokenClient):
             server_limit = answer["max_model_len"]
         except (NotFoundError, KeyError, TypeError) as error:
             raise RuntimeError(
-                f"no such model, or no /tokenize as vLLM's (then use model_client=litellm): {error}"
+                f"no such model, or no vLLM server (then use model_client=litellm): {error}"
             ) from error
         self.context_limit = min(server_limit, options.context_limit or server_limit)
-        self.special_tokens = [SPECIAL_SHAPES, *map(re.escape, names)]
+        self.special_tokens = [*SPECIAL_SHAPES, *map(re.escape, names)]
 
-    async def render(self, messages: list[dict]) -> Prompt:
+    async def render(self, messages: list[dict]) -> Rendered:
         body = {
             "model": self._body["model"],
             "messages": messages,
@@ -955,7 +953,7 @@ class VllmClient(TokenClient):
             "return_token_strs": True,
         }
         answer = await self._http.post("/tokenize", body=body, cast_to=object)
-        # In token strings newlines and blanks have other characters.
+        # Token strings have these characters in place of newlines and blanks.
         end = re.sub("Ċ|Ġ|▁|<0x0A>", " ", "".join(answer["token_strs"][-8:]))
         return answer["tokens"], end
 
@@ -1022,7 +1020,7 @@ def chat_client(options: BasicLoopOptions, model: str, **args: Any) -> Any:
             return UsageWithReason(**usage.model_dump(), finish_reason=reason)
 
         def get_model_output_limit(self) -> int:
-            # With the Responses API, LiteLLM sends this in place of max_tokens.
+            # With use_responses_api (in llm_kwargs), LiteLLM sends this in place of max_tokens.
             return options.max_tokens
 
     args |= options.model_dump(
@@ -1066,9 +1064,9 @@ def trial_to_trajectory(trial: TrialResult) -> Trajectory | None:
     errors = {getattr(part.exception_info, "exception_type", None) for part in (trial, *steps)}
     # Harbor scores a trial after these errors.
     is_valid = errors <= {None, "AgentTimeoutError", "NonZeroAgentExitCodeError"}
-    # From 0.25 on, Harbor decides this itself. For a trial without rewards it always says False.
-    if rewards:
-        is_valid = getattr(trial, "reward_valid", is_valid)
+    # From 0.25 on, Harbor decides this itself. (Without rewards reward_valid is always False.)
+    if rewards and hasattr(trial, "reward_valid"):
+        is_valid = trial.reward_valid
     if not is_valid or StopReason.ERROR in stop_reasons:
         return None
     if not all(map(math.isfinite, rewards.values())):
@@ -1113,7 +1111,7 @@ def write_file(path: Path, text: str) -> None:
     and gets this name. Raises OSError, for instance if a command left a folder there."""
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_name(f"{path.name}.{uuid4().hex}")
-    fresh.write_text(text, encoding="utf-8")
+    fresh.write_bytes(text.encode())
     fresh.replace(path)
 
 
@@ -1122,7 +1120,7 @@ def valid_text(text: str | None) -> str:
     return (text or "").encode("utf-8", "replace").decode()
 
 
-# The rule "list" finds blocks in list items. With "code" an indented fence does not count.
+# The rule "list" finds blocks in list items. With "code" a line indented by four is no fence.
 _MARKDOWN = MarkdownIt("zero").enable(["fence", "list", "code"]).disable("inline")
 
 
@@ -1133,9 +1131,9 @@ def fenced_blocks(text: str) -> list[tuple[str, str]]:
     # The parser recognises a closing fence only if a newline follows, so one is added.
     for token in _MARKDOWN.parse(text.replace("\0", "") + "\n"):
         if token.markup.startswith("`"):
-            n_lines = token.map[1] - token.map[0]
-            # A closed block has two more lines than its content: its fences.
-            if n_lines == token.content.count("\n") + 2:
+            first_line, end_line = token.map
+            # A closed block has two lines beside its content, its fences. One left open has one.
+            if end_line - first_line == token.content.count("\n") + 2:
                 language = "".join(token.info.lower().split()[:1])
                 blocks.append((language, token.content))
     return blocks
@@ -1149,14 +1147,15 @@ FLOOD_BYTES = 4_000_000
 #     seconds + 90  exec gives up, with Docker by a RuntimeError, which would end the run
 ANSWER_MARGIN_SEC = 30
 EXEC_MARGIN_SEC = 90
+# How long the agent waits for the exec that kills.
 KILL_TIMEOUT_SEC = 15
 # Exit codes that the model sees.
 TIMED_OUT = 124
 KILLED = 137
 
-# This command runs the bash program in the variable BASIC_LOOP_CODE: the agent runs _SHELL by it,
-# and _SHELL runs the script by it. A script in an argument would be found by its own `pkill -f`; in
-# a variable it is not. (eval has the text before `unset` hides it from children.)
+# This command runs the bash code in the variable BASIC_LOOP_CODE. The agent runs _SHELL by it, and
+# _SHELL runs the script by it. The code is in a variable, because a script's own `pkill -f` would
+# find it in an argument. eval has the code before `unset` hides it from children.
 _RUN_CODE = """bash -c 'eval "unset BASIC_LOOP_CODE; $BASIC_LOOP_CODE"'"""
 
 # This bash program runs a script. Its arguments are the time limit and FLOOD_BYTES. It prints
@@ -1166,23 +1165,23 @@ _RUN_CODE = """bash -c 'eval "unset BASIC_LOOP_CODE; $BASIC_LOOP_CODE"'"""
 # - Base64: some environments change what a command prints.
 # - The end words: a server in the background may keep the pipe open, so sed (below) looks for them.
 #   The server may still write, so they need not begin a line.
-# - MARK is random hex. All processes of the script have it in their environment, where
-#   `kill_script` finds them. (So a script can forge the end words. It deceives its own model only.)
-# - The program writes no file: disks may be full. It needs bash 4.4, coreutils, sed and grep.
+# - MARK is random hex. Each process of the script has it in its environment, where `kill_script`
+#   finds it. A script that reads it can forge the end words, and deceives its own model only.
+# - It writes no file, because disks may be full. It needs bash 4.4, coreutils, sed and grep.
 _SHELL = r"""
 # The image may have set these options by BASH_ENV or SHELLOPTS. Each would break this program.
 set +em +o posix
-# stderr goes nowhere: bash reports killed processes there, and the model would see that.
+# bash reports killed processes on stderr, and the model would see that.
 exec 2>/dev/null
 # lastpipe lets mapfile run in this shell. extglob lets the check below read patterns like !(keep).
 shopt -s lastpipe extglob
-# The blocks come in one base64, with a NUL after each.
+# The blocks come in one base64, with a NUL after each. `mapfile -d` needs bash 4.4.
 printf %s "$BASIC_LOOP_BLOCKS" | base64 -d | mapfile -d "" -t blocks
 [ "${#blocks[@]}" != 0 ] || { echo "not run: it needs bash 4.4 and base64"; exit 127; }
 # An empty line after each block keeps a trailing backslash from joining two blocks.
 printf -v script "%s\n\n" "${blocks[@]}"
-# A block that ends inside a quote, a here-document or a command would swallow the next block. After
-# `set -n` bash parses a block, does not run it, and reports such a block in these phrases.
+# A block that ends inside a quote, a here-document or a command would swallow the next block.
+# After `set -n` bash only parses. It reports such a block in one of these phrases.
 unfinished="unexpected EOF|unexpected end of file|delimited by end-of-file"
 for block in "${blocks[@]}"; do
   [[ $(LC_ALL=C; eval "set -n; $block" 2>&1) =~ $unfinished ]] &&
@@ -1190,26 +1189,24 @@ for block in "${blocks[@]}"; do
 done
 unset BASIC_LOOP_BLOCKS
 printf ":%s:" "$BASIC_LOOP_MARK"
-# The script writes to a pipe, and then printf writes the end words. fd 5 reads the pipe.
+# The script writes to a pipe, and then printf writes the end words. sed and cat read it as fd 5.
 exec 5< <(
   BASIC_LOOP_CODE=$script timeout -s KILL "$1" @RUN_CODE@ </dev/null 2>&1
   code=$?
-  # A process of the script may have output left, such as the tee of `exec > >(tee log)`. So if one
-  # still writes to this pipe, it gets a moment. It is younger than this shell: look at the process
-  # ids from here to the newest one, which is the fifth word of loadavg.
-  read -r _ _ _ _ newest </proc/loadavg
-  for ((pid = BASHPID + 1; pid <= newest; pid++)); do
-    [ "/proc/$pid/fd/1" -ef /dev/stdout ] && sleep 0.3 && break
+  # A process of the script may have output left, such as the tee of `exec > >(tee log)`. If another
+  # process has this pipe as its stdout, it gets a moment.
+  for pid in /proc/[0-9]*; do
+    [ $pid != /proc/$BASHPID ] && [ $pid/fd/1 -ef /dev/stdout ] && sleep 0.3 && break
   done
-  # The empty line is for busybox's sed, which reads a line ahead.
+  # busybox's sed reads a line ahead, so an empty one follows.
   printf "end-of-%s %s %s\n\n" "$BASIC_LOOP_MARK" "$code" "$SECONDS"
 )
-# sed ends at the end words, and head ends a flood. "[e]nd" does not match itself, because a script
-# may print sed's arguments (`ps`). LC_ALL=C: the end words may follow half a character. The ulimit
-# ends a sed that reads a line without end, which it would keep in memory.
+# sed ends at the end words. "[e]nd" does not match itself, because `ps` in a script prints it.
+# With LC_ALL=C sed finds them after half a character. The ulimit ends a sed that reads an endless
+# line, which it would keep in memory. head ends a flood.
 (ulimit -d 300000; LC_ALL=C exec sed "/[e]nd-of-$BASIC_LOOP_MARK/q") <&5 | head -c "$2" | base64
-# If a process in the background still has the pipe, read on, or it dies of SIGPIPE. If none has it,
-# `read` is at its end, and returns 1. (Two bytes, because sed may have left the empty line.)
+# A process in the background that still has the pipe would die of SIGPIPE, so cat reads on. If none
+# has it, `read` is at its end, and returns 1. (Two bytes: sed may have left the empty line.)
 read -r -t 0.1 -N 2 <&5
 [ $? = 1 ] || { cat <&5 >/dev/null & }
 """.replace("@RUN_CODE@", _RUN_CODE)
@@ -1241,7 +1238,7 @@ async def run_script(
     except BaseException as error:
         # The script may still be running. Kill it before the next turn or the verifier.
         await kill_script(mark, environment)
-        # If the run was cancelled, exec may have raised an error of its own instead.
+        # exec may have answered a cancellation with an error of its own.
         if asyncio.current_task().cancelling():
             raise asyncio.CancelledError from error
         if timer.expired() or isinstance(error, TimeoutError):
@@ -1265,8 +1262,8 @@ async def kill_script(mark: str, environment: BaseEnvironment) -> None:
     )
     # The environment may be gone.
     with suppress(Exception):
-        exec_call = environment.exec(command, timeout_sec=KILL_TIMEOUT_SEC + EXEC_MARGIN_SEC)
-        await asyncio.shield(asyncio.wait_for(exec_call, KILL_TIMEOUT_SEC))
+        kill = environment.exec(command, timeout_sec=KILL_TIMEOUT_SEC + EXEC_MARGIN_SEC)
+        await asyncio.shield(asyncio.wait_for(kill, KILL_TIMEOUT_SEC))
 
 
 def parse_output(result: ExecResult, mark: str, seconds: int) -> tuple[int, bytes, str]:
@@ -1284,7 +1281,7 @@ def parse_output(result: ExecResult, mark: str, seconds: int) -> tuple[int, byte
         note = f"[the output is cut: more than {FLOOD_BYTES} bytes, or its reader was killed]"
         return KILLED, decoded, note
     output, code, n_seconds = complete.groups()
-    # At the limit GNU's `timeout` exits with 137, uutils' with 124. (Before it, the script did.)
+    # At the limit GNU's `timeout` exits with 137, uutils' with 124. Before it, a script may do so.
     if int(code) in (TIMED_OUT, KILLED) and int(n_seconds) >= seconds:
         return TIMED_OUT, output, f"[ended: the time limit of {seconds} seconds was reached]"
     return int(code), output, ""
