@@ -21,13 +21,17 @@ that a model which solves nothing yet has something to learn from: 0.1 for any c
 that begins as it should and names the file, 0.5 for a result that is close. These are for training
 only; what counts is the share of trials that are solved.
 
-A kind of task is an entry in KINDS or NEW_KINDS. All tasks run in the same public image, to which
-Harbor copies a task's files: Docker pulls one image and builds none.
+A kind of task is an entry in KINDS or NEW_KINDS. `--check` checks the rewards of each, without
+Docker. All tasks run in the same public image, to which Harbor copies a task's files: Docker pulls
+one image and builds none.
 """
 
 import argparse
 import random
 import shlex
+import shutil
+import subprocess
+import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -296,15 +300,47 @@ def write_task(folder: Path, kind: Kind, words: list[str], rng: random.Random) -
         (folder / path).write_text(text)
 
 
+def check() -> None:
+    """Run the scripts of a task of each kind. Raises SystemExit if one earns a wrong reward."""
+    expected = {"solve.sh": "1", "near_miss.sh": "0.5", "nothing.sh": "0"}
+    kinds = KINDS + NEW_KINDS
+    for kind in kinds:
+        with tempfile.TemporaryDirectory() as folder:
+            task = Path(folder, "task")
+            write_task(task, kind, WORDS, random.Random(0))
+            (task / "solution/nothing.sh").touch()
+            for script, reward in expected.items():
+                earned = score(task, script, Path(folder, script))
+                if earned != reward:
+                    raise SystemExit(f"{kind.name}: {script} earns {earned}, not {reward}")
+    print(f"{len(kinds)} kinds checked")
+
+
+def score(task: Path, script: str, folder: Path) -> str:
+    """The reward of a script. `folder` is made, and stands for the container's root."""
+    shutil.copytree(task / "environment", folder / "home")
+    (folder / "logs/verifier").mkdir(parents=True)
+    test = (task / "tests/test.sh").read_text().replace("/logs/", f"{folder}/logs/")
+    for text in ((task / "solution" / script).read_text(), test):
+        subprocess.run(["bash", "-c", text], cwd=folder / "home", stderr=subprocess.DEVNULL)
+    return (folder / "logs/verifier/reward.txt").read_text().strip()
+
+
 def main(argv: list[str] | None = None) -> None:
-    """Write the three folders. Raises SystemExit if their folder is there already."""
+    """Write the three folders, or check. Raises SystemExit if their folder is there already, and
+    what `check` raises."""
     parser = argparse.ArgumentParser(description="Write tasks of one shell command each.")
     add = parser.add_argument
-    add("folder", type=Path, help="gets train/, new_variants/ and new_kinds/")
+    add("folder", type=Path, nargs="?", help="gets train/, new_variants/ and new_kinds/")
+    add("--check", action="store_true", help="check the rewards of each kind; write nothing")
     add("--seed", type=int, default=0, help="of the tasks' words (%(default)s)")
     add("--variants", type=int, default=3, help="tasks of a kind in train/ (%(default)s)")
     add("--new-variants", type=int, default=2, help="tasks of a kind elsewhere (%(default)s)")
     args = parser.parse_args(argv)
+    if args.check:
+        return check()
+    if not args.folder:
+        parser.error("name a folder, or --check")
     if args.folder.exists():
         raise SystemExit(f"{args.folder} is there already: delete it, or name another one")
     rng = random.Random(args.seed)
