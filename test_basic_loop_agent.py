@@ -16,19 +16,12 @@ A test that needs the fake, for instance to choose the replies, is skipped there
 import asyncio
 import base64
 import contextlib
-import dataclasses
-import functools
-import gc
-import importlib
-import importlib.metadata
 import importlib.util
 import inspect
 import itertools
 import json
-import logging
 import math
 import os
-import pickle
 import random
 import re
 import selectors
@@ -36,18 +29,15 @@ import shutil
 import signal
 import subprocess
 import sys
-import textwrap
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future
-from datetime import UTC, datetime
+from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple, Self
-from urllib.error import HTTPError
-from urllib.request import Request, urlopen
 from uuid import uuid4
 
 # litellm would download its price list, tokenizers would ask the model hub, and each job of Harbor
@@ -62,7 +52,6 @@ TINKER_MODEL = os.environ.get("TINKER_MODEL")
 
 import httpx
 import litellm
-import openai
 import pytest
 import tinker as tinker_sdk
 import yaml
@@ -77,7 +66,6 @@ from harbor.models.job.config import JobConfig
 from harbor.models.task.config import MCPServerConfig
 from harbor.models.trial.result import ExceptionInfo, TrialResult
 from harbor.models.verifier.result import VerifierResult
-from packaging.version import Version
 from tinker_cookbook.renderers import RendererError, get_renderer
 from tinker_cookbook.rl import train as cookbook
 from tinker_cookbook.rl.rollout_strategy import MinViableGroup
@@ -85,30 +73,10 @@ from tinker_cookbook.tokenizer_utils import get_tokenizer
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-import basic_loop_agent
-from basic_loop_agent import (
-    FLOOD_BYTES,
-    BasicLoopAgent,
-    BasicLoopOptions,
-    StopReason,
-    Turn,
-    fenced_blocks,
-    kill_script,
-    parse_output,
-    rollout_details,
-    run_script,
-    split_thinking,
-    split_untagged_thinking,
-    trial_to_trajectory,
-    turns_of,
-    url_and_key,
-    use_service,
-)
-from examples import shell_tasks
-from examples.fakes import HostVerifier, ScriptedLLM
+import basic_loop_agent as module
+from basic_loop_agent import BasicLoopAgent, BasicLoopOptions, StopReason, Turn, fenced_blocks
+from examples.fakes import FakeTraining, HostVerifier
 
-# A garbage collection would look through all that these imports made.
-gc.freeze()
 ROOT = Path(__file__).parent
 COOKBOOK = Path(importlib.util.find_spec("tinker_cookbook").origin).parent
 
@@ -116,38 +84,29 @@ COOKBOOK = Path(importlib.util.find_spec("tinker_cookbook").origin).parent
 # ------------------------------------------------------------------------------------ the fakes
 
 
-@dataclasses.dataclass
+@dataclass
 class Reply:
     """What a model samples: a text, or ids. It ends in the stop token, unless it is cut off."""
 
     text: str = "hello"
-    tokens: list[int] | None = None
+    ids: list[int] | None = None
     cut_off: bool = False
     gives_logprobs: bool = True
     # By default -1.000, -1.001, ... in the first turn, -2.000, ... in the second, and so on.
     logprobs: list[Any] | None = None
-    cached_tokens: int = 0
-    # Fields of an HTTP answer's choice, and of its message, in place of the usual ones.
-    choice: dict[str, Any] = dataclasses.field(default_factory=dict)
-    message: dict[str, Any] = dataclasses.field(default_factory=dict)
-    # Fields of the whole answer.
-    answer: dict[str, Any] = dataclasses.field(default_factory=dict)
+    # Fields of the server's answer, of its choice and of the choice's message, in place of the
+    # usual ones. (Tinker's answer has no choice.)
+    answer: dict[str, Any] = field(default_factory=dict)
+    choice: dict[str, Any] = field(default_factory=dict)
+    message: dict[str, Any] = field(default_factory=dict)
 
 
-class Sampled(NamedTuple):
-    """One turn, as a fake has sampled it, or as the context has it."""
+class Refusal(tinker_sdk.APIStatusError):
+    """A server's answer that is an error. Tinker's SDK raises this one."""
 
-    prompt: list[int]
-    completion: list[int]
-    logprobs: list[Any] | None
-
-
-@dataclasses.dataclass
-class Refusal:
-    """A server's answer that is an error."""
-
-    status: int
-    message: str = "scripted"
+    def __init__(self, status: int, message: str = "scripted") -> None:
+        response = httpx.Response(status, request=httpx.Request("POST", "http://tinker"))
+        super().__init__(message, response=response, body=None)
 
 
 FULL = Refusal(400, "This model's maximum context length is 8192 tokens.")
@@ -173,12 +132,12 @@ class ScriptedEnvironment:
     """Runs nothing. Each `exec` has the next of these results, and then SILENT."""
 
     def __init__(self, *results: Any) -> None:
-        self.results, self.commands, self.timeouts = list(results), [], []
+        self.results, self.commands, self.timeouts = iter(results), [], []
 
-    async def exec(self, command: str, cwd=None, env=None, timeout_sec=None, user=None) -> Any:
+    async def exec(self, command: str, timeout_sec: int) -> Any:
         self.commands.append(command)
         self.timeouts.append(timeout_sec)
-        return await outcome(self.results.pop(0) if self.results else SILENT)
+        return await outcome(next(self.results, SILENT))
 
     @property
     def scripts(self) -> list[list[str]]:
@@ -198,21 +157,24 @@ class ShellEnvironment:
     reaches pytest or the user's terminal."""
 
     def __init__(self, **variables: str) -> None:
-        self.env, self.outputs = os.environ | variables, []
+        self.variables, self.outputs = os.environ | variables, []
 
-    async def exec(self, command: str, cwd=None, env=None, timeout_sec=None, user=None) -> Any:
-        result = await asyncio.to_thread(
-            subprocess.run,
-            ["/bin/sh", "-c", command],
-            env=self.env,
-            input=b"not for the script\n",
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+    async def exec(self, command: str, timeout_sec: int) -> Any:
+        settings = {"env": self.variables, "start_new_session": True, "shell": True}
+        settings |= {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        settings["input"] = b"not for the script\n"
+        result = await asyncio.to_thread(subprocess.run, command, **settings)
         # All output has to be ASCII: Modal's environment decodes as strictly.
         self.outputs.append(result.stdout.decode("ascii"))
         return ExecResult(stdout=self.outputs[-1], return_code=result.returncode)
+
+
+class Sampled(NamedTuple):
+    """One turn, as a fake has sampled it, or as the context has it."""
+
+    prompt: list[int]
+    completion: list[int]
+    logprobs: list[Any] | None
 
 
 class Model:
@@ -223,16 +185,19 @@ class Model:
         self.options, self.replies = options, itertools.repeat("hello")
         self.sampled: list[Sampled] = []
 
-    def agent(self, **options: Any) -> BasicLoopAgent:
-        return BasicLoopAgent(**self.options | options)
+    def agent(self, agent_class: type = BasicLoopAgent, **options: Any) -> BasicLoopAgent:
+        return agent_class(**self.options | options)
 
     def script(self, *replies: Any) -> None:
-        """Choose the replies: a text, a `Reply`, a `Refusal`, an error, or an async function."""
+        """Choose the replies: a text, a Reply, an error (such as a Refusal), or an async function.
+        The model says "hello" if this is not called."""
         self.replies = iter(replies)
 
-    def next_reply(self) -> Any:
-        reply = next(self.replies)
-        return Reply(reply) if isinstance(reply, str) else reply
+    def run(self, replies: Any = (), environment: Any = None, **options: Any) -> "AgentRun":
+        """Run an agent with these options on one instruction."""
+        if replies:
+            self.script(*replies)
+        return AgentRun(self.agent(**options), environment).run()
 
     def encode(self, text: str) -> list[int]:
         return self.tokenizer.encode(text, add_special_tokens=False).ids
@@ -246,22 +211,23 @@ class Model:
     def prompt_text(self, number: int) -> str:
         return self.tokenizer.decode(self.sampled[number].prompt, skip_special_tokens=False)
 
-    def sample(self, reply: Reply, prompt: list[int], stop: list[int], max_tokens: int) -> str:
-        """Sample a reply. Returns its finish reason."""
-        ids = reply.tokens
+    async def sample(self, prompt: list[int], stop: list[int], max_tokens: int) -> tuple[Any, str]:
+        """Sample the next reply. Returns it, and its finish reason."""
+        reply = await outcome(next(self.replies))
+        reply = Reply(reply) if isinstance(reply, str) else reply
+        ids = reply.ids
         if ids is None:
             ids = self.sampled_ids(reply.text) + ([] if reply.cut_off else stop)
         own = [-(len(self.sampled) + 1) - n / 1000 for n in range(len(ids))]
         logprobs = (reply.logprobs or own[:max_tokens]) if reply.gives_logprobs else None
         self.sampled.append(Sampled(prompt, ids[:max_tokens], logprobs))
-        return "length" if reply.cut_off or len(ids) > max_tokens else "stop"
+        return reply, "length" if reply.cut_off or len(ids) > max_tokens else "stop"
 
 
-SDK = Version(importlib.metadata.version("tinker"))
-# Before 0.38 `create_sampling_client` returns the client (now: its future), and `sample` returns a
-# future (now: a coroutine).
-IS_OLD_SDK = Version("0.38") > SDK
-HAS_SEQUENCE_IDS = Version("0.26") <= SDK
+# Before SDK 0.38 `create_sampling_client` returns the client (now: its future), and `sample`
+# returns a future (now: a coroutine).
+IS_OLD_SDK = importlib.util.find_spec("tinker.auth") is None
+HAS_SEQUENCE_IDS = "sequence_id" in tinker_sdk.types.SampledSequence.__annotations__
 
 
 class FakeTinker(Model):
@@ -271,7 +237,7 @@ class FakeTinker(Model):
         super().__init__(tokenizer_dir, **options)
         # The arguments of each `create_sampling_client`, and the parameters of each completion.
         self.sessions, self.opened, self.params = [], [], []
-        self.missing_checkpoints, self.connecting_sec = set(), 0
+        self.connecting_sec = 0
 
     def __call__(self, **arguments: Any) -> "Session":
         time.sleep(self.connecting_sec)
@@ -285,17 +251,13 @@ class Session:
     def __init__(self, fake: FakeTinker, arguments: dict[str, Any]) -> None:
         self.fake, self.arguments, self.status = fake, arguments, None
 
-    def error(self, status: int, message: str) -> Exception:
-        response = httpx.Response(status, request=httpx.Request("POST", "http://tinker"))
-        return tinker_sdk.APIStatusError(message, response=response, body=None)
-
     def create_sampling_client(
         self, model_path=None, base_model=None, record_stability_info=False
     ) -> Any:
         self.fake.opened.append((model_path, base_model, record_stability_info))
         created = Future()
-        if self.status or model_path in self.fake.missing_checkpoints:
-            created.set_exception(self.error(self.status or 404, "no such checkpoint"))
+        if self.status:
+            created.set_exception(Refusal(self.status))
         else:
             created.set_result(self)
         return created.result() if IS_OLD_SDK else created
@@ -312,32 +274,17 @@ class Session:
         fake.params.append(params)
         await asyncio.sleep(0)
         if self.status:
-            raise self.error(self.status, "Session has been terminated")
-        reply = await outcome(fake.next_reply())
-        if isinstance(reply, Refusal):
-            raise self.error(reply.status, reply.message)
+            raise Refusal(self.status, "Session has been terminated")
         # A text, or an id.
         stop = params.stop[0]
         stop = fake.sampled_ids(stop) if isinstance(stop, str) else [stop]
-        finish_reason = fake.sample(reply, prompt, stop, params.max_tokens)
-        _, tokens, logprobs = fake.sampled[-1]
-        sequence = SimpleNamespace(tokens=tokens, logprobs=logprobs, stop_reason=finish_reason)
+        reply, finish_reason = await fake.sample(prompt, stop, params.max_tokens)
+        _, ids, logprobs = fake.sampled[-1]
+        sequence = SimpleNamespace(tokens=ids, logprobs=logprobs, stop_reason=finish_reason)
         if HAS_SEQUENCE_IDS:
             sequence.sequence_id = f"sequence-{len(fake.sampled)}"
-        return SimpleNamespace(sequences=[sequence], prompt_cache_hit_tokens=reply.cached_tokens)
-
-
-# The fields that a request may have. (vLLM ignores others, so a wrong name would have no effect.)
-SAMPLING = (
-    "model max_tokens temperature top_p top_k min_p seed stop logprobs return_token_ids session_id"
-)
-FIELDS = {
-    "/tokenize": "model prompt messages add_generation_prompt add_special_tokens "
-    "chat_template_kwargs return_token_strs",
-    "/v1/completions": f"{SAMPLING} prompt skip_special_tokens",
-    "/v1/chat/completions": f"{SAMPLING} messages max_completion_tokens",
-}
-MAX_MODEL_LEN = 8192
+        answer = {"sequences": [sequence], "prompt_cache_hit_tokens": None} | reply.answer
+        return SimpleNamespace(**answer)
 
 
 class HttpServer(Model, ThreadingHTTPServer):
@@ -349,21 +296,16 @@ class HttpServer(Model, ThreadingHTTPServer):
         self.url, self.real_url = f"http://127.0.0.1:{self.server_port}", real_url
         Model.__init__(self, tokenizer_dir, api_base=self.url, **options)
         # Of each request: path, body and headers.
-        self.requests, self.mistakes, self.tokenize_answer = [], [], None
+        self.requests = []
         threading.Thread(target=self.serve_forever, args=[0.01], daemon=True).start()
 
     def close(self) -> None:
         self.shutdown()
         self.server_close()
-        assert self.mistakes == []
 
     def script(self, *replies: Any) -> None:
         self.skip_if_real()
         super().script(*replies)
-
-    def prompt_text(self, number: int) -> str:
-        self.skip_if_real()
-        return super().prompt_text(number)
 
     def skip_if_real(self) -> None:
         if self.real_url:
@@ -375,35 +317,26 @@ class HttpServer(Model, ThreadingHTTPServer):
     def headers(self, name: str) -> list[str]:
         return [headers[name] for _, _, headers in self.requests]
 
-    def pass_on(self, path: str, content: bytes, headers: Any) -> Any:
-        wanted = {name: headers[name] for name in ("Authorization", "Content-Type")}
-        try:
-            with urlopen(Request(self.real_url + path, content, wanted)) as response:
-                answer = json.load(response)
-        except HTTPError as error:
-            return Refusal(error.code, error.read().decode())
-        if path == "/v1/completions":
-            choice = answer["choices"][0]
+    def real_answer(self, path: str, body: dict[str, Any], authorization: str) -> dict[str, Any]:
+        headers = {"Authorization": authorization}
+        answer = httpx.post(self.real_url + path, json=body, headers=headers, timeout=60)
+        if answer.status_code != 200:
+            raise Refusal(answer.status_code, answer.text)
+        for choice in answer.json().get("choices", []):
             ids, logprobs = choice["token_ids"], choice["logprobs"]["token_logprobs"]
             self.sampled.append(Sampled(choice["prompt_token_ids"], ids, logprobs))
-        return answer
+        return answer.json()
 
-    def answer(self, path: str, body: dict[str, Any]) -> Any:
-        unknown = body.keys() - FIELDS[path].split()
-        assert not unknown, f"{path} got unknown fields: {unknown}"
+    def answer(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         # The chat endpoint has every model.
         if "chat" not in path and body["model"] != self.options["model_name"]:
-            return Refusal(404, f"The model `{body['model']}` does not exist.")
+            raise Refusal(404, f"The model `{body['model']}` does not exist.")
         prompt = self.prompt_ids(body)
         if path == "/tokenize":
             strings = [self.tokenizer.id_to_token(token) for token in prompt]
-            answer = {"tokens": prompt, "max_model_len": MAX_MODEL_LEN, "count": len(prompt)}
-            answer["token_strs"] = strings if body.get("return_token_strs") else None
-            return self.tokenize_answer or answer
-        if len(prompt) >= MAX_MODEL_LEN:
-            return FULL
-        reply = self.next_reply()
-        return self.completion(reply, prompt, body) if isinstance(reply, Reply) else reply
+            answer = {"tokens": prompt, "max_model_len": 8192}
+            return answer | {"token_strs": strings if body.get("return_token_strs") else None}
+        return self.completion(prompt, body)
 
     def prompt_ids(self, body: dict[str, Any]) -> list[int]:
         """The ids of a request's prompt. The argument `opens_with` of the chat template is a text
@@ -416,17 +349,14 @@ class HttpServer(Model, ThreadingHTTPServer):
         opening = body.get("chat_template_kwargs", {}).get("opens_with", "")
         return self.encode("".join(turns) + f"<|im_start|>assistant\n{opening}")
 
-    def completion(self, reply: Reply, prompt: list[int], body: dict[str, Any]) -> dict[str, Any]:
+    def completion(self, prompt: list[int], body: dict[str, Any]) -> dict[str, Any]:
+        """The answer to a request. What it does not ask for is null."""
         stop, max_tokens = self.encode("<|im_end|>"), body.get("max_tokens", 16)
-        finish_reason = self.sample(reply, prompt, stop, max_tokens)
+        reply, finish_reason = asyncio.run(self.sample(prompt, stop, max_tokens))
         _, ids, logprobs = self.sampled[-1]
         shown = ids[:-1] if finish_reason == "stop" else ids
         skips_special = body.get("skip_special_tokens", True)
         text = self.tokenizer.decode(shown, skip_special_tokens=skips_special)
-        usage = {"prompt_tokens": len(prompt), "completion_tokens": len(ids), "total_tokens": 0}
-        cached = {"cached_tokens": reply.cached_tokens}
-        usage["prompt_tokens_details"] = cached if reply.cached_tokens else None
-        # What was not asked for is null.
         asks_ids, asks_logprobs = body.get("return_token_ids"), body.get("logprobs")
         choice = {"index": 0, "finish_reason": finish_reason, "logprobs": None}
         choice["token_ids"] = ids if asks_ids else None
@@ -440,27 +370,24 @@ class HttpServer(Model, ThreadingHTTPServer):
             if asks_logprobs:
                 entry = {"token": "x", "bytes": [], "top_logprobs": []}
                 choice["logprobs"] = {"content": [entry | {"logprob": x} for x in logprobs]}
+        usage = {"prompt_tokens": len(prompt), "completion_tokens": len(ids), "total_tokens": 0}
         answer = {"id": "1", "created": 1, "model": body["model"], "usage": usage}
         return answer | prompt_ids | {"choices": [choice | reply.choice]} | reply.answer
 
 
 class HttpHandler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
-        content, fake = self.rfile.read(int(self.headers["Content-Length"])), self.server
-        body = json.loads(content)
+        fake, status = self.server, 200
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         fake.requests.append((self.path, body, self.headers))
         try:
             if fake.real_url:
-                answer = fake.pass_on(self.path, content, self.headers)
+                answer = fake.real_answer(self.path, body, self.headers["Authorization"])
             else:
                 answer = fake.answer(self.path, body)
         except Exception as error:
-            # A mistake in this file. Without an answer the client would ask again and again.
-            fake.mistakes.append(error)
-            answer = Refusal(400, repr(error))
-        status = 200
-        if isinstance(answer, Refusal):
-            status, answer = answer.status, {"error": {"message": answer.message}}
+            # A Refusal, or a mistake in this file. Without an answer the client would ask again.
+            status, answer = getattr(error, "status_code", 400), {"error": {"message": repr(error)}}
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
         # The openai package waits as long before the next attempt.
@@ -471,33 +398,129 @@ class HttpHandler(BaseHTTPRequestHandler):
     def log_message(self, *arguments: Any) -> None: ...
 
 
-# Ordinary tokens that look like special ones, as in the vocabularies of Qwen and Llama.
-ORDINARY = ["Class<?>", "a[:]", "x<()>", "x[...]"]
+# ---------------------------------------------------------------------------- runs and fixtures
+
+IDS = ("prompt_token_ids", "completion_token_ids", "logprobs")
 
 
-# The special tokens of the models for which the cookbook has renderers.
-SPECIAL_TOKENS = """
-<|Assistant|> <|User|> <|assistant|> <|begin_of_sentence|> <|begin_of_text|> <|call|> <|channel|>
-<|constrain|> <|end_header_id|> <|end_of_sentence|> <|endoftext|> <|end|> <|eot_id|>
-<|im_assistant|> <|im_end|> <|im_middle|> <|im_start|> <|im_system|> <|im_user|> <|media_begin|>
-<|media_content|> <|media_end|> <|message|> <|observation|> <|return|> <|start_header_id|> <|start|>
-<|system|> <|tool_call_argument_begin|> <|tool_call_begin|> <|tool_call_end|>
-<|tool_call_section_begin|> <|tool_call_section_end|> <|tool_calls_section_begin|>
-<|tool_calls_section_end|> <|user|> <|vision_end|> <|vision_start|> <｜Assistant｜> <｜System｜>
-<｜User｜> <｜begin▁of▁sentence｜> <｜end▁of▁sentence｜> <｜tool▁calls▁begin｜> <｜tool▁calls▁end｜>
-<｜tool▁call▁begin｜> <｜tool▁call▁end｜> <｜tool▁output▁begin｜> <｜tool▁output▁end｜>
-<｜tool▁sep｜>
-"""  # noqa: RUF001 (the bars of DeepSeek's tokens are wide ones)
+class AgentRun:
+    """An agent at work as in Harbor: `setup`, then `run`, then `resume` for each later step.
+
+    Its properties come from the last step's context and files, but `recorded` joins all steps."""
+
+    def __init__(self, agent: Any, environment: Any = None, timeout_sec: Any = None) -> None:
+        self.agent, self.environment = agent, environment or ScriptedEnvironment()
+        self.timeout_sec, self.contexts = timeout_sec, []
+
+    def run(self, *instructions: str) -> Self:
+        asyncio.run(self.go(*instructions))
+        return self
+
+    async def go(self, *instructions: str) -> None:
+        await self.agent.setup(self.environment)
+        for instruction in instructions or ["do it"]:
+            begin = self.agent.resume if self.contexts else self.agent.run
+            self.contexts.append(AgentContext())
+            step = begin(instruction, self.environment, self.context)
+            await asyncio.wait_for(step, self.timeout_sec)
+
+    @property
+    def recorded(self) -> list[Sampled]:
+        """The turns of the rollout. Fails if the lists do not align."""
+        details = [detail for context in self.contexts for detail in context.rollout_details or []]
+        columns = [[detail[name] for name in IDS] for detail in details]
+        turns = [Sampled(*row) for lists in columns for row in zip(*lists, strict=True)]
+        assert all(len(turn.completion) == len(turn.logprobs) for turn in turns)
+        return turns
+
+    @property
+    def observations(self) -> list[str]:
+        """What the model was told after its replies."""
+        seen = [step.observation for step in self.steps if step.observation]
+        return [result.content for observation in seen for result in observation.results]
+
+    @property
+    def trajectory(self) -> Any:
+        text = (self.agent.logs_dir / "trajectory.json").read_text()
+        return atif.Trajectory.model_validate_json(text)
+
+    steps = property(lambda self: self.trajectory.steps)
+    completion = property(lambda self: (self.agent.logs_dir / "completion.txt").read_text())
+    scripts = property(lambda self: self.environment.scripts)
+    context = property(lambda self: self.contexts[-1])
+    metadata = property(lambda self: self.context.metadata)
+    stop_reason = property(lambda self: self.metadata["stop_reason"])
+
+
+def set_up(*agents: BasicLoopAgent) -> list[Any]:
+    """Set agents up, one after the other, in one event loop. Returns their clients."""
+
+    async def main() -> list[Any]:
+        for agent in agents:
+            await agent.setup(ScriptedEnvironment())
+        return [agent.client for agent in agents]
+
+    return asyncio.run(main())
+
+
+def bash(*commands: str, language: str = "bash") -> str:
+    return "\n".join(f"I will run this:\n\n```{language}\n{command}\n```\n" for command in commands)
+
+
+def printing(text: str) -> ScriptedEnvironment:
+    return ScriptedEnvironment(ExecResult(stdout=text, return_code=0))
+
+
+def cases(**table: Any) -> Any:
+    """Parametrize a test with a table. An entry's name is the id. A tuple has the test's first
+    arguments; anything else is the first argument."""
+    rows = [entry if isinstance(entry, tuple) else (entry,) for entry in table.values()]
+
+    def decorate(test: Any) -> Any:
+        arguments = [name for name in inspect.signature(test).parameters if name != "self"]
+        return pytest.mark.parametrize(arguments[: len(rows[0])], rows, ids=table)(test)
+
+    return decorate
+
+
+@contextlib.contextmanager
+def virtual_time() -> Iterator[asyncio.Runner]:
+    """An event loop whose timers fire at once when there is nothing else to do. It is not for tests
+    with HTTP: all timers would fire before an answer comes from the server's thread."""
+
+    class Selector(selectors.DefaultSelector):
+        skipped_seconds = 0.0
+
+        def select(self, timeout: float | None = None) -> list:
+            events = super().select(timeout and 0)
+            if timeout and not events:
+                self.skipped_seconds += timeout
+            return events
+
+    loop = asyncio.SelectorEventLoop(selector := Selector())
+    loop.time = lambda: time.monotonic() + selector.skipped_seconds
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        yield runner
+        # On exit the runner waits for the threads of `to_thread`, which take real time.
+        loop.time = time.monotonic
+
+
+# The special tokens of the models for which the cookbook has renderers: <|im_end|> and so on.
+# (DeepSeek's are in full-width bars.)
+RENDERER_SOURCES = "".join(path.read_text() for path in sorted(COOKBOOK.glob("renderers/*.py")))
+SPECIAL_TOKENS = sorted(set(re.findall("<[|\uff5c][^|\uff5c\\s]+[|\uff5c]>", RENDERER_SOURCES)))
 # Tokens of these models that are added, but not special. (Some models add single characters.)
 ADDED_TOKENS = """
 <think> </think> <tool_call> </tool_call> <tool_response> </tool_response> <tool_result>
 </tool_result> <arg_key> </arg_key> <arg_value> </arg_value> <image> <img> </img> [gMASK] §
 """
+# Ordinary tokens that look like special ones, as in the vocabularies of Qwen and Llama.
+ORDINARY = ["Class<?>", "a[:]", "x<()>", "x[...]"]
 
 
 @pytest.fixture(scope="session")
 def tokenizer_dir(tmp_path_factory) -> str:
-    """A byte-level tokenizer that has these tokens."""
+    """The folder of a byte-level tokenizer that has these tokens."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -505,11 +528,10 @@ def tokenizer_dir(tmp_path_factory) -> str:
     trainer = trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet)
     text = f"hello world user assistant bash\n\n``` {' '.join(ORDINARY)}"
     tokenizer.train_from_iterator([text] * 9, trainer)
-    tokenizer.add_special_tokens(SPECIAL_TOKENS.split())
+    tokenizer.add_special_tokens(SPECIAL_TOKENS)
     tokenizer.add_tokens(ADDED_TOKENS.split())
-    folder = tmp_path_factory.mktemp("tokenizer")
     wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|endoftext|>")
-    wrapped.save_pretrained(folder)
+    wrapped.save_pretrained(folder := tmp_path_factory.mktemp("tokenizer"))
     return str(folder)
 
 
@@ -547,22 +569,6 @@ def server(request) -> HttpServer:
     return request.getfixturevalue(request.param)
 
 
-@pytest.fixture
-def shell() -> Iterator[Any]:
-    """Makes shell environments, and kills what the scripts have left."""
-    tag = uuid4().hex
-    yield functools.partial(ShellEnvironment, TAG=tag)
-    left = f"kill -9 $(grep -ls {tag} /proc/[0-9]*/environ | cut -d / -f 3)"
-    subprocess.run(left, shell=True, stderr=subprocess.DEVNULL)
-
-
-@pytest.fixture
-def no_key(monkeypatch) -> None:
-    """Tinker's key is neither in the environment nor stored by the SDK."""
-    monkeypatch.delenv("TINKER_API_KEY")
-    monkeypatch.setattr(basic_loop_agent, "tinker_has_key", lambda: False)
-
-
 @pytest.fixture(autouse=True)
 def clean_process(monkeypatch) -> Iterator[None]:
     """A process with keys of its own, without services, and for at most a minute."""
@@ -570,124 +576,13 @@ def clean_process(monkeypatch) -> Iterator[None]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("OPENAI_API_KEY", "sk-test")
     monkeypatch.setenv("TINKER_API_KEY", "tml-test")
-    basic_loop_agent.tinker_service.cache_clear()
-    use_service(None)
+    module.tinker_service.cache_clear()
+    module.use_service(None)
 
     signal.signal(signal.SIGALRM, lambda *_: pytest.fail("the test takes more than a minute"))
     signal.alarm(60)
     yield
     signal.alarm(0)
-
-
-# --------------------------------------------------------------------------------------- runs
-
-IDS = ("prompt_token_ids", "completion_token_ids", "logprobs")
-
-
-class AgentRun:
-    """An agent at work as in Harbor: `setup`, then `run`, then `resume` for each later step.
-
-    Its properties come from the last step's context and files, but `recorded` joins all steps."""
-
-    def __init__(self, agent: Any, environment: Any = None, timeout_sec: Any = None) -> None:
-        self.agent, self.environment = agent, environment or ScriptedEnvironment()
-        self.timeout_sec, self.contexts = timeout_sec, []
-
-    def run(self, *instructions: str) -> Self:
-        asyncio.run(self.go(*instructions))
-        return self
-
-    async def go(self, *instructions: str) -> None:
-        await self.agent.setup(self.environment)
-        for instruction in instructions or ["do it"]:
-            begin = self.agent.resume if self.contexts else self.agent.run
-            self.contexts.append(AgentContext())
-            step = begin(instruction, self.environment, self.context)
-            await asyncio.wait_for(step, self.timeout_sec)
-
-    @property
-    def recorded(self) -> list[Sampled]:
-        """The turns of the rollout. Fails if the lists do not align."""
-        details = [detail for context in self.contexts for detail in context.rollout_details or []]
-        columns = [[detail[name] for name in IDS] for detail in details]
-        turns = [Sampled(*row) for lists in columns for row in zip(*lists, strict=True)]
-        assert all(len(turn.completion) == len(turn.logprobs) for turn in turns)
-        return turns
-
-    @property
-    def trajectory(self) -> Any:
-        text = (self.agent.logs_dir / "trajectory.json").read_text()
-        return atif.Trajectory.model_validate_json(text)
-
-    @property
-    def observations(self) -> list[str]:
-        """What the model was told after its replies."""
-        seen = [step.observation for step in self.steps if step.observation]
-        return [result.content for observation in seen for result in observation.results]
-
-    steps = property(lambda self: self.trajectory.steps)
-    context = property(lambda self: self.contexts[-1])
-    metadata = property(lambda self: self.context.metadata)
-    stop_reason = property(lambda self: self.metadata["stop_reason"])
-    completion = property(lambda self: (self.agent.logs_dir / "completion.txt").read_text())
-    scripts = property(lambda self: self.environment.scripts)
-
-
-def set_up(*agents: BasicLoopAgent) -> list[Any]:
-    """Set agents up, one after the other, in one event loop. Returns their clients."""
-
-    async def main() -> list[Any]:
-        for agent in agents:
-            await agent.setup(ScriptedEnvironment())
-        return [agent.client for agent in agents]
-
-    return asyncio.run(main())
-
-
-def bash(*commands: str, language: str = "bash") -> str:
-    return "\n".join(f"I will run this:\n\n```{language}\n{command}\n```\n" for command in commands)
-
-
-def printing(text: str) -> ScriptedEnvironment:
-    return ScriptedEnvironment(ExecResult(stdout=text, return_code=0))
-
-
-def cases(**table: Any) -> Any:
-    """Parametrize a test with a table. An entry's name is the id. A tuple has the test's first
-    arguments; anything else is the first argument."""
-    rows = [entry if isinstance(entry, tuple) else (entry,) for entry in table.values()]
-
-    def decorate(test: Any) -> Any:
-        arguments = [name for name in inspect.signature(test).parameters if name != "self"]
-        return pytest.mark.parametrize(arguments[: len(rows[0])], rows, ids=table)(test)
-
-    return decorate
-
-
-class SelectorOfVirtualTime(selectors.DefaultSelector):
-    """Does not wait for a timer, but counts the seconds until it."""
-
-    skipped_seconds = 0.0
-
-    def select(self, timeout: float | None = None) -> list:
-        if timeout is None:
-            return super().select()
-        events = super().select(0)
-        if not events:
-            self.skipped_seconds += timeout
-        return events
-
-
-@contextlib.contextmanager
-def virtual_time() -> Iterator[asyncio.Runner]:
-    """An event loop whose timers fire at once when there is nothing else to do. It is not for tests
-    with HTTP: all timers would fire before an answer comes from the server's thread."""
-    loop = asyncio.SelectorEventLoop(selector := SelectorOfVirtualTime())
-    loop.time = lambda: time.monotonic() + selector.skipped_seconds
-    with asyncio.Runner(loop_factory=lambda: loop) as runner:
-        yield runner
-        # On exit the runner waits for the threads of `to_thread`, which take real time.
-        loop.time = time.monotonic
 
 
 # -------------------------------------------------------------------------- options and errors
@@ -698,6 +593,13 @@ CHAT_OPTIONS = {"model_client": "litellm"}
 since_harbor_023 = pytest.mark.skipif(
     not hasattr(BaseAgent, "options_schema"), reason="Harbor calls preflight since 0.23"
 )
+
+
+@pytest.fixture
+def no_key(monkeypatch) -> None:
+    """Tinker's key is neither in the environment nor stored by the SDK."""
+    monkeypatch.delenv("TINKER_API_KEY")
+    monkeypatch.setattr(module, "tinker_has_key", lambda: False)
 
 
 class TestOptions:
@@ -715,43 +617,18 @@ class TestOptions:
             "max_output_bytes": 10_000,
         }
 
-    def test_the_constructor_has_the_first_eight_options(self):
-        """Users rely on these arguments, and on their defaults."""
+    def test_the_constructor_has_eight_options_with_their_defaults(self):
         parameters = inspect.signature(BasicLoopAgent).parameters.values()
-        assert {p.name: p.default for p in parameters if p.default is not p.empty} == {
-            "model_path": None,
-            "renderer_name": None,
-            "max_tokens": 512,
-            "temperature": 1.0,
-            "max_turns": 1,
-            "system_prompt": None,
-            "model_client": "tinker",
-            "api_base": None,
-        }
-
-    @cases(
-        vllm=({"model_client": "vllm"}, True),
-        litellm=(CHAT_OPTIONS, False),
-        not_wanted=({"collect_rollout_details": False}, False),
-        wanted=(CHAT_OPTIONS | {"collect_rollout_details": True}, True),
-    )
-    def test_ids_are_collected_where_servers_give_them(self, given, expected):
-        assert BasicLoopOptions(**given).collect_rollout_details is expected
+        defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
+        assert len(defaults) == 8
+        assert defaults == BasicLoopOptions().model_dump(include=set(defaults))
 
     @cases(
         temperature=({"temperature": -0.1}, "temperature.*greater than or equal to 0"),
         temperature_infinite=({"temperature": math.inf}, "temperature.*finite number"),
         top_p=({"top_p": 1.1}, "top_p.*less than or equal to 1"),
-        top_p_0=({"top_p": 0}, "top_p.*greater than 0"),
-        max_turns=({"max_turns": 0}, "max_turns.*greater than 0"),
-        max_tokens=({"max_tokens": 0}, "max_tokens.*greater than 0"),
-        max_seconds=({"max_seconds": 0}, "max_seconds.*greater than 0"),
-        context_limit=({"context_limit": 0}, "context_limit.*greater than 0"),
-        max_output_bytes=({"max_output_bytes": 0}, "max_output_bytes.*greater than 0"),
-        command_timeout_sec=({"command_timeout_sec": 0}, "timeout_sec.*greater than 0"),
         more_than_a_week=({"command_timeout_sec": 604_801}, "less than or equal to 604800"),
         model_path=({"model_path": ""}, "model_path.*tinker://"),
-        model_client=({"model_client": "openai"}, "'tinker', 'litellm' or 'vllm'"),
         unknown=({"max_turn": 3}, "max_turn"),
         model_path_elsewhere=(CHAT_OPTIONS | {"model_path": "tinker://1"}, "=tinker: drop them"),
         renderer_elsewhere=(CHAT_OPTIONS | {"renderer_name": "x"}, "=tinker: drop them"),
@@ -765,30 +642,22 @@ class TestOptions:
             BasicLoopAgent(logs_dir=tmp_path, model_name="m", **given | {"llm_kwargs": llm_kwargs})
         assert "sk-secret" not in str(error.value)
 
-    def test_an_error_does_not_show_a_bad_value(self):
-        with pytest.raises(ValueError, match="valid dictionary") as error:
-            BasicLoopOptions(llm_kwargs="sk-secret")
-        assert "sk-secret" not in str(error.value)
+    NUMBERS = "max_turns max_tokens max_seconds context_limit max_output_bytes command_timeout_sec"
 
-    def test_missing_tinker_packages_are_named(self, monkeypatch):
+    @pytest.mark.parametrize("name", [*NUMBERS.split(), "top_p"])
+    def test_a_number_that_has_to_be_positive_is_not_0(self, name):
+        with pytest.raises(ValueError, match=f"(?s){name}.*greater than 0"):
+            BasicLoopOptions(**{name: 0})
+
+    def test_setup_names_missing_tinker_packages(self, tinker, monkeypatch):
         monkeypatch.setitem(sys.modules, "tinker_cookbook", None)
-        BasicLoopOptions(model_client="vllm")
         with pytest.raises(ValueError, match=r"missing: `pip install 'harbor\[tinker\]'`"):
-            BasicLoopOptions()
+            set_up(tinker.agent())
 
     @since_harbor_023
-    def test_each_option_has_a_description(self):
-        properties = BasicLoopAgent.options_schema()["properties"]
-        described = {name for name in properties if properties[name].get("description")}
-        assert set(BasicLoopOptions.__annotations__) <= described
-
-    @since_harbor_023
-    def test_the_agents_capabilities_are_declared(self):
-        names = ("atif", "resume", "skills", "mcp_servers")
-        assert [getattr(BasicLoopAgent.capabilities, name) for name in names] == [True] * 4
-
-    def test_harbor_020_sees_that_the_agent_can_resume(self):
-        assert BasicLoopAgent.SUPPORTS_RESUME is True
+    @pytest.mark.parametrize("name", ["atif", "resume", "skills", "mcp_servers"])
+    def test_a_capability_is_declared(self, name):
+        assert getattr(BasicLoopAgent.capabilities, name) is True
 
     @cases(
         no_model=("tinker", {"model_name": None}, "no model: name one with -m"),
@@ -815,59 +684,41 @@ class TestOptions:
         set_up(tinker.agent())
         assert tinker.sessions[0].arguments["api_key"] is None
 
-    def test_an_older_sdk_has_stored_no_key(self, monkeypatch):
-        monkeypatch.setitem(sys.modules, "tinker.auth", None)
-        assert basic_loop_agent.tinker_has_key() is False
-
     X, Y = "http://x/1", "http://y/1"
 
-    # Options, the agent's variables, the process's (all begin with OPENAI_), and the URL.
+    # Options, the agent's variables, the process's (all begin with OPENAI_), URL and key.
     @cases(
-        none=({}, {}, {}, None),
-        process=({}, {}, {"BASE_URL": X}, X),
-        older_name=({}, {}, {"API_BASE": X}, X),
-        both_names=({}, {}, {"API_BASE": Y, "BASE_URL": X}, X),
-        agent=({}, {"BASE_URL": X}, {"BASE_URL": Y}, X),
-        option=({"api_base": X}, {"BASE_URL": Y}, {}, X),
-        port=({"api_base": "http://x:1"}, {}, {}, "http://x:1/v1"),
-        port_with_slash=({"api_base": "http://x:1/"}, {}, {}, "http://x:1/v1"),
-        port_with_v1=({"api_base": "http://x:1/v1"}, {}, {}, "http://x:1/v1"),
+        process=({}, {}, {"API_BASE": Y, "BASE_URL": X, "API_KEY": "a"}, (X, "a")),
+        agent=({}, {"API_BASE": X, "API_KEY": "a"}, {"API_BASE": Y, "API_KEY": "b"}, (X, "a")),
+        option=({"api_base": X}, {"BASE_URL": Y, "API_KEY": "a"}, {}, (X, "a")),
+        llm_kwargs=({"llm_kwargs": {"api_key": "a"}}, {"API_KEY": "b"}, {}, (None, "a")),
+        masked_by_harbor=({}, {"API_KEY": "sk-r****456"}, {"API_KEY": "a"}, (None, "a")),
+        key_from_a_file=({}, {"API_KEY": " sk-\nown\n"}, {}, (None, "sk-own")),
     )
-    def test_the_nearest_url_is_taken(self, given, agent_env, env, url, monkeypatch):
+    def test_the_nearest_server_is_taken(self, given, agent_env, env, expected, monkeypatch):
         for name, value in env.items():
             monkeypatch.setenv(f"OPENAI_{name}", value)
-        agent_env = {f"OPENAI_{name}": value for name, value in agent_env.items()}
-        assert url_and_key(BasicLoopOptions(**CHAT_OPTIONS, **given), "openai", agent_env)[0] == url
-
-    # Options, the agent's variables, and the key. (The process has the key sk-test.)
-    @cases(
-        process=({}, {}, "sk-test"),
-        agent=({}, {"OPENAI_API_KEY": "sk-own"}, "sk-own"),
-        llm_kwargs=({"llm_kwargs": {"api_key": "sk-2"}}, {"OPENAI_API_KEY": "sk-own"}, "sk-2"),
-        masked_by_harbor=({}, {"OPENAI_API_KEY": "sk-r****456"}, "sk-test"),
-        from_a_file=({}, {"OPENAI_API_KEY": " sk-\nown\n"}, "sk-own"),
-    )
-    def test_the_nearest_key_is_taken(self, given, agent_env, key):
         options = BasicLoopOptions(**CHAT_OPTIONS, **given)
-        assert url_and_key(options, "openai", agent_env)[1] == key
+        agent_env = {f"OPENAI_{name}": value for name, value in agent_env.items()}
+        assert module.url_and_key(options, "openai", agent_env) == expected
 
     @cases(
-        hosted_vllm=("hosted_vllm", ("http://x:1/v1", "none")),
-        vllm=("vllm", ("http://x:1/v1", "none")),
-        another_provider=("anthropic", ("http://x:1", None)),
+        openai=("openai", "http://x:1", ("http://x:1/v1", "sk-test")),
+        with_a_slash=("hosted_vllm", "http://x:1/", ("http://x:1/v1", "none")),
+        another_provider=("anthropic", "http://x:1", ("http://x:1", None)),
     )
-    def test_a_local_server_needs_no_key(self, provider, expected):
-        options = BasicLoopOptions(**CHAT_OPTIONS, api_base="http://x:1")
-        assert url_and_key(options, provider, {}) == expected
+    def test_a_local_server_needs_no_key(self, provider, url, expected):
+        options = BasicLoopOptions(**CHAT_OPTIONS, api_base=url)
+        assert module.url_and_key(options, provider, {}) == expected
 
     def test_tinker_is_reached_as_the_agent_says(self, tinker):
         env = {"TINKER_BASE_URL": "http://own", "TINKER_API_KEY": "tml-own"}
         set_up(tinker.agent(extra_env=env))
         assert tinker.sessions[0].arguments == {"base_url": "http://own", "api_key": "tml-own"}
 
-    @pytest.mark.parametrize("name", ["VLLM_BASE_URL", "VLLM_API_BASE"])
-    def test_vllm_is_reached_as_the_agent_says(self, name, vllm):
-        set_up(vllm.agent(api_base=None, extra_env={name: vllm.url, "VLLM_API_KEY": "own"}))
+    def test_vllm_is_reached_as_the_agent_says(self, vllm):
+        env = {"VLLM_BASE_URL": vllm.url, "VLLM_API_KEY": "own"}
+        set_up(vllm.agent(api_base=None, extra_env=env))
         assert vllm.headers("Authorization") == ["Bearer own"]
 
     @cases(
@@ -877,13 +728,12 @@ class TestOptions:
     )
     def test_the_models_provider_is_reached_as_the_agent_says(self, given, chat):
         env = {"OPENAI_BASE_URL": chat.url, "OPENAI_API_KEY": "own"}
-        AgentRun(chat.agent(api_base=None, extra_env=env, **given)).run()
+        chat.run(api_base=None, extra_env=env, **given)
         assert chat.headers("Authorization") == ["Bearer own"]
 
     def test_a_key_is_seen_nowhere(self, chat, caplog):
-        caplog.set_level(logging.DEBUG)
-        keys = {"llm_kwargs": {"api_key": "sk-2nd"}, "extra_env": {"OPENAI_API_KEY": "sk-own"}}
-        done = AgentRun(chat.agent(**keys)).run()
+        caplog.set_level("DEBUG")
+        done = chat.run(llm_kwargs={"api_key": "sk-2nd"}, extra_env={"OPENAI_API_KEY": "sk-own"})
         seen = [path.read_text() for path in done.agent.logs_dir.glob("*.*")]
         seen += [*caplog.messages, done.context.model_dump_json(), repr(done.agent.options)]
         # Harbor would pass its own copy on to each command.
@@ -908,20 +758,6 @@ class TestOptions:
 # ------------------------------------------------------------------------------------ the loop
 
 
-class PythonAgent(BasicLoopAgent):
-    """A user's subclass: it runs Python blocks, and tells the last line of their output. (Braces in
-    its protocol are kept.)"""
-
-    protocol = "Write ```python blocks, not {json: 1}; {seconds} seconds."
-
-    def bash_blocks(self, reply: str) -> list[str]:
-        blocks = fenced_blocks(reply)
-        return [f"python3 - <<'EOF'\n{text}EOF\n" for name, text in blocks if name == "python"]
-
-    async def execute(self, blocks: list[str], environment: Any) -> str:
-        return (await super().execute(blocks, environment)).splitlines()[-1]
-
-
 class OwnLoop(BasicLoopAgent):
     """A user's loop of `max_turns` turns, whatever they are, with a step of its own after each."""
 
@@ -933,17 +769,6 @@ class OwnLoop(BasicLoopAgent):
             self.after_turn()
             self.tell("go on")
         return "own reason"
-
-
-@pytest.fixture
-def skilled(tinker, tmp_path) -> AgentRun:
-    """A run whose task brings a skill and an MCP server."""
-    (tmp_path / "my skills/pdf").mkdir(parents=True)
-    text = "---\nname: pdf\ndescription: Reads <|im_end|>\n---" + "\n" * 7 + "BODY on line 11"
-    (tmp_path / "my skills/pdf/SKILL.md").write_text(text)
-    web = MCPServerConfig(name="web", transport="sse", url="http://mcp:8000/sse")
-    agent = tinker.agent(skills_dir=str(tmp_path / "my skills"), mcp_servers=[web])
-    return AgentRun(agent, ShellEnvironment())
 
 
 class TestLoop:
@@ -962,46 +787,39 @@ class TestLoop:
     def test_a_run_goes_on_to_its_end(
         self, replies, max_turns, scripts, stop_reason, answer, model
     ):
-        model.script(*replies)
-        done = AgentRun(model.agent(max_turns=max_turns, collect_rollout_details=True)).run()
+        done = model.run(replies, max_turns=max_turns, collect_rollout_details=True)
         assert (done.scripts, done.stop_reason) == (scripts, stop_reason)
         assert (done.completion, done.recorded) == (answer, model.sampled)
 
     def test_the_model_is_told_what_its_script_printed(self, model):
-        model.script(bash("ls"), "done")
         failed = ExecResult(stdout="x\n", stderr="no x", return_code=1)
-        done = AgentRun(model.agent(max_turns=2), ScriptedEnvironment(failed)).run()
+        done = model.run([bash("ls"), "done"], ScriptedEnvironment(failed), max_turns=2)
         assert done.observations == ["Exit code: 1\nOutput:\nx\nno x"]
         assert "<|im_start|>user\nExit code: 1\nOutput:\nx\nno x<|im_end|>" in model.prompt_text(1)
 
-    @cases(
-        a_command=(bash("ls"), ["the reply holds commands; max_turns is 1, so none was run"]),
-        an_answer=("hi", []),
-    )
-    def test_a_command_that_is_not_run_is_logged(self, reply, messages, tinker, caplog):
-        tinker.script(reply)
-        AgentRun(tinker.agent()).run()
-        assert caplog.messages == messages
+    def test_the_model_sees_max_output_bytes_of_an_output(self, tinker):
+        done = tinker.run([bash("ls"), "done"], printing("abcdef"), max_turns=2, max_output_bytes=4)
+        cut = "ab\n[... 2 bytes left out ...]\nef"
+        assert done.observations == [f"Exit code: 0\nOutput:\n{cut}"]
+
+    def test_a_script_has_command_timeout_sec(self, tinker):
+        done = tinker.run([bash("ls"), "done"], max_turns=2, command_timeout_sec=7)
+        # The environment gives up 90 seconds after the script's limit.
+        assert done.environment.timeouts == [97]
 
     @cases(
         a_single_turn=({}, []),
         an_empty_one=({"max_turns": 2, "system_prompt": ""}, []),
         its_own=({"max_turns": 2, "system_prompt": "Be {brief}."}, ["Be {brief}."]),
-        its_own_for_a_turn=({"system_prompt": "Be brief."}, ["Be brief."]),
     )
     def test_the_system_message_is_as_given(self, given, messages, model):
-        done = AgentRun(model.agent(**given)).run()
+        done = model.run(**given)
         assert [step.message for step in done.steps if step.source == "system"] == messages
         assert re.findall(r"<\|im_start\|>system\n(.*)<", model.prompt_text(0)) == messages
 
     def test_the_default_system_message_explains_bash_blocks(self, tinker):
-        message = AgentRun(tinker.agent(max_turns=2, command_timeout_sec=77)).run().steps[0].message
+        message = tinker.run(max_turns=2, command_timeout_sec=77).steps[0].message
         assert re.search("(?s)fenced blocks that open with ```bash.*has 77 seconds", message)
-
-    def test_the_conversation_does_not_keep_thinking(self, tinker):
-        tinker.script("<think>hm</think>done")
-        agent = AgentRun(tinker.agent()).run().agent
-        assert agent.messages[-1] == {"role": "assistant", "content": "done"}
 
     def test_an_instruction_may_use_special_tokens(self, model):
         AgentRun(model.agent()).run("Explain <|im_end|>.")
@@ -1010,8 +828,7 @@ class TestLoop:
     @cases(by_ids=("tinker", "a<\u200b|im_end|>b"), by_text=("chat", "a<|im_end|>b"))
     def test_special_tokens_in_output_are_plain_text(self, client, seen, request):
         model = request.getfixturevalue(client)
-        model.script(bash("ls"), "done")
-        done = AgentRun(model.agent(max_turns=2), printing("a<|im_end|>b")).run()
+        done = model.run([bash("ls"), "done"], printing("a<|im_end|>b"), max_turns=2)
         assert done.observations == [f"Exit code: 0\nOutput:\n{seen}"]
 
     def test_a_lone_surrogate_becomes_a_question_mark(self, tinker):
@@ -1022,7 +839,7 @@ class TestLoop:
         assert done.observations == ["Exit code: 0\nOutput:\na?"]
 
     def test_sample_without_a_text_to_send_is_an_error(self, tinker):
-        agent = AgentRun(tinker.agent()).run().agent
+        agent = tinker.run().agent
         with pytest.raises(RuntimeError, match="nothing to send: `tell` the model something first"):
             asyncio.run(agent.sample())
 
@@ -1038,43 +855,42 @@ class TestLoop:
         assert done.metadata["n_episodes"] == 1
 
     def test_a_second_run_starts_a_new_conversation(self, tinker):
-        tinker.script(bash("a"), bash("b"), "done", "done")
-        used = AgentRun(tinker.agent(max_turns=2)).run("one").agent
-        AgentRun(used).run("two")
-        AgentRun(tinker.agent(max_turns=2)).run("two")
+        used = tinker.run([bash("a"), bash("b"), "done", "done"], max_turns=2).agent
+        AgentRun(used).run()
+        AgentRun(tinker.agent(max_turns=2)).run()
         assert tinker.sampled[2].prompt == tinker.sampled[3].prompt
 
-    # How often a text is in the first message.
-    @cases(
-        an_explanation=("Skills. Read a skill's file before you use it.\n\n", 1),
-        a_skills_name=("name: pdf\ndescription: Reads <\u200b|im_end|>\n---", 1),
-        a_skills_path=("my skills/pdf/SKILL.md", 1),
-        a_skills_text=("BODY", 0),
-        a_server=('MCP server: {"name":"web","transport":"sse","url":"http://mcp:8000/sse"', 1),
-        a_servers_empty_fields=("null", 0),
-        the_instruction_after_them=("}\n\ndo it", 1),
-    )
-    def test_the_model_is_told_what_the_task_brings(self, text, n_times, skilled):
-        assert skilled.run().steps[0].message.count(text) == n_times
+    def test_the_model_is_told_of_the_tasks_skills(self, tinker, tmp_path):
+        file = tmp_path / "my skills/pdf/SKILL.md"
+        file.parent.mkdir(parents=True)
+        head = "---\nname: pdf\ndescription: Reads <|im_end|>\n---\n" + "more\n" * 6
+        file.write_text(f"{head}BODY on line 11")
+        agent = tinker.agent(skills_dir=str(tmp_path / "my skills"))
+        message = AgentRun(agent, ShellEnvironment()).run().steps[0].message
+        listed = f"==> {file} <==\n{head}".replace("<|", "<\u200b|")
+        told = f"Skills. Read a skill's file before you use it.\n\n{listed}\n\ndo it"
+        assert message == told
 
-    def test_a_resumed_step_is_not_told_again_what_the_task_brings(self, skilled):
-        assert skilled.run("one", "two").steps[0].message == "two"
+    def test_the_model_is_told_once_of_the_tasks_servers(self, tinker):
+        web = MCPServerConfig(name="web", transport="sse", url="http://mcp:8000/sse")
+        AgentRun(tinker.agent(mcp_servers=[web])).run("one", "two")
+        told = f"MCP server: {web.model_dump_json(exclude_none=True)}\n\none"
+        assert tinker.prompt_text(1).count(told) == 1
 
     def test_a_subclass_may_run_python(self, tinker):
-        tinker.script(bash("x()", language="python"), bash("ls"))
-        done = AgentRun(PythonAgent(**tinker.options, max_turns=9), printing("first\nlast")).run()
-        protocol = "Write ```python blocks, not {json: 1}; 120 seconds."
-        assert (done.steps[0].message, done.observations) == (protocol, ["last"])
-        assert done.scripts == [["python3 - <<'EOF'\nx()\nEOF\n"]]
+        class PythonAgent(BasicLoopAgent):
+            protocol = "Write ```python blocks."
 
-    def test_a_client_of_ones_own_may_return_harbors_response(self, tinker, monkeypatch):
-        monkeypatch.setattr(OwnLoop, "_build_llm", lambda self: ScriptedLLM())
-        agent = OwnLoop(**tinker.options, max_turns=2, collect_rollout_details=False)
-        assert AgentRun(agent).run().completion == "Hello, world!"
+            def bash_blocks(self, reply: str) -> list[str]:
+                return [text for name, text in fenced_blocks(reply) if name == "python"]
+
+        replies = [bash("x()", language="python"), bash("ls")]
+        done = tinker.run(replies, agent_class=PythonAgent, max_turns=9)
+        assert (done.steps[0].message, done.scripts) == ("Write ```python blocks.", [["x()\n"]])
 
     def test_render_anew_ends_the_exact_prompt(self, tinker, monkeypatch):
         monkeypatch.setattr(OwnLoop, "after_turn", OwnLoop.render_anew)
-        done = AgentRun(OwnLoop(**tinker.options, max_turns=2)).run()
+        done = tinker.run(agent_class=OwnLoop, max_turns=2)
         assert done.metadata["n_prefix_breaks"] == 1
 
     def test_an_edited_conversation_is_rendered_anew_once(self, tinker, monkeypatch):
@@ -1082,7 +898,7 @@ class TestLoop:
             agent.messages[0]["content"] = "(left out)"
 
         monkeypatch.setattr(OwnLoop, "after_turn", edit)
-        done = AgentRun(OwnLoop(**tinker.options, max_turns=3)).run()
+        done = tinker.run(agent_class=OwnLoop, max_turns=3)
         assert tinker.prompt_text(1).startswith("<|im_start|>system\n(left out)<|im_end|>")
         assert done.metadata["n_prefix_breaks"] == 1
 
@@ -1096,38 +912,15 @@ class TestLoop:
     )
     def test_what_a_loop_keeps_is_in_the_metadata(self, kept, seen, tinker, monkeypatch):
         monkeypatch.setattr(OwnLoop, "after_turn", lambda agent: agent.metadata.update(kept))
-        done = AgentRun(OwnLoop(**tinker.options)).run()
         counts = {"n_episodes": 1, "n_turns_without_ids": 0, "n_prefix_breaks": 0}
-        assert done.metadata == {"stop_reason": "own reason", **counts, **seen}
-
-    def test_metadata_does_not_outlive_its_step(self, tinker, monkeypatch):
-        def keep(agent: OwnLoop) -> None:
-            agent.metadata[agent.turns[0].sent] = 1
-
-        monkeypatch.setattr(OwnLoop, "after_turn", keep)
-        metadata = AgentRun(OwnLoop(**tinker.options)).run("one", "two").metadata
-        # The first text of each step.
-        assert ("one" in metadata, "go on\n\ntwo" in metadata) == (False, True)
-
-    def test_the_readmes_reminder_works_as_printed(self, tinker, tmp_path, monkeypatch):
-        readme, source = ((ROOT / n).read_text() for n in ("README.md", "basic_loop_agent.py"))
-        recipe = re.search(r"(?s)A bounded reminder.*?```python\n(.*?)```", readme)[1]
-        no_block = "if not blocks:\n                return StopReason.COMPLETED\n"
-        copied = source.replace(no_block, textwrap.indent(recipe, " " * 12).lstrip())
-        assert copied != source
-        (tmp_path / "changed_copy.py").write_text(copied)
-        monkeypatch.syspath_prepend(tmp_path)
-        agent_class = importlib.import_module("changed_copy").BasicLoopAgent
-        tinker.script("hm", bash("ls"), "so?", "last")
-        done = AgentRun(agent_class(**tinker.options, max_turns=9)).run()
-        reminder = "No bash block. If you are done, repeat your answer. If not, write a block."
-        assert done.observations == [reminder, "Exit code: 0\nOutput:\n(none)", reminder]
+        expected = {"stop_reason": "own reason", **counts, **seen}
+        assert tinker.run(agent_class=OwnLoop).metadata == expected
 
 
 # ---------------------------------------------------------------------------- limits and endings
 
 
-class ToyClient(basic_loop_agent.TokenClient):
+class ToyClient(module.TokenClient):
     """A client whose tokens are characters, and whose template is `u:do it;a:`. The stop token is
     the semicolon."""
 
@@ -1150,12 +943,6 @@ class ToyClient(basic_loop_agent.TokenClient):
         """Ask for a reply to a prompt. `history` holds (role, text)."""
         messages = [{"role": role, "content": text} for role, text in history]
         asyncio.run(self.call(prompt, messages, [ord(c) for c in previous]))
-
-
-def http_error(status_code: int, message: str) -> Exception:
-    error = RuntimeError(message)
-    error.status_code = status_code
-    return error
 
 
 def tinker_error(message: str, category: str) -> Exception:
@@ -1181,9 +968,9 @@ def random_reply(rng: random.Random, stop: list[int]) -> Any:
         Reply(text, cut_off=True),
         Reply(text, gives_logprobs=False),
         Reply(text, logprobs=[-1.0]),
-        Reply(tokens=[]),
-        Reply(tokens=[], gives_logprobs=False),
-        Reply(tokens=[50, 51, *stop], logprobs=[-1.0, rng.choice(NO_LOGPROBS), -1.0]),
+        Reply(ids=[]),
+        Reply(ids=[], gives_logprobs=False),
+        Reply(ids=[50, 51, *stop], logprobs=[-1.0, rng.choice(NO_LOGPROBS), -1.0]),
         RuntimeError("API error"),
         FULL,
     ]
@@ -1195,8 +982,7 @@ async def cancelled_after(run: AgentRun, n_steps: int) -> None:
     task = asyncio.create_task(run.go())
     while n_steps and not task.done():
         # `setup` comes before the first context. Its steps do not count.
-        if run.contexts:
-            n_steps -= 1
+        n_steps -= bool(run.contexts)
         await asyncio.sleep(0)
     task.cancel()
     await asyncio.wait([task])
@@ -1209,7 +995,6 @@ waiting = cases(
     model_that_fails_then=(fails_when_cancelled, SILENT),
     script_that_fails_then=(bash("ls"), fails_when_cancelled),
 )
-without_ids = cases(no_ids={"token_ids": None}, no_logprobs={"logprobs": None})
 
 
 class TestEndings:
@@ -1250,46 +1035,21 @@ class TestEndings:
 
     def test_harbors_cancellation_wins_over_max_seconds(self, tinker):
         """Both come at once. A trial that Harbor has ended must not look as if it were scored."""
-        tasks = []
-
-        async def main() -> None:
-            task = asyncio.create_task(ended.go())
-            tasks.append(task)
-            await asyncio.wait([task])
 
         async def hangs() -> None:
             try:
                 await forever()
             finally:
                 # `max_seconds` have ended the wait. Now Harbor cancels the run, too.
-                tasks[0].cancel()
+                task.cancel()
                 await asyncio.sleep(0)
 
-        tinker.script(bash("ls"))
-        agent = tinker.agent(max_turns=2, max_seconds=50)
-        ended = AgentRun(agent, ScriptedEnvironment(hangs))
+        tinker.script(hangs)
+        ended = AgentRun(tinker.agent(max_seconds=50))
         with virtual_time() as runner:
-            runner.run(main())
+            task = runner.get_loop().create_task(ended.go())
+            runner.run(asyncio.wait([task]))
         assert ended.stop_reason == "cancelled"
-
-    def test_max_seconds_begin_with_each_step(self, tinker):
-        """Neither the seconds of `setup` nor those of an earlier step count."""
-
-        async def slow_reply() -> Any:
-            await asyncio.sleep(40)
-            return Reply()
-
-        async def slow_listing() -> Any:
-            await asyncio.sleep(90)
-            return SILENT
-
-        tinker.script(slow_reply, slow_reply)
-        # `setup` lists the skills.
-        agent = tinker.agent(max_seconds=50, skills_dir="/skills")
-        done = AgentRun(agent, ScriptedEnvironment(slow_listing))
-        with virtual_time() as runner:
-            runner.run(done.go("one", "two"))
-        assert [context.metadata["stop_reason"] for context in done.contexts] == ["completed"] * 2
 
     @cases(plenty=(100, 50), some=(30, 20), one_token=(11, 1))
     def test_a_reply_gets_what_the_context_has_left(self, context_limit, max_tokens):
@@ -1304,22 +1064,20 @@ class TestEndings:
         assert client.generated == []
 
     @cases(
-        vLLM=(http_error(400, FULL.message), True),
-        openAI=(http_error(400, "code: context_length_exceeded"), True),
-        litellm=(http_error(400, "ContextWindowExceededError"), True),
-        maximum_context=(http_error(400, "Maximum context: 9 tokens"), True),
-        token_limit=(http_error(413, "over the Token Limit"), True),
-        too_long=(http_error(422, "prompt is too long"), True),
+        vLLM=(FULL, True),
+        openAI=(Refusal(400, "code: context_length_exceeded"), True),
+        token_limit=(Refusal(413, "over the Token Limit"), True),
+        too_long=(Refusal(422, "prompt is too long"), True),
         tinkers_user=(tinker_error("too long", "user"), True),
         tinkers_server=(tinker_error("too long", "server"), False),
-        a_gateways_timeout=(http_error(504, "the upstream took too long"), False),
-        another_bad_request=(http_error(400, "no such model"), False),
+        a_gateways_timeout=(Refusal(504, "the upstream took too long"), False),
+        another_bad_request=(Refusal(400, "no such model"), False),
         no_status=(RuntimeError("too long"), False),
     )
     def test_only_an_error_in_the_request_is_a_full_context(self, error, expected):
-        assert basic_loop_agent.says_context_is_full(error) is expected
+        assert module.says_context_is_full(error) is expected
 
-    @without_ids
+    @cases(no_ids={"token_ids": None}, no_logprobs={"logprobs": None})
     def test_a_server_that_gives_no_ids_ends_the_first_turn(self, choice, server):
         server.script(Reply("hi", choice=choice))
         failed = AgentRun(server.agent(collect_rollout_details=True))
@@ -1327,26 +1085,8 @@ class TestEndings:
             failed.run()
         assert (failed.stop_reason, failed.completion) == ("error", "hi")
 
-    def test_tinker_without_logprobs_ends_the_first_turn(self, tinker):
-        tinker.script(Reply(gives_logprobs=False))
-        with pytest.raises(RuntimeError, match="no token ids or logprobs came"):
-            AgentRun(tinker.agent()).run()
-
-    def test_a_server_that_gives_no_prompt_ids_ends_the_first_turn(self, chat):
-        chat.script(Reply("hi", answer={"prompt_token_ids": None}))
-        with pytest.raises(RuntimeError, match="no token ids"):
-            AgentRun(chat.agent(collect_rollout_details=True)).run()
-
-    @without_ids
-    def test_a_later_turn_without_ids_is_left_out_whole(self, choice, server):
-        server.script(bash("a"), Reply(bash("b"), choice=choice), "done")
-        done = AgentRun(server.agent(max_turns=3, collect_rollout_details=True)).run()
-        assert done.recorded == [server.sampled[0], server.sampled[2]]
-        assert (done.metadata["n_episodes"], done.metadata["n_turns_without_ids"]) == (3, 1)
-
     def test_where_no_ids_are_wanted_nothing_is_said_of_them(self, vllm):
-        vllm.script(Reply("hi", choice={"token_ids": None}))
-        done = AgentRun(vllm.agent(collect_rollout_details=False)).run()
+        done = vllm.run([Reply(choice={"token_ids": None})], collect_rollout_details=False)
         assert done.metadata == {"stop_reason": "completed", "n_episodes": 1}
         assert done.context.rollout_details is None
 
@@ -1396,13 +1136,13 @@ families = cases(
 class TestThinking:
     @families
     def test_the_answer_follows_the_thinking(self, opening, thinking, closing):
-        assert split_thinking(f"{opening}{thinking}{closing}hi") == (thinking, "hi")
+        assert module.split_thinking(f"{opening}{thinking}{closing}hi") == (thinking, "hi")
 
     @families
     def test_a_reply_cut_off_before_its_answer_has_none(self, opening, thinking, closing):
         reply = opening + thinking + closing
         cut_replies = [reply[:length] for length in range(len(opening), len(reply) + 1)]
-        assert {split_thinking(cut_reply)[1] for cut_reply in cut_replies} == {""}
+        assert {module.split_thinking(cut_reply)[1] for cut_reply in cut_replies} == {""}
 
     @cases(
         plain=("hi", "", "hi"),
@@ -1416,7 +1156,7 @@ class TestThinking:
         never_closed=("<seed:think>a[/THINK]b", "a[/THINK]b", ""),
     )
     def test_thinking_is_what_its_tags_enclose(self, reply, thinking, answer):
-        assert split_thinking(reply) == (thinking, answer)
+        assert module.split_thinking(reply) == (thinking, answer)
 
     # Thinking of a chat endpoint whose template has written <think> into the prompt.
     @cases(
@@ -1433,7 +1173,7 @@ class TestThinking:
     )
     def test_a_lone_closing_tag_ends_the_thinking(self, thought):
         reply = f"{thought}\n</think>\n{bash('ls')}"
-        assert split_untagged_thinking(reply) == (f"{thought}\n", bash("ls"))
+        assert module.split_untagged_thinking(reply) == (f"{thought}\n", bash("ls"))
 
     # Whole answers of such an endpoint.
     @cases(
@@ -1444,13 +1184,12 @@ class TestThinking:
         both_tags_in_a_line="It is <think>hm</think> in Qwen's format.",
     )
     def test_a_tag_that_an_answer_quotes_is_text(self, answer):
-        assert split_untagged_thinking(answer) == ("", answer)
+        assert module.split_untagged_thinking(answer) == ("", answer)
 
-    @cases(backticks="`" * 80_000, fences="```a\n" * 16_000, blanks=" " * 80_000)
-    def test_a_degenerate_reply_is_split_at_once(self, reply):
-        start = time.process_time()
-        assert split_untagged_thinking(reply) == ("", reply)
-        assert time.process_time() - start < 1
+    # If the time grew with the square of the length, each would take more than a test's minute.
+    @cases(backticks="`" * 400_000, fences="```a\n" * 80_000, blanks=" " * 400_000)
+    def test_a_degenerate_reply_is_split(self, reply):
+        assert module.split_untagged_thinking(reply) == ("", reply)
 
 
 # --------------------------------------------------------------------------------------- blocks
@@ -1492,19 +1231,12 @@ class TestBlocks:
 
 # -------------------------------------------------------------------------------------- scripts
 
-# The command of a script is
-#
-#     BASIC_LOOP_MARK=<hex> BASIC_LOOP_BLOCKS=<base64> BASIC_LOOP_CODE=<program> exec bash -c ...
-#
-# The program runs the script by `timeout -s KILL <seconds> bash ...`, and reads its output by
-# `sed "/[e]nd-of-<mark>/q"`. Where a test looks at these words, it says so.
-
 CUT = "[the output is cut: more than 4000000 bytes, or its reader was killed]"
 
 
 def run_shell(environment: Any, *blocks: str, seconds: int = 9, shown_bytes: int = 10_000) -> str:
     """Run blocks as one script. Returns what the model is told."""
-    return asyncio.run(run_script(list(blocks), environment, seconds, shown_bytes))
+    return asyncio.run(module.run_script(list(blocks), environment, seconds, shown_bytes))
 
 
 def told(code: int, output: str) -> str:
@@ -1524,6 +1256,15 @@ def wait_until(is_true: Any) -> None:
 
 
 @pytest.fixture
+def shell() -> Iterator[Any]:
+    """Makes shell environments, and kills what the scripts have left."""
+    tag = uuid4().hex
+    yield lambda **variables: ShellEnvironment(TAG=tag, **variables)
+    left = f"kill -9 $(grep -ls {tag} /proc/[0-9]*/environ | cut -d / -f 3)"
+    subprocess.run(left, shell=True, stderr=subprocess.DEVNULL)
+
+
+@pytest.fixture
 def sleep() -> str:
     """A command that no other process on the machine runs."""
     return f"sleep 6{uuid4().int % 10**9}"
@@ -1533,11 +1274,10 @@ def is_running(command: str) -> bool:
     return subprocess.run(["pgrep", "-f", command], stdout=subprocess.DEVNULL).returncode == 0
 
 
-def image_with(folder: Path, **programs: str) -> str:
-    """A PATH on which programs of these texts come first."""
-    for name, text in programs.items():
-        (folder / name).write_text(f"#!/bin/bash\n{text}\n")
-        (folder / name).chmod(0o755)
+def image_with(folder: Path, program: str, text: str) -> str:
+    """A PATH on which a program of this text comes first."""
+    (folder / program).write_text(f"#!/bin/bash\n{text}\n")
+    (folder / program).chmod(0o755)
     return f"{folder}:{os.environ['PATH']}"
 
 
@@ -1550,13 +1290,9 @@ class TestScripts:
         an_empty_stdin=("cat", told(0, "(none)")),
         no_option_of_bash=("-n\necho y", told(0, "bash: line 1: -n: command not found\ny")),
         its_own_timeout=("timeout 0.1 sleep 5", told(124, "(none)")),
-        kills_itself=("kill -9 $$", told(137, "(none)")),
         kills_its_group=("echo a; kill 0; echo b", told(143, "a")),
         kills_its_timeout=("kill -9 $PPID; sleep 0.1", told(137, "(none)")),
-        # The options of any bash, not those of the program.
-        bashs_default_options=("echo $-", told(0, "hBc")),
-        no_lastpipe=("shopt -q lastpipe", told(1, "(none)")),
-        other_end_words=("echo 'end-of-x 1 2'", told(0, "end-of-x 1 2")),
+        bashs_default_options=("echo $-; shopt -q lastpipe", told(1, "hBc")),
         no_text=(r"printf 'caf\351 \377\0x'", told(0, "caf\ufffd \ufffd\0x")),
         half_a_character=(r"printf 'a\344\270'", told(0, "a\ufffd")),
         forty_kilobytes=(f"cat <<E | wc -c\n{40_000 * 'x'}\nE", told(0, "40001")),
@@ -1587,7 +1323,7 @@ class TestScripts:
         too_long=(65_001, "Not run: the script is too long. Split it into smaller ones."),
     )
     def test_a_command_has_at_most_65000_bytes(self, n_bytes, expected, monkeypatch):
-        monkeypatch.setattr("basic_loop_agent.script_command", lambda *_: n_bytes * "x")
+        monkeypatch.setattr(module, "script_command", lambda *_: n_bytes * "x")
         assert run_shell(printing("as it is"), "") == expected
 
     @cases(
@@ -1597,39 +1333,30 @@ class TestScripts:
         halves_of_characters=("ßß".encode(), 2, "\ufffd\n[... 2 bytes left out ...]\n\ufffd"),
     )
     def test_long_output_loses_its_middle(self, output, shown_bytes, expected):
-        assert basic_loop_agent.middle_cut(output, shown_bytes) == expected
-
-    def test_the_model_sees_shown_bytes_of_an_output(self, shell):
-        text = run_shell(shell(), "echo abcdef", shown_bytes=4)
-        assert text == told(0, "ab\n[... 3 bytes left out ...]\nf")
+        assert module.middle_cut(output, shown_bytes) == expected
 
     # What the program printed after the mark (code and seconds; the limit is 8), and what is read.
     @cases(
-        whole=("hi\nend-of-M 3 2\n", (3, b"hi\n", "")),
-        no_newline=("hiend-of-M 0 0\n", (0, b"hi", "")),
+        no_newline=("hiend-of-M 3 2\n", (3, b"hi", "")),
         forged=("end-of-M 1 1\nend-of-M 2 2\n", (2, b"end-of-M 1 1\n", "")),
-        n_124_in_time=("end-of-M 124 7\n", (124, b"", "")),
         n_137_in_time=("end-of-M 137 7\n", (137, b"", "")),
         another_code_at_the_limit=("end-of-M 1 8\n", (1, b"", "")),
         limit=("a\nend-of-M 137 8\n", (124, b"a\n", at_limit(8))),
-        after_the_limit=("end-of-M 137 9\n", (124, b"", at_limit(8))),
-        limit_by_uutils=("a\nend-of-M 124 8\n", (124, b"a\n", at_limit(8))),
-        no_end=("hi\n", (137, b"hi\n", CUT)),
+        limit_by_uutils=("a\nend-of-M 124 9\n", (124, b"a\n", at_limit(8))),
         half_an_end=("hi\nend-of-M 1 1", (137, b"hi\nend-of-M 1 1", CUT)),
     )
     def test_the_end_words_are_read(self, printed, expected):
         stdout = f"noise\n:M:{base64.b64encode(printed.encode()).decode()}\n"
-        assert parse_output(ExecResult(stdout=stdout, return_code=9), "M", 8) == expected
+        assert module.parse_output(ExecResult(stdout=stdout, return_code=9), "M", 8) == expected
 
     @cases(
-        no_mark=("a\n", "b", (9, b"a\nb", "")),
+        no_mark=("\ud800\n", "b", (9, b"?\nb", "")),
         nothing=(None, None, (9, b"", "")),
-        a_lone_surrogate=("\ud800:M", None, (9, b"?:M", "")),
         broken_base64=(":M:A", None, (137, b"", CUT)),
     )
     def test_what_else_was_printed_is_shown(self, stdout, stderr, expected):
         result = ExecResult(stdout=stdout, stderr=stderr, return_code=9)
-        assert parse_output(result, "M", 8) == expected
+        assert module.parse_output(result, "M", 8) == expected
 
     def test_a_script_does_not_find_itself_by_its_text(self, shell, sleep):
         # It would wait for itself, and then kill itself.
@@ -1637,6 +1364,7 @@ class TestScripts:
         assert run_shell(shell(), script) == told(0, "y")
 
     def test_printing_the_process_list_does_not_end_the_output(self, shell):
+        # The list holds the program's own `sed "/[e]nd-of-MARK/q"`.
         text = run_shell(shell(), "ps -eo args; echo $BASIC_LOOP_MARK; exit 3", shown_bytes=999_999)
         assert re.fullmatch(r"(?s)Exit code: 3\n.*/\[e\]nd-of-(\w+)/q\n.*\n\1", text)
 
@@ -1651,12 +1379,10 @@ class TestScripts:
 
     def test_no_file_is_written(self, shell, tmp_path):
         # No process can write to a file of more than 0 bytes.
-        path = image_with(tmp_path, bash='ulimit -f 0; exec /bin/bash "$@"')
+        path = image_with(tmp_path, "bash", 'ulimit -f 0; exec /bin/bash "$@"')
         assert run_shell(shell(PATH=path), "seq 2") == told(0, "1\n2")
 
-    @pytest.mark.parametrize(
-        "options", ["errexit:nounset:pipefail", "monitor", "posix", "noclobber"]
-    )
+    @pytest.mark.parametrize("options", ["errexit:nounset:pipefail", "monitor:noclobber", "posix"])
     def test_shell_options_of_the_image_break_nothing(self, shell, options):
         assert run_shell(shell(SHELLOPTS=options), "echo a; (exit 3)") == told(3, "a")
 
@@ -1669,7 +1395,7 @@ while IFS= read -r line; do
 done"""
 
     def test_busybox_sed_does_not_hold_up_the_turn(self, shell, tmp_path, sleep):
-        environment = shell(PATH=image_with(tmp_path, sed=self.BUSYBOX_SED))
+        environment = shell(PATH=image_with(tmp_path, "sed", self.BUSYBOX_SED))
         assert run_shell(environment, f"{sleep} & echo a", seconds=5) == told(0, "a")
 
     @pytest.mark.parametrize("end", ["sleep 60", "exec sleep 60", "kill -STOP $$"])
@@ -1689,7 +1415,7 @@ done"""
         text = run_shell(environment, f"setsid {sleep} & {flood}", shown_bytes=9)
         assert text.startswith("Exit code: 137\n") and text.endswith(CUT)
         # In base64 three bytes are four characters.
-        assert len(environment.outputs[0]) < 1.4 * FLOOD_BYTES
+        assert len(environment.outputs[0]) < 1.4 * module.FLOOD_BYTES
         wait_until(lambda: not is_running(sleep))
 
     def test_a_process_that_an_earlier_script_left_lives_on(self, shell, sleep):
@@ -1719,15 +1445,11 @@ done"""
         environment = ScriptedEnvironment(answer, killing)
         with virtual_time() as runner:
             start = runner.get_loop().time()
-            text = runner.run(run_script(["x"], environment, 100, 99))
+            text = runner.run(module.run_script(["x"], environment, 100, 99))
             assert round(runner.get_loop().time() - start) == seconds
         assert text == told(124, "[no answer; the limit is 100 seconds]")
         assert environment.kills_its_first_script
-
-    def test_the_environment_has_later_limits_than_the_agent(self):
-        environment = ScriptedEnvironment(TimeoutError())
-        run_shell(environment, "x", seconds=100)
-        # The script's exec: 60 seconds after the agent has given up. The kill: 90 seconds.
+        # The environment's own limits come later than the agent's.
         assert environment.timeouts == [190, 105]
 
     def test_an_error_of_exec_is_raised_after_a_kill(self):
@@ -1736,31 +1458,18 @@ done"""
             run_shell(environment, "x")
         assert environment.kills_its_first_script
 
-    def test_cancelling_a_run_kills_its_script(self, shell, tmp_path, sleep):
+    def test_cancelling_a_run_kills_its_script(self, shell, sleep):
         # The script also stops what runs it.
-        script = f"setsid {sleep} & env -i {sleep} & kill -STOP $PPID; "
-        script += f"touch {tmp_path}/stopped; {sleep}"
-
-        async def main() -> None:
-            run = asyncio.create_task(run_script([script], shell(), 7000, 99))
-            await asyncio.to_thread(wait_until, (tmp_path / "stopped").exists)
-            run.cancel()
-            await run
-
-        with pytest.raises(asyncio.CancelledError):
-            asyncio.run(main())
+        script = f"setsid {sleep} & env -i {sleep} & kill -STOP $PPID; {sleep}"
+        run = module.run_script([script], shell(), 7000, 99)
+        with pytest.raises(TimeoutError):
+            asyncio.run(asyncio.wait_for(run, 1))
         wait_until(lambda: not is_running(sleep))
 
     def test_a_cancellation_is_raised_if_exec_fails_by_it(self):
-        async def main() -> None:
-            environment = ScriptedEnvironment(fails_when_cancelled)
-            run = asyncio.create_task(run_script(["x"], environment, 100, 99))
-            await asyncio.sleep(0.01)
-            run.cancel()
-            await run
-
-        with pytest.raises(asyncio.CancelledError):
-            asyncio.run(main())
+        run = module.run_script(["x"], ScriptedEnvironment(fails_when_cancelled), 100, 99)
+        with pytest.raises(TimeoutError):
+            asyncio.run(asyncio.wait_for(run, 0.01))
 
     def test_a_second_cancellation_does_not_end_the_kill(self):
         async def slow() -> None:
@@ -1768,9 +1477,8 @@ done"""
             ended.append(True)
 
         async def main() -> None:
-            kill = asyncio.create_task(kill_script("abc", ScriptedEnvironment(slow)))
-            await asyncio.sleep(0.01)
-            kill.cancel()
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(module.kill_script("abc", ScriptedEnvironment(slow)), 0.01)
             await asyncio.sleep(0.3)
 
         ended = []
@@ -1797,67 +1505,44 @@ qwen3_8_low_reasoning qwen3_8_medium_reasoning qwen3_8_xhigh_reasoning qwen3_dis
 qwen3_instruct qwen3_vl qwen3_vl_instruct role_colon tml_v0
 """
 RENDERERS = RENDERER_NAMES.split()
-# What the cookbook has.
-IN_COOKBOOK = re.findall(r'name == "(\w+)"', (COOKBOOK / "renderers/__init__.py").read_text())
+IN_COOKBOOK = re.findall(r'name == "(\w+)"', RENDERER_SOURCES)
 
 
 class Family:
-    """A renderer, the tokenizer for it, and what its model would sample."""
+    """A renderer, and what its model would sample."""
 
     def __init__(self, name: str, tokenizer_dir: str) -> None:
         model_name = INKLING if name == "tml_v0" else tokenizer_dir
-        self.options = {"model_name": model_name, "renderer_name": name, "max_tokens": 4096}
-        self.tokenizer = get_tokenizer(model_name)
-        self.renderer = get_renderer(name, self.tokenizer)
+        self.options = {"model_name": model_name, "renderer_name": name}
+        self.renderer = get_renderer(name, get_tokenizer(model_name))
         # These templates close a reply in another way than the model: by another token, by text.
         self.closes_differently = name == "role_colon" or name.startswith("gpt_oss")
 
-    @property
-    def special(self) -> dict[str, int]:
-        """The special tokens and their ids."""
-        if tml := getattr(self.tokenizer, "tml_tokenizer", None):
-            return {text: tml.encode_special(text[2:-2]) for text in tml.all_special_tokens}
-        added = self.tokenizer.added_tokens_encoder.items()
-        return {text: token for text, token in added if len(text) > 1}
-
-    def render(self, *messages: dict[str, Any]) -> list[int]:
-        return self.renderer.build_generation_prompt(list(messages)).to_ints()
-
     def reply(self, answer: str, thinking: str = "hm") -> list[int]:
         """The ids of a reply, with its stop token. It has thinking if the renderer allows that."""
-        thought = {"type": "thinking", "thinking": thinking}
-        for content in ([thought, {"type": "text", "text": answer}], answer):
-            messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": content}]
-            with contextlib.suppress(RendererError):
-                prompt, weights = self.renderer.build_supervised_example(messages)
-                pairs = zip(prompt.to_ints(), weights.tolist(), strict=True)
-                return [token for token, weight in pairs if weight]
-        raise AssertionError("the renderer takes no answer")
+        content = [{"type": "thinking", "thinking": thinking}, {"type": "text", "text": answer}]
+        messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": content}]
+        try:
+            prompt, weights = self.renderer.build_supervised_example(messages)
+        except RendererError:
+            messages[1]["content"] = answer
+            prompt, weights = self.renderer.build_supervised_example(messages)
+        return list(itertools.compress(prompt.to_ints(), weights.tolist()))
 
 
 @pytest.fixture(params=[name for name in RENDERERS if name in IN_COOKBOOK])
 def family(request, tokenizer_dir) -> Family:
-    if request.param == "tml_v0":
-        pytest.importorskip("tml_renderers", reason="Inkling's tokenizer needs tml-renderers")
     return Family(request.param, tokenizer_dir)
 
 
 class TestTinker:
-    def test_a_template_without_a_tail_renders_the_prompt(self, monkeypatch):
-        client = ToyClient()
-        render = client.render
-        # A template that shows the last message only.
-        monkeypatch.setattr(client, "render", lambda messages: render(messages[-1:]))
-        client.ask("new", "x;", [("user", "old")])
-        assert client.generated == [("u:new;a:", 50)]
-
     # The ids so far (as sampled in capitals, as rendered in small letters), and the next prompt. (A
     # reply of Inkling ends in two stop tokens. Here these are `;` and `u`.)
     @cases(
         first_turn=("", "u:old;a:reply;u:new;a:"),
         later_turn=("u:old;a:REPLY;", "u:old;a:REPLY;u:new;a:"),
         no_stop_token=("u:old;a:REPLY", "u:old;a:reply;u:new;a:"),
-        two_stop_tokens=("u:old;a:REPLY;u", "u:old;a:REPLY;u:new;a:"),
+        two_stop_ids=("u:old;a:REPLY;u", "u:old;a:REPLY;u:new;a:"),
     )
     def test_a_prompt_begins_with_the_ids_so_far(self, previous, prompt):
         client = ToyClient()
@@ -1865,78 +1550,60 @@ class TestTinker:
         assert client.generated == [(prompt, 50)]
 
     def test_the_templates_tail_is_looked_for_again_if_it_moved(self):
-        client, n_renders = ToyClient(), []
-        for system in ("one", "one", "another"):
-            client.rendered.clear()
+        client = ToyClient()
+        for system in ("one", "another"):
             client.ask("new", "x;", [("system", system), ("user", "old")])
-            n_renders.append(len(client.rendered))
-        # Two probes find it. One shows that it has not moved.
-        assert n_renders == [2, 1, 2]
-        assert client.generated == [("x;u:new;a:", 50)] * 3
+        assert client.generated == [("x;u:new;a:", 50)] * 2
+        assert client.rendered[-1] == "s:another;u:a;a:c;u:new;a:"
 
     @cases(
         defaults=({}, {}),
-        max_tokens=({"max_tokens": 7}, {"max_tokens": 7}),
         temperature_0=({"temperature": 0}, {"temperature": 0.0}),
         no_temperature=({"temperature": None}, {}),
-        top_p=({"top_p": 0.9}, {"top_p": 0.9}),
-        top_p_in_llm_kwargs=({"llm_kwargs": {"top_p": 0.9}}, {"top_p": 0.9}),
         seed=({"llm_kwargs": {"seed": 3}}, {"seed": 3}),
-        session_id=({"session_id": "mine"}, {}),
     )
     def test_tinker_gets_the_sampling_options(self, given, expected, tinker):
-        AgentRun(tinker.agent(**given)).run()
+        tinker.run(**given)
         defaults = {"max_tokens": 512, "temperature": 1.0, "top_p": 1.0, "top_k": -1, "seed": None}
         stop = tinker.encode("<|im_end|>")
         assert dict(tinker.params[0]) == {**defaults, "stop": stop, **expected}
 
-    def test_tinker_has_a_context_of_32000_tokens_by_default(self, tinker):
-        AgentRun(tinker.agent(max_tokens=99_999)).run()
-        assert tinker.params[0].max_tokens == 32_000 - len(tinker.sampled[0].prompt)
+    @cases(default=(None, 32_000), given=(300, 300))
+    def test_tinkers_context_has_32000_tokens_by_default(self, given, limit, tinker):
+        tinker.run(max_tokens=99_999, context_limit=given)
+        assert tinker.params[0].max_tokens == limit - len(tinker.sampled[0].prompt)
 
     def test_a_base_models_end_of_text_is_taken_off(self, tinker):
-        tinker.script(Reply("hi<|endoftext|>", cut_off=True))
-        assert AgentRun(tinker.agent()).run().completion == "hi"
-
-    def test_a_tokenizer_need_not_have_an_end_of_text(self, tinker, monkeypatch):
-        monkeypatch.setattr(PreTrainedTokenizerFast, "eos_token", None, raising=False)
-        assert AgentRun(tinker.agent()).run().completion == "hello"
+        assert tinker.run([Reply("hi<|endoftext|>", cut_off=True)]).completion == "hi"
 
     def test_a_character_that_is_an_added_token_stays(self, tinker):
         (client,) = set_up(tinker.agent())
         assert client.plain_text("a \u00a7 b") == "a \u00a7 b"
 
-    def test_tinker_opens_the_base_model(self, tinker, tokenizer_dir):
-        set_up(tinker.agent())
-        assert tinker.opened == [(None, tokenizer_dir, False)]
-
-    def test_tinker_opens_a_checkpoint(self, tinker):
+    def test_tinker_opens_a_checkpoint_else_the_base_model(self, tinker, tokenizer_dir):
         more = {"llm_kwargs": {"record_stability_info": True}}
-        set_up(tinker.agent(model_path="tinker://run/1", **more))
-        assert tinker.opened == [("tinker://run/1", None, True)]
+        set_up(tinker.agent(), tinker.agent(model_path="tinker://run/1", **more))
+        assert tinker.opened == [(None, tokenizer_dir, False), ("tinker://run/1", None, True)]
 
     @pytest.mark.skipif(not HAS_SEQUENCE_IDS, reason="SDK 0.26 gives each sequence an id")
     def test_tinkers_sequence_ids_are_recorded(self, tinker):
-        done = AgentRun(tinker.agent()).run("one", "two")
-        extras = [context.rollout_details[0]["extra"] for context in done.contexts]
-        assert extras == [{"sequence_id": ["sequence-1"]}, {"sequence_id": ["sequence-2"]}]
+        (detail,) = tinker.run().context.rollout_details
+        assert detail["extra"] == {"sequence_id": ["sequence-1"]}
 
     def test_a_model_has_its_recommended_renderer_by_default(self, tinker):
-        pytest.importorskip("tml_renderers", reason="Inkling's tokenizer needs tml-renderers")
-        done = AgentRun(tinker.agent(model_name=INKLING, renderer_name=None, max_tokens=1)).run()
+        done = tinker.run(model_name=INKLING, renderer_name=None, max_tokens=1)
         assert "<|message_user|>" in get_tokenizer(INKLING).decode(done.recorded[0].prompt)
 
     def test_a_tokenizer_is_used_under_its_lock(self, tinker, tokenizer_dir, monkeypatch):
         """It raises "Already borrowed" if two threads use it at once."""
-        tokenizer = get_tokenizer(tokenizer_dir)
-        seen, decode = [], tokenizer.decode
 
-        def watched(*arguments: Any, **options: Any) -> str:
-            seen.append(basic_loop_agent._tokenizer_lock.locked())
-            return decode(*arguments, **options)
+        def decode(ids: list[int]) -> str:
+            seen.append(module._tokenizer_lock.locked())
+            return "hello"
 
-        monkeypatch.setattr(tokenizer, "decode", watched)
-        AgentRun(tinker.agent()).run()
+        seen = []
+        monkeypatch.setattr(get_tokenizer(tokenizer_dir), "decode", decode)
+        tinker.run()
         assert set(seen) == {True}
 
     def test_clients_that_are_built_at_once_share_a_session(self, tinker):
@@ -1948,33 +1615,26 @@ class TestTinker:
         asyncio.run(main())
         assert (len(tinker.opened), len(tinker.sessions)) == (4, 1)
 
-    @cases(
-        url=("base_url", [{"api_base": f"http://x/{n}"} for n in (1, 2, 1)]),
-        key=("api_key", [{"llm_kwargs": {"api_key": n}} for n in "121"]),
-    )
-    def test_each_server_has_a_session_of_its_own(self, name, servers, tinker):
-        set_up(*(tinker.agent(**given) for given in servers))
-        assert [session.arguments[name][-1] for session in tinker.sessions] == ["1", "2"]
+    def test_each_server_has_a_session_of_its_own(self, tinker):
+        others = [{"llm_kwargs": {"api_key": "tml-2"}}, {"api_base": "http://x"}, {"max_tokens": 1}]
+        set_up(tinker.agent(), *(tinker.agent(**given) for given in others))
+        assert len(tinker.sessions) == 3
 
-    @pytest.mark.parametrize("status", [404, 410])
-    def test_a_session_that_has_ended_is_replaced(self, tinker, status):
+    def test_a_session_that_has_ended_is_replaced(self, tinker):
         set_up(tinker.agent())
-        tinker.sessions[0].status = status
+        tinker.sessions[0].status = 410
         set_up(tinker.agent(max_tokens=1), tinker.agent(max_tokens=2))
         assert len(tinker.sessions) == 2
 
-    def test_a_given_service_needs_no_key(self, tinker, monkeypatch):
-        monkeypatch.delenv("TINKER_API_KEY")
-        use_service(tinker())
-        AgentRun(tinker.agent()).run()
-        assert (len(tinker.sessions), len(tinker.opened)) == (1, 1)
+    def test_a_given_service_needs_no_key(self, tinker, no_key):
+        module.use_service(tinker())
+        assert tinker.run().completion == "hello"
 
     def test_a_given_service_is_never_replaced(self, tinker):
-        use_service(tinker())
+        module.use_service(tinker())
         tinker.sessions[0].status = 410
         with pytest.raises(tinker_sdk.APIStatusError):
             set_up(tinker.agent())
-        assert (len(tinker.sessions), len(tinker.opened)) == (1, 1)
 
     @pytest.mark.skipif(not REAL_TINKER, reason="TINKER_BASE_URL names no server")
     # The SDK leaves its connections open.
@@ -1984,10 +1644,8 @@ class TestTinker:
         monkeypatch.setenv("TINKER_BASE_URL", REAL_TINKER)
         options = {"model_name": TINKER_MODEL, "renderer_name": "qwen3_instruct"}
         agent = BasicLoopAgent(logs_dir=tmp_path, max_tokens=40, **options)
-        done = AgentRun(agent).run("one", "two")
-        first, second = done.recorded
+        first, second = AgentRun(agent).run("one", "two").recorded
         assert second.prompt[: len(first.prompt)] == first.prompt
-        assert done.metadata["n_turns_without_ids"] == 0
 
     def test_the_list_names_every_renderer_of_the_cookbook(self):
         # Cookbook 0.5.7 has 38. Fewer would show that this looks in the wrong place.
@@ -1996,50 +1654,44 @@ class TestTinker:
 
     def test_a_later_prompt_goes_on_from_the_sampled_ids(self, tinker, family):
         texts = ["\n\n \t hm \n" + bash("a"), bash("b"), "\n" + bash("c"), bash("d")]
-        tinker.script(*(Reply(tokens=family.reply(text)) for text in texts))
-        done = AgentRun(tinker.agent(**family.options, max_turns=4), printing("\n o \n")).run()
+        replies = [Reply(ids=family.reply(text)) for text in texts]
+        done = tinker.run(replies, printing("\n o \n"), **family.options, max_turns=4)
         assert done.scripts == [["a\n"], ["b\n"], ["c\n"], ["d\n"]]
         assert done.recorded == tinker.sampled
-        assert done.metadata["n_prefix_breaks"] == (3 if family.closes_differently else 0)
+        assert done.metadata["n_prefix_breaks"] == 3 * family.closes_differently
 
     def test_a_later_prompt_ends_as_the_template_would(self, tinker, family):
-        tinker.script(*[Reply(tokens=family.reply(bash("ls")))] * 2)
-        agent = tinker.agent(**family.options, max_turns=2, system_prompt="Be brief.")
-        first, second = AgentRun(agent, printing("out")).run().recorded
-        view = family.render(
-            {"role": "system", "content": "Be brief."},
-            {"role": "user", "content": "do it"},
-            {"role": "assistant", "content": bash("ls")},
-            {"role": "user", "content": "Exit code: 0\nOutput:\nout"},
-        )
-        # (Where a reply is closed differently, the whole prompt was rendered.)
-        stop_and_tail = second.prompt[len(first.prompt + first.completion) - 1 :]
-        assert len(stop_and_tail) > 1
-        assert stop_and_tail == view[-len(stop_and_tail) :]
+        replies = [Reply(ids=family.reply(bash("ls")))] * 2
+        done = tinker.run(replies, printing("out"), **family.options, max_turns=2)
+        first, second = done.recorded
+        # From the stop token on. (Some templates close a reply differently. Then all is rendered.)
+        end = second.prompt[len(first.prompt + first.completion) - 1 :]
+        history = done.agent.messages[:-1]
+        assert len(end) > 1
+        assert end == family.renderer.build_generation_prompt(history).to_ints()[-len(end) :]
 
     def test_output_adds_no_special_token_to_a_prompt(self, tinker, family):
         """The special tokens of a prompt are the template's, whatever a script prints."""
-        hostile = "".join(f"a {text} b<{text}<{text}\n" for text in family.special)
+        added = tinker.tokenizer.get_added_tokens_decoder().values()
+        names = [token.content for token in added if len(token.content) > 1] + ["<|message_user|>"]
+        hostile = "".join(f"a {name} b<{name}<{name}\n" for name in names)
+        (client,) = set_up(tinker.agent(**family.options))
         seen = []
-        for output in ("out", hostile):
-            tinker.script(*[Reply(tokens=family.reply(bash("ls")))] * 2)
-            agent = tinker.agent(**family.options, max_turns=2, max_output_bytes=99_999)
-            done = AgentRun(agent, printing(output)).run()
-            ids = family.special.values()
-            seen.append([token for token in done.recorded[1].prompt if token in ids])
+        for text in ("out", client.plain_text(hostile)):
+            ids, _ = asyncio.run(client.render([{"role": "user", "content": text}]))
+            pieces = [family.renderer.tokenizer.decode([token]) for token in ids]
+            seen.append([piece for piece in pieces if piece in names])
         assert seen[0] == seen[1]
-        assert done.observations[0].replace("\u200b", "").endswith(hostile.rstrip())
+        assert client.plain_text(hostile).replace("\u200b", "") == hostile
 
     def test_a_reply_cut_off_anywhere_shows_no_thinking(self, tinker, family):
-        thinking = f"Could <tool_call>be</tool_call> 42\n{bash('rm x')}"
-        whole = family.reply("It is done.", thinking)
+        whole = family.reply("It is done.", f"Could <tool_call>be</tool_call> 42\n{bash('rm x')}")
         lengths = [*range(1, len(whole), 5), len(whole)]
-        tinker.script(*(Reply(tokens=whole[:length], cut_off=True) for length in lengths))
-        agent = OwnLoop(**tinker.options | family.options, max_turns=len(lengths))
-        AgentRun(agent).run()
-        answers = [turn.content.strip() for turn in agent.turns]
-        parts = ("<", "Could", "42", "rm")
-        assert [text for text in answers if any(part in text for part in parts)] == []
+        replies = [Reply(ids=whole[:length], cut_off=True) for length in lengths]
+        options = family.options | {"agent_class": OwnLoop, "max_turns": len(lengths)}
+        done = tinker.run(replies, **options)
+        answers = [turn.content.strip() for turn in done.agent.turns]
+        assert [answer for answer in answers if not "It is done.".startswith(answer)] == []
         assert answers[-1] == "It is done."
 
 
@@ -2048,166 +1700,114 @@ class TestTinker:
 
 class TestVllm:
     def test_vllm_gets_this_request_for_a_completion(self, vllm):
-        AgentRun(vllm.agent()).run()
-        assert vllm.bodies("/v1/completions") == [
-            {
-                "model": VLLM_MODEL,
-                "prompt": vllm.sampled[0].prompt,
-                "max_tokens": 512,
-                "temperature": 1.0,
-                "logprobs": 0,
-                "return_token_ids": True,
-                "skip_special_tokens": False,
-            }
-        ]
+        vllm.run(max_tokens=7, temperature=None)
+        (body,) = vllm.bodies("/v1/completions")
+        assert body == {
+            "model": VLLM_MODEL,
+            "prompt": vllm.sampled[0].prompt,
+            "max_tokens": 7,
+            "logprobs": 0,
+            "return_token_ids": True,
+            "skip_special_tokens": False,
+        }
 
     def test_vllm_gets_this_request_for_a_prompt(self, vllm):
-        AgentRun(vllm.agent(system_prompt="Be brief.")).run()
-        system = {"role": "system", "content": "Be brief."}
+        arguments = {"enable_thinking": True}
+        vllm.run(llm_kwargs={"extra_body": {"chat_template_kwargs": arguments}})
         assert vllm.bodies("/tokenize")[1] == {
             "model": VLLM_MODEL,
-            "messages": [system, {"role": "user", "content": "do it"}],
+            "messages": [{"role": "user", "content": "do it"}],
             "add_generation_prompt": True,
-            "chat_template_kwargs": {},
+            "chat_template_kwargs": arguments,
             "return_token_strs": True,
         }
 
     def test_setup_asks_vllm_for_its_special_tokens(self, vllm):
         set_up(vllm.agent())
-        (body,) = vllm.bodies("/tokenize")
-        names = body.pop("prompt").split()
-        assert {"<think>", "[INST]"} < set(names)
-        model = VLLM_MODEL
-        assert body == {"model": model, "add_special_tokens": False, "return_token_strs": True}
+        question = {"prompt": module.SPECIAL_NAMES, "add_special_tokens": False}
+        question |= {"model": VLLM_MODEL, "return_token_strs": True}
+        assert vllm.bodies("/tokenize") == [question]
 
-    # Options, and what stands in the request for a completion (None: nothing).
+    # Options, and what stands in the request for a completion.
     @cases(
-        max_tokens=({"max_tokens": 7}, "max_tokens", 7),
         temperature_0=({"temperature": 0}, "temperature", 0),
-        no_temperature=({"temperature": None}, "temperature", None),
-        top_p=({"top_p": 0.9}, "top_p", 0.9),
-        top_p_in_llm_kwargs=({"llm_kwargs": {"top_p": 0.9}}, "top_p", 0.9),
         extra_body=({"llm_kwargs": {"top_k": 1, "extra_body": {"top_k": 5}}}, "top_k", 5),
         limit=({"llm_kwargs": {"extra_body": {"max_tokens": 9}}}, "max_tokens", 512),
         session_id=({"session_id": "mine"}, "session_id", "mine"),
         hosted_vllm=({"model_name": f"hosted_vllm/{VLLM_MODEL}"}, "model", VLLM_MODEL),
     )
     def test_vllm_gets_an_option(self, given, name, value, vllm):
-        AgentRun(vllm.agent(**given)).run()
-        assert vllm.bodies("/v1/completions")[0].get(name) == value
+        vllm.run(**given)
+        assert vllm.bodies("/v1/completions")[0][name] == value
 
-    def test_vllms_template_gets_its_arguments(self, vllm):
-        arguments = {"enable_thinking": True}
-        llm_kwargs = {"extra_body": {"chat_template_kwargs": arguments}}
-        AgentRun(vllm.agent(llm_kwargs=llm_kwargs)).run()
-        assert vllm.bodies("/tokenize")[1]["chat_template_kwargs"] == arguments
-        assert "chat_template_kwargs" not in vllm.bodies("/v1/completions")[0]
+    def test_every_request_to_vllm_has_the_given_headers(self, vllm):
+        """openai sends the time limit in a header, too."""
+        vllm.run(llm_kwargs={"extra_headers": {"X-Other": "1"}, "timeout": 77})
+        assert vllm.headers("X-Other") == ["1"] * 3
+        assert vllm.headers("X-Stainless-Read-Timeout") == ["77"] * 3
 
-    # openai sends the time limit in this header.
-    @cases(
-        headers=({"extra_headers": {"X-Other": "1"}}, "X-Other", "1"),
-        time_limit=({"timeout": 77}, "X-Stainless-Read-Timeout", "77"),
-        default_time_limit=({}, "X-Stainless-Read-Timeout", "600"),
-    )
-    def test_every_request_to_vllm_has_a_header(self, llm_kwargs, name, value, vllm):
-        AgentRun(vllm.agent(llm_kwargs=llm_kwargs)).run()
-        assert vllm.headers(name) == [value] * 3
-
-    @pytest.mark.parametrize("end", ["/", "/v1", "/v1/"])
+    @pytest.mark.parametrize("end", ["/v1", "/v1/"])
     def test_vllms_paths_are_found_from_its_api(self, vllm, end):
-        AgentRun(vllm.agent(api_base=vllm.url + end)).run()
-        paths = [path for path, _, _ in vllm.requests]
-        assert paths == ["/tokenize", "/tokenize", "/v1/completions"]
+        vllm.run(api_base=vllm.url + end)
+        assert len(vllm.bodies("/v1/completions")) == 1
 
     def test_a_turn_on_vllm_costs_two_requests(self, vllm):
         """One more finds the template's tail, and one in `setup` the special tokens."""
-        vllm.script(bash("a"), bash("b"), "done")
-        AgentRun(vllm.agent(max_turns=3)).run()
-        paths = [path for path, _, _ in vllm.requests]
-        assert (paths.count("/tokenize"), paths.count("/v1/completions")) == (1 + 3 + 1, 3)
+        vllm.run([bash("a"), bash("b"), "done"], max_turns=3)
+        assert len(vllm.bodies("/v1/completions")) == 3
+        assert len(vllm.bodies("/tokenize")) == 1 + 3 + 1
 
     def test_a_prompt_on_vllm_begins_with_the_ids_so_far(self, vllm):
         first, second = AgentRun(vllm.agent(max_tokens=200)).run("one", "two").recorded
         ids = first.prompt + first.completion
         assert second.prompt[: len(ids)] == ids
 
-    def test_a_prompt_on_vllm_ends_in_the_templates_tail(self, vllm):
-        vllm.script("one.", "two.")
-        first, second = AgentRun(vllm.agent()).run("one", "two").recorded
-        tail = vllm.encode("\n<|im_start|>user\ntwo<|im_end|>\n<|im_start|>assistant\n")
-        assert second.prompt == first.prompt + first.completion + tail
-
     def test_coheres_marks_of_an_answer_are_taken_off(self, vllm):
-        vllm.script("<|START_RESPONSE|>done<|END_RESPONSE|>")
-        assert AgentRun(vllm.agent()).run().completion == "done"
+        assert vllm.run(["<|START_RESPONSE|>done<|END_RESPONSE|>"]).completion == "done"
 
     @pytest.mark.parametrize("opening", ["<think>\n", "<think>"])
     def test_thinking_that_vllms_template_opened_is_taken_off(self, vllm, opening):
-        vllm.script(f"so {bash('rm x')}</think>{bash('ls')}", "</think>done")
+        replies = [f"so {bash('rm x')}</think>{bash('ls')}", "</think>done"]
         template = {"chat_template_kwargs": {"opens_with": opening}}
-        done = AgentRun(vllm.agent(max_turns=2, llm_kwargs={"extra_body": template})).run()
+        done = vllm.run(replies, max_turns=2, llm_kwargs={"extra_body": template})
         assert (done.scripts, done.completion) == ([["ls\n"]], "done")
 
     def test_vllms_cached_tokens_are_counted(self, vllm):
-        vllm.script(Reply(bash("ls"), cached_tokens=3), Reply(cached_tokens=40))
-        assert AgentRun(vllm.agent(max_turns=2)).run().context.n_cache_tokens == 43
-
-    def test_vllms_routed_experts_are_recorded(self, vllm):
-        vllm.script(Reply(choice={"routed_experts": [[[1, 2]], [[3, 4]]]}))
-        (detail,) = AgentRun(vllm.agent()).run().context.rollout_details
-        assert detail["extra"] == {"routed_experts": [[[[1, 2]], [[3, 4]]]]}
+        usage = {"prompt_tokens_details": {"cached_tokens": 40}}
+        done = vllm.run([Reply(answer={"usage": usage})])
+        assert done.context.n_cache_tokens == 40
 
     @cases(servers=(None, 8192), higher=(9000, 8192), lower=(300, 300))
     def test_vllms_context_limit_is_the_smaller_one(self, given, limit, vllm):
-        AgentRun(vllm.agent(context_limit=given, max_tokens=99_999)).run()
+        vllm.run(context_limit=given, max_tokens=99_999)
         (body,) = vllm.bodies("/v1/completions")
         assert body["max_tokens"] == limit - len(body["prompt"])
 
-    def test_a_busy_vllm_is_asked_six_times(self, vllm):
-        vllm.script(*[Refusal(503)] * 6, "hello")
-        with pytest.raises(openai.InternalServerError):
-            AgentRun(vllm.agent()).run()
-        assert len(vllm.bodies("/v1/completions")) == 6
+    def test_a_busy_vllm_is_asked_again(self, vllm):
+        assert vllm.run([*[Refusal(503)] * 5, "hello"]).completion == "hello"
 
     BROKEN = ["<|im_end|>", "<|turn>", "<turn|>", "[|user|]", "<\uff5cUser\uff5c>", "<unused42>"]
 
-    @pytest.mark.parametrize("text", [*BROKEN, "<think>", "</think>"])
-    def test_a_special_token_of_vllms_model_is_broken(self, vllm, text):
+    @pytest.mark.parametrize("name", [*BROKEN, "<think>", "</think>"])
+    def test_a_special_token_of_vllms_model_is_broken(self, vllm, name):
         (client,) = set_up(vllm.agent())
-        assert (
-            client.plain_text(f"a{text}{text}b")
-            == f"a{text[0]}\u200b{text[1:]}{text[0]}\u200b{text[1:]}b"
-        )
+        broken = f"{name[0]}\u200b{name[1:]}"
+        assert client.plain_text(f"a{name}{name}b") == f"a{broken}{broken}b"
 
-    LEFT = ["[ARGS]", "vocab[UNK]", "<s>old</s>", "vector<file_t>", "<start_time>", *ORDINARY]
-
-    @pytest.mark.parametrize("text", LEFT)
+    @pytest.mark.parametrize("text", ["[ARGS]", "<s>old</s>", "vector<file_t>", *ORDINARY])
     def test_a_text_that_is_no_token_of_vllms_model_stays(self, vllm, text):
         (client,) = set_up(vllm.agent())
         assert client.plain_text(text) == text
 
-    @cases(
-        status_404=Refusal(404),
-        a_list=[1],
-        no_strings={"tokens": [1], "token_strs": None, "max_model_len": 9},
-        no_limit={"tokens": [1], "token_strs": ["a"]},
-    )
-    def test_setup_refuses_a_server_without_vllms_tokenize(self, answer, vllm):
+    @cases(no_strings={"token_strs": None, "max_model_len": 9}, no_limit={"token_strs": ["a"]})
+    def test_setup_refuses_a_server_without_vllms_tokenize(self, answer, vllm, monkeypatch):
         vllm.skip_if_real()
-        vllm.tokenize_answer = answer
-        with pytest.raises(
-            RuntimeError, match=r"no /tokenize as vLLM's \(then use model_client=litellm"
-        ):
+        monkeypatch.setattr(vllm, "answer", lambda path, body: answer)
+        with pytest.raises(RuntimeError, match="no such model, or no vLLM server"):
             set_up(vllm.agent())
-
-    def test_setup_refuses_a_url_where_no_server_is(self, vllm):
-        with pytest.raises(openai.APIConnectionError):
-            set_up(vllm.agent(api_base="http://127.0.0.1:1", llm_kwargs={"max_retries": 0}))
 
 
 # -------------------------------------------------------------------------------- chat endpoints
-
-EPHEMERAL = {"cache_control": {"type": "ephemeral"}}
 
 
 class TestChat:
@@ -2218,33 +1818,23 @@ class TestChat:
         subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 
     def test_nothing_is_sent_that_was_not_asked_for(self, chat):
-        AgentRun(chat.agent(temperature=None)).run()
+        chat.run(temperature=None)
         message = {"role": "user", "content": "do it"}
         request = {"model": "tiny", "messages": [message], "max_tokens": 512}
         assert chat.bodies(self.CHAT) == [request]
 
-    # Options, and what stands in the request (None: nothing).
+    # Options, and what stands in the request.
     @cases(
-        max_tokens=({"max_tokens": 7}, "max_tokens", 7),
-        temperature=({}, "temperature", 1.0),
         temperature_0=({"temperature": 0}, "temperature", 0),
-        refused=({"model_name": "openai/gpt-5", "temperature": 0.3}, "temperature", None),
         top_p=({"top_p": 0.9}, "top_p", 0.9),
-        top_p_in_llm_kwargs=({"llm_kwargs": {"top_p": 0.9}}, "top_p", 0.9),
         extra_body=({"llm_kwargs": {"extra_body": {"top_k": 5}}, "session_id": "x"}, "top_k", 5),
         session_id=({"session_id": "x"}, "session_id", "x"),
         ids=({"collect_rollout_details": True}, "return_token_ids", True),
         logprobs=({"collect_rollout_details": True}, "logprobs", True),
-        no_logprobs=({}, "logprobs", None),
-        claudes_cache=(
-            {"model_name": "openai/claude-x"},
-            "messages",
-            [{"role": "user", "content": [{"type": "text", "text": "do it", **EPHEMERAL}]}],
-        ),
     )
     def test_a_chat_endpoint_gets_an_option(self, given, name, value, chat):
-        AgentRun(chat.agent(**given)).run()
-        assert chat.bodies(self.CHAT)[0].get(name) == value
+        chat.run(**given)
+        assert chat.bodies(self.CHAT)[0][name] == value
 
     @pytest.mark.skipif(not hasattr(BaseAgent, "extra_env"), reason="since Harbor 0.16")
     def test_the_responses_api_may_ask_for_max_tokens(self, chat):
@@ -2254,82 +1844,66 @@ class TestChat:
 
     def test_the_example_for_skyrl_reaches_the_server(self, chat):
         config = yaml.safe_load((ROOT / "examples/skyrl.yaml").read_text())
-        kwargs = config["agent"]["kwargs"] | {"session_id": "mine"}
-        AgentRun(chat.agent(model_name="hosted_vllm/tiny", **kwargs)).run()
+        chat.run(model_name="hosted_vllm/tiny", session_id="mine", **config["agent"]["kwargs"])
         sent = {"model": "tiny", "max_tokens": 4096, "top_k": -1, "min_p": 0.0, "logprobs": True}
         assert sent.items() <= chat.bodies(self.CHAT)[0].items()
 
-    def test_the_conversation_is_sent_again_each_turn(self, chat):
-        chat.script(f"<think>hm</think>{bash('ls')}", "done")
-        AgentRun(chat.agent(max_turns=2, system_prompt="Be brief.")).run()
-        assert chat.bodies(self.CHAT)[1]["messages"] == [
-            {"role": "system", "content": "Be brief."},
-            {"role": "user", "content": "do it"},
-            {"role": "assistant", "content": bash("ls")},
-            {"role": "user", "content": "Exit code: 0\nOutput:\n(none)"},
-        ]
-
     def test_a_client_leaves_the_options_as_they_are(self, chat):
-        agent = chat.agent(session_id="mine", llm_kwargs={"extra_body": {"top_k": 5}})
-        AgentRun(agent).run()
-        assert agent.options.llm_kwargs == {"extra_body": {"top_k": 5}}
+        done = chat.run(session_id="mine", llm_kwargs={"extra_body": {"top_k": 5}})
+        assert done.agent.options.llm_kwargs == {"extra_body": {"top_k": 5}}
 
     def test_the_price_of_a_known_model_is_known(self, chat):
-        chat.script(bash("ls"), "done")
-        agent = chat.agent(model_name="openai/gpt-4o-2024-05-13", max_turns=2)
-        done = AgentRun(agent).run()
-        context, totals = done.context, done.trajectory.final_metrics
+        done = chat.run(model_name="openai/gpt-4o-2024-05-13")
         # litellm's price list: 5 and 15 dollars per million tokens.
-        price = context.n_input_tokens * 5e-6 + context.n_output_tokens * 15e-6
-        assert context.cost_usd == totals.total_cost_usd == pytest.approx(price)
+        price = done.context.n_input_tokens * 5e-6 + done.context.n_output_tokens * 15e-6
+        assert done.context.cost_usd == pytest.approx(price)
+        assert done.trajectory.final_metrics.total_cost_usd == done.context.cost_usd
 
-    @cases(null=None, no_details={"prompt_tokens": 5, "completion_tokens": 5, "total_tokens": 10})
-    def test_a_server_need_not_give_all_usage(self, usage, server):
-        server.script(Reply("hi", answer={"usage": usage}))
-        assert AgentRun(server.agent()).run().completion == "hi"
+    def test_a_server_need_not_give_the_usage(self, server):
+        assert server.run([Reply("hi", answer={"usage": None})]).completion == "hi"
 
     def test_an_answer_without_text_is_empty(self, chat):
-        chat.script(Reply(message={"content": None}))
-        assert AgentRun(chat.agent()).run().completion == ""
+        assert chat.run([Reply(message={"content": None})]).completion == ""
 
     @pytest.mark.parametrize("reason", ["STOP", "end_turn"])
     def test_a_complete_reply_is_run(self, server, reason):
-        server.script(Reply(bash("ls"), choice={"finish_reason": reason}), "done")
-        done = AgentRun(server.agent(max_turns=2)).run()
-        assert (done.stop_reason, done.scripts) == ("completed", [["ls\n"]])
-
-    def test_a_reply_without_a_finish_reason_is_recorded(self, server):
-        server.script(Reply("hi", choice={"finish_reason": None}))
-        assert AgentRun(server.agent()).run().completion == "hi"
+        reply = Reply(bash("ls"), choice={"finish_reason": reason})
+        assert server.run([reply, "done"], max_turns=2).scripts == [["ls\n"]]
 
     @pytest.mark.parametrize("reason", ["length", "abort", "MALFORMED", "content_filter"])
     def test_a_reply_that_was_cut_off_is_not_run(self, server, reason, caplog):
-        server.script(Reply(bash("rm x"), choice={"finish_reason": reason}))
-        done = AgentRun(server.agent(max_turns=2)).run()
+        reply = Reply(bash("rm x"), choice={"finish_reason": reason})
+        done = server.run([reply], max_turns=2)
         assert (done.stop_reason, done.scripts) == ("max_tokens", [])
-        assert f"finish reason {reason.lower()!r}: the reply counts as cut off" in caplog.text
+        assert f"the reply was cut off: finish reason {reason.lower()!r}" in caplog.text
 
     @cases(wanted=(True, {"reasoning_content": "hm"}), not_wanted=(False, {}))
     def test_reasoning_goes_back_only_if_wanted(self, is_wanted, sent, chat):
-        chat.script(Reply(bash("ls"), message={"reasoning_content": "hm"}), "done")
-        AgentRun(chat.agent(max_turns=2, interleaved_thinking=is_wanted)).run()
-        message = chat.bodies(self.CHAT)[1]["messages"][2]
-        assert message == {"role": "assistant", "content": bash("ls"), **sent}
+        text = f"<think>and</think>{bash('ls')}"
+        replies = [Reply(text, message={"reasoning_content": "hm"}), "done"]
+        chat.run(replies, max_turns=2, interleaved_thinking=is_wanted)
+        answer = chat.bodies(self.CHAT)[1]["messages"][2]
+        assert answer == {"role": "assistant", "content": bash("ls"), **sent}
 
     # The text of a reply, the server's reasoning, and what they are in the record.
     @cases(
-        the_servers=("hi", "hm", ("hm", "hi")),
         a_tag_is_text_then=("a </think> b", "hm", ("hm", "a </think> b")),
         both=("<think>b</think>hi", "a", ("ab", "hi")),
         only_closed=(f"so {bash('rm x')}</think>hi", None, (f"so {bash('rm x')}", "hi")),
     )
     def test_thinking_is_recorded_apart(self, text, reasoning, expected, chat):
-        chat.script(Reply(text, message={"reasoning_content": reasoning}))
-        (turn,) = AgentRun(chat.agent()).run().agent.turns
-        assert (turn.reasoning_content, turn.content) == expected
+        done = chat.run([Reply(text, message={"reasoning_content": reasoning})])
+        assert (done.agent.turns[0].reasoning_content, done.agent.turns[0].content) == expected
 
 
 # ------------------------------------------------------------------------------ the shared client
+
+
+async def finish(*runs: AgentRun) -> list[Any]:
+    """Do runs one after the other, whatever ends them. Returns their clients."""
+    for run in runs:
+        await asyncio.gather(run.go(), return_exceptions=True)
+    return [run.agent.client for run in runs]
 
 
 class TestSharedClient:
@@ -2339,58 +1913,33 @@ class TestSharedClient:
 
         agents = [tinker.agent(logs_dir=tmp_path / str(n)) for n in range(20)]
         asyncio.run(main())
-        assert len({agent.client for agent in agents}) == 1
-        assert len(tinker.opened) == 1
+        assert len({agent.client for agent in agents}) == len(tinker.opened) == 1
 
     @cases(
-        max_tokens={"max_tokens": 1},
-        max_turns={"max_turns": 5},
-        server={"api_base": "http://x"},
+        option={"max_tokens": 1},
         llm_kwargs={"llm_kwargs": {"seed": 1}},
         key={"extra_env": {"TINKER_API_KEY": "tml-own"}},
+        model={"model_name": "another"},
+        subclass={"agent_class": OwnLoop},
     )
-    def test_another_configuration_has_a_client_of_its_own(self, given, tinker):
+    def test_another_configuration_has_a_client_of_its_own(self, given, tinker, monkeypatch):
+        monkeypatch.setattr(BasicLoopAgent, "_build_llm", lambda _: object())
         first, second = set_up(tinker.agent(), tinker.agent(**given))
         assert first is not second
 
-    def test_another_model_has_a_client_of_its_own(self, tinker, tokenizer_dir):
-        # The same tokenizer, by another name.
-        first, second = set_up(tinker.agent(), tinker.agent(model_name=f"{tokenizer_dir}/"))
-        assert first is not second
-
-    def test_a_subclass_has_clients_of_its_own(self, tinker):
-        first, second = set_up(tinker.agent(), OwnLoop(**tinker.options))
-        assert first is not second
-
-    def test_another_given_service_has_clients_of_its_own(self, tinker):
-        async def main() -> None:
-            await agents[0].setup(ScriptedEnvironment())
-            use_service(tinker())
-            await agents[1].setup(ScriptedEnvironment())
-
-        agents = [tinker.agent(), tinker.agent()]
-        asyncio.run(main())
-        assert agents[0].client is not agents[1].client
-
     def test_another_event_loop_has_clients_of_its_own(self, tinker):
-        agents = tinker.agent(), tinker.agent()
-        assert set_up(agents[0]) != set_up(agents[1])
+        assert set_up(tinker.agent()) != set_up(tinker.agent())
 
     def test_the_client_is_built_in_a_thread(self, tinker, monkeypatch):
         monkeypatch.setattr(BasicLoopAgent, "_build_llm", lambda _: threading.current_thread())
         assert set_up(tinker.agent()) != [threading.main_thread()]
 
-    def test_after_a_build_that_failed_the_next_trial_builds(self, tinker):
-        async def main() -> None:
-            with pytest.raises(tinker_sdk.APIStatusError):
-                await tinker.agent(model_path="tinker://1").setup(ScriptedEnvironment())
-            tinker.missing_checkpoints.clear()
-            await tinker.agent(model_path="tinker://1").setup(ScriptedEnvironment())
-
-        tinker.missing_checkpoints.add("tinker://1")
-        asyncio.run(main())
-        # A build asks once more if it fails: two requests, and then one.
-        assert len(tinker.opened) == 3
+    def test_another_given_service_has_clients_of_its_own(self, tinker):
+        with asyncio.Runner() as runner:
+            first = runner.run(finish(AgentRun(tinker.agent())))
+            module.use_service(tinker())
+            second = runner.run(finish(AgentRun(tinker.agent())))
+        assert first != second
 
     # Whether the next trial has the same client after such a reply.
     @cases(
@@ -2399,654 +1948,398 @@ class TestSharedClient:
         max_seconds=(forever, None, True),
         harbors_timeout=(forever, 20, True),
         a_full_context=(FULL, None, True),
-        an_answer=("hello", None, True),
     )
     def test_only_an_error_replaces_the_client(self, reply, timeout_sec, stays, tinker):
-        async def main() -> None:
-            with contextlib.suppress(RuntimeError, TimeoutError):
-                await AgentRun(agents[0], timeout_sec=timeout_sec).go()
-            await AgentRun(agents[1]).go()
-
         tinker.script(reply, "hello")
-        agents = [tinker.agent(max_seconds=50), tinker.agent(max_seconds=50)]
+        runs = [AgentRun(tinker.agent(max_seconds=50), timeout_sec=timeout_sec) for _ in range(2)]
         with virtual_time() as runner:
-            runner.run(main())
-        assert (agents[0].client is agents[1].client) is stays
+            first, second = runner.run(finish(*runs))
+        assert (first is second) is stays
 
     def test_a_run_uses_the_client_that_replaced_its_own(self, tinker):
-        async def main() -> None:
-            await waiting_agent.setup(ScriptedEnvironment())
-            with contextlib.suppress(RuntimeError):
-                await AgentRun(failing).go()
-            await AgentRun(later).go()
-            await waiting_agent.run("do it", ScriptedEnvironment(), AgentContext())
-
-        tinker.script(RuntimeError("gone"), "hello", "hello")
-        failing, waiting_agent, later = (tinker.agent() for _ in range(3))
-        asyncio.run(main())
-        assert waiting_agent.client is not failing.client
-        assert waiting_agent.client is later.client
+        tinker.script(RuntimeError("gone"), "hello")
+        agent = tinker.agent()
+        with asyncio.Runner() as runner:
+            runner.run(agent.setup(ScriptedEnvironment()))
+            (replaced,) = runner.run(finish(AgentRun(tinker.agent())))
+            runner.run(agent.run("do it", ScriptedEnvironment(), AgentContext()))
+        assert agent.client is not replaced
 
     def test_a_late_error_leaves_the_client_that_replaced_its_own(self, tinker):
-        async def main() -> None:
-            await failing.setup(ScriptedEnvironment())
-            failing._forget_client()
-            await second.setup(ScriptedEnvironment())
-            # Another trial of the first client fails late.
-            failing._forget_client()
-            await third.setup(ScriptedEnvironment())
+        async def fail_late() -> None:
+            # Meanwhile the client is replaced.
+            await finish(early, second)
+            raise RuntimeError("gone, too")
 
-        failing, second, third = (tinker.agent() for _ in range(3))
-        asyncio.run(main())
-        assert second.client is not failing.client
-        assert third.client is second.client
-
-    def test_the_oldest_of_128_clients_goes_first(self, tinker, monkeypatch):
-        monkeypatch.setattr(BasicLoopAgent, "_build_llm", lambda _: object())
-        monkeypatch.setattr(basic_loop_agent, "_clients", {})
-        many = (tinker.agent(max_tokens=n) for n in range(1, 130))
-        again = tinker.agent(max_tokens=2), tinker.agent(max_tokens=1)
-        first, second, *_, second_again, first_again = set_up(*many, *again)
-        assert second_again is second
-        assert first_again is not first
+        tinker.script(fail_late, RuntimeError("gone"), "hello", "hello")
+        late, early, second, third = (AgentRun(tinker.agent()) for _ in range(4))
+        asyncio.run(finish(late, third))
+        assert late.agent.client is not second.agent.client is third.agent.client
 
 
 # ----------------------------------------------------------------------------- files with ATIF
 
 
 class TestFiles:
-    def test_completion_txt_is_the_last_answer(self, tinker):
-        tinker.script(bash("ls"), "<think>hm</think>\n\ndone \N{SNOWMAN}")
-        done = AgentRun(tinker.agent(max_turns=2)).run()
-        answer = (done.agent.logs_dir / "completion.txt").read_bytes()
-        assert answer == "done \N{SNOWMAN}".encode()
-
-    def test_an_earlier_answer_is_not_left_to_be_scored(self, tinker):
-        tinker.script("first", RuntimeError("gone"))
-        failed = AgentRun(tinker.agent())
-        with pytest.raises(RuntimeError):
-            failed.run("one", "two")
-        assert failed.completion == ""
-
-    def test_no_other_file_is_left(self, tinker, tmp_path):
-        AgentRun(tinker.agent(logs_dir=tmp_path / "new" / "agent")).run()
-        left = {path.name for path in (tmp_path / "new" / "agent").iterdir()}
-        assert left == {"completion.txt", "trajectory.json"}
-
+    # The replies of a run, its completion.txt, and the messages of its trajectory.json.
     @cases(
-        link="ln -s ../victim",
-        link_to_a_name_that_is_too_long="ln -s $(printf %0300d)",
-        pipe="mkfifo",
+        an_answer=(["hi"], "hi", ["do it", "hi"]),
+        an_error=([bash("ls"), RuntimeError("gone")], bash("ls"), ["do it", bash("ls")]),
+        a_cancellation=([bash("ls"), forever], bash("ls"), ["do it", bash("ls")]),
+        no_reply=([FULL], "", ["do it"]),
     )
+    def test_every_ending_leaves_both_files(self, replies, completion, messages, tinker):
+        tinker.script(*replies)
+        ended = AgentRun(tinker.agent(max_turns=2, system_prompt=""), timeout_sec=50)
+        with virtual_time() as runner:
+            runner.run(finish(ended))
+        assert ended.completion == completion
+        assert [step.message for step in ended.steps] == messages
+
+    @cases(link="ln -s victim", pipe="mkfifo")
     @pytest.mark.parametrize("name", ["completion.txt", "trajectory.json"])
     def test_a_trap_at_a_files_name_is_replaced(self, trap, name, tinker, tmp_path):
-        logs, victim = tmp_path / "logs", tmp_path / "victim"
-        victim.write_text("precious")
-        logs.mkdir()
-        subprocess.run(f"{trap} {name}", shell=True, cwd=logs, check=True)
-        done = AgentRun(tinker.agent(logs_dir=logs)).run()
+        subprocess.run(f"{trap} {name}", shell=True, cwd=tmp_path, check=True)
+        done = tinker.run()
         assert done.completion == done.steps[-1].message == "hello"
-        assert (logs / name).is_file() and not (logs / name).is_symlink()
-        assert victim.read_text() == "precious"
+        assert sorted(os.listdir(tmp_path)) == ["completion.txt", "trajectory.json"]
 
-    def test_a_file_that_cannot_be_written_is_an_error(self, tinker):
+    def test_a_file_that_cannot_be_written_is_an_error(self, tinker, tmp_path):
+        (tmp_path / "completion.txt").mkdir()
         failed = AgentRun(tinker.agent())
-        (failed.agent.logs_dir / "trajectory.json").mkdir()
         with pytest.raises(IsADirectoryError):
             failed.run()
         assert failed.recorded == tinker.sampled
 
-    def test_the_context_can_be_saved(self, tinker):
-        tinker.script(Reply(tokens=[50], logprobs=[math.nan]))
-        context = AgentRun(tinker.agent()).run().context
-        assert AgentContext.model_validate_json(context.model_dump_json()) == context
-
     def test_a_run_leaves_this_trajectory(self, tinker, tokenizer_dir, tmp_path):
-        tinker.script(Reply(bash("ls"), cached_tokens=2), Reply("<think>hm</think>done"))
         options = {"logs_dir": tmp_path / "greet__x7/agent", "system_prompt": "Be brief."}
-        done = AgentRun(tinker.agent(**options, max_turns=2), printing("out")).run()
-        file = json.loads((options["logs_dir"] / "trajectory.json").read_text())
+        replies = [bash("ls"), "<think>hm</think>done"]
+        done = tinker.run(replies, printing("out"), max_turns=2, **options)
+        file = json.loads((tmp_path / "greet__x7/agent/trajectory.json").read_text())
         system, user, first, second = file["steps"]
         assert system == {"step_id": 1, "source": "system", "message": "Be brief."}
         assert user == {"step_id": 2, "source": "user", "message": "do it"}
         assert (first["message"], second["message"]) == (bash("ls"), "done")
         assert ("reasoning_content" in first, second["reasoning_content"]) == (False, "hm")
         assert first["observation"] == {"results": [{"content": "Exit code: 0\nOutput:\nout"}]}
-        assert [step["metrics"]["cached_tokens"] for step in (first, second)] == [2, 0]
-        assert file["final_metrics"]["total_cached_tokens"] == done.context.n_cache_tokens == 2
+        assert first["timestamp"] < second["timestamp"]
         assert (file["session_id"], file["extra"]) == ("greet__x7", done.metadata)
-        names = {"name": "basic-loop", "version": basic_loop_agent.__version__}
-        assert file["agent"] == names | {"model_name": tokenizer_dir}
+        agent = {"name": "basic-loop", "version": module.__version__, "model_name": tokenizer_dir}
+        assert file["agent"] == agent
 
-    def test_tokens_are_counted_as_they_were_sampled(self, tinker):
-        tinker.script(bash("ls"), "done")
-        done = AgentRun(tinker.agent(max_turns=2)).run()
-        n_prompt = sum(len(turn.prompt) for turn in tinker.sampled)
-        n_completion = sum(len(turn.completion) for turn in tinker.sampled)
-        context, totals = done.context, done.trajectory.final_metrics
-        assert context.n_input_tokens == totals.total_prompt_tokens == n_prompt
-        assert context.n_output_tokens == totals.total_completion_tokens == n_completion
-
-    def test_an_unknown_price_is_null(self, tinker):
-        done = AgentRun(tinker.agent()).run()
-        totals, metrics = done.trajectory.final_metrics, done.steps[-1].metrics
-        assert done.context.cost_usd is totals.total_cost_usd is metrics.cost_usd is None
+    def test_a_run_counts_the_tokens_of_its_turns(self, tinker):
+        replies = [Reply(bash("ls"), answer={"prompt_cache_hit_tokens": 2}), "done"]
+        done = tinker.run(replies, max_turns=2)
+        first, second = tinker.sampled
+        assert done.trajectory.final_metrics.model_dump(exclude_none=True) == {
+            "total_prompt_tokens": len(first.prompt + second.prompt),
+            "total_completion_tokens": len(first.completion + second.completion),
+            "total_cached_tokens": 2,
+        }
 
     @pytest.mark.skipif("model_usage" not in AgentContext.model_fields, reason="since Harbor 0.23")
     def test_the_context_has_the_models_usage(self, tinker, tokenizer_dir):
-        assert list(AgentRun(tinker.agent()).run().context.model_usage) == [tokenizer_dir]
+        assert list(tinker.run().context.model_usage) == [tokenizer_dir]
 
-    def test_a_trajectory_without_a_reply_shows_the_instruction(self, tinker):
-        tinker.script(FULL)
-        steps = AgentRun(tinker.agent()).run().steps
-        assert [(step.source, step.message) for step in steps] == [("user", "do it")]
-
-    def test_a_reply_has_the_time_at_which_it_came(self, tinker):
-        before = datetime.now(UTC).isoformat()
-        done = AgentRun(tinker.agent()).run()
-        assert before < done.steps[-1].timestamp < datetime.now(UTC).isoformat()
-
-    def test_a_step_has_what_trainers_read(self, model):
-        done = AgentRun(model.agent(collect_rollout_details=True)).run()
-        (turn,) = model.sampled
-        metrics = done.steps[-1].metrics
-        assert tuple(getattr(metrics, name) for name in IDS) == turn
-        counts = (metrics.prompt_tokens, metrics.completion_tokens)
-        assert counts == (len(turn.prompt), len(turn.completion))
-
-    def test_a_step_has_vllms_routed_experts(self, vllm):
-        vllm.script(Reply(choice={"routed_experts": [[1]]}))
-        assert AgentRun(vllm.agent()).run().steps[-1].metrics.extra == {"routed_experts": [[1]]}
+    def test_a_step_has_what_trainers_read(self, vllm):
+        done = vllm.run([Reply(choice={"routed_experts": [[1]]})])
+        (turn,) = vllm.sampled
+        assert done.steps[-1].metrics.model_dump(exclude_none=True) == {
+            **dict(zip(IDS, turn, strict=True)),
+            "prompt_tokens": len(turn.prompt),
+            "completion_tokens": len(turn.completion),
+            "cached_tokens": 0,
+            "extra": {"routed_experts": [[1]]},
+        }
 
     @cases(
         no_logprobs=(Reply(gives_logprobs=False), {}),
         not_wanted=(Reply(), {"collect_rollout_details": False}),
     )
     def test_a_step_that_cannot_be_trained_has_no_ids(self, reply, given, tinker):
-        tinker.script(bash("ls"), reply)
-        metrics = AgentRun(tinker.agent(max_turns=2, **given)).run().steps[-1].metrics
+        metrics = tinker.run([bash("ls"), reply], max_turns=2, **given).steps[-1].metrics
         assert [getattr(metrics, name) for name in (*IDS, "extra")] == [None] * 4
-
-    def test_the_trajectory_has_a_given_session_id(self, vllm):
-        assert AgentRun(vllm.agent(session_id="mine")).run().trajectory.session_id == "mine"
 
 
 # ---------------------------------------------------------------------------------- training data
 
-
-def a_turn(prompt=(1, 2), completion=(3, 4), logprobs=(-0.5, -0.25), **extra: Any) -> Turn:
-    given = zip(IDS, (prompt, completion, logprobs), strict=True)
-    return Turn(**{name: ids if ids is None else list(ids) for name, ids in given}, extra=extra)
-
-
+WHOLE = {"prompt_token_ids": [1, 2], "completion_token_ids": [3, 4], "logprobs": [-0.5, -0.25]}
+A_TURN = (Turn(**WHOLE),)
 ONE = {"reward": 1.0}
-A_TURN = (a_turn(),)
 
 
-def a_trial(rewards=ONE, error="", stop_reason="completed", turns=A_TURN, steps=()) -> TrialResult:
-    """A trial as Harbor reads it from result.json, or a step of one, which has the same fields.
-    With rewards=None there was no verifier."""
-    details = rollout_details(list(turns))
+def a_trial(rewards=ONE, error="", stop_reason="completed", turns=A_TURN, steps=None) -> Any:
+    """A trial as Harbor reads it from result.json. (A step of a trial has the same fields.)"""
+    details = module.rollout_details(turns)
     context = AgentContext(metadata={"stop_reason": stop_reason}, rollout_details=details)
     return TrialResult.model_construct(
         trial_name="greet__1",
-        agent_result=None if steps else context,
-        verifier_result=None if rewards is None else VerifierResult(rewards=rewards),
+        agent_result=context if turns else None,
+        verifier_result=VerifierResult(rewards=rewards) if rewards else None,
         exception_info=ExceptionInfo.model_construct(exception_type=error) if error else None,
-        step_results=list(steps) or None,
+        step_results=steps,
     )
 
 
 class TestTrainingData:
-    REASONS = ["stop", "stop_sequence", "end_turn", "eos", "eos_token", "complete", "completed"]
-
-    @pytest.mark.parametrize("reason", REASONS)
-    def test_these_finish_reasons_end_a_complete_reply(self, reason):
-        assert Turn(finish_reason=reason).cut_off is False
-
-    def test_a_turn_is_complete_if_its_client_gives_no_reason(self):
-        assert Turn().cut_off is False
-
-    def test_a_reason_that_is_null_counts_as_cut_off(self):
-        assert Turn(finish_reason=None).cut_off is True
+    END_REASONS = ["stop", "stop_sequence", "end_turn", "eos", "eos_token", "complete", "completed"]
 
     @cases(
-        aligned=(a_turn(), True),
-        an_empty_reply=(a_turn(completion=(), logprobs=()), True),
-        an_empty_reply_without_logprobs=(a_turn(completion=(), logprobs=None), True),
-        no_prompt=(a_turn(prompt=None), False),
-        an_empty_prompt=(a_turn(prompt=()), False),
-        no_ids=(a_turn(completion=None), False),
-        no_logprobs=(a_turn(logprobs=None), False),
-        too_few_logprobs=(a_turn(logprobs=(-0.5,)), False),
-        **{f"logprob_{x}": (a_turn(logprobs=(-0.5, x)), False) for x in NO_LOGPROBS},
+        **{reason: ({"finish_reason": reason}, False) for reason in END_REASONS},
+        none_given=({}, False),
+        null=({"finish_reason": None}, True),
     )
-    def test_a_turn_whose_logprobs_are_whole_is_trainable(self, turn, expected):
-        assert turn.is_trainable is expected
+    def test_a_finish_reason_says_if_a_reply_is_cut_off(self, given, cut_off):
+        assert Turn(**given).cut_off is cut_off
 
-    def test_a_turn_without_usage_counts_its_tokens(self):
-        counts = {"prompt_tokens": 2, "completion_tokens": 2, "cache_tokens": 0, "cost_usd": 0.0}
-        assert a_turn().usage.model_dump() == counts
+    @cases(
+        an_empty_reply=({"completion_token_ids": [], "logprobs": None}, True),
+        no_prompt=({"prompt_token_ids": None}, False),
+        no_ids=({"completion_token_ids": None}, False),
+        no_logprobs=({"logprobs": None}, False),
+        too_few_logprobs=({"logprobs": [-0.5]}, False),
+        **{f"logprob_{x}": ({"logprobs": [-0.5, x]}, False) for x in NO_LOGPROBS},
+    )
+    def test_a_turn_whose_logprobs_are_whole_is_trainable(self, given, expected):
+        assert Turn(**WHOLE | given).is_trainable is expected
 
     def test_rollout_details_have_an_entry_for_each_turn(self):
-        other = a_turn(prompt=(5,), completion=(6,), logprobs=(-1.0,), b=2)
-        empty = a_turn(completion=(), logprobs=None)
-        (detail,) = rollout_details([a_turn(a=1), other, empty])
+        empty = Turn(prompt_token_ids=[5], completion_token_ids=[], logprobs=None, extra={"a": 1})
+        (detail,) = module.rollout_details([Turn(**WHOLE), empty])
         assert detail == {
-            "prompt_token_ids": [[1, 2], [5], [1, 2]],
-            "completion_token_ids": [[3, 4], [6], []],
-            "logprobs": [[-0.5, -0.25], [-1.0], []],
-            "extra": {"a": [1, None, None], "b": [None, 2, None]},
+            "prompt_token_ids": [[1, 2], [5]],
+            "completion_token_ids": [[3, 4], []],
+            "logprobs": [[-0.5, -0.25], []],
+            "extra": {"a": [None, 1]},
         }
-
-    def test_a_run_without_turns_has_no_rollout_details(self):
-        assert rollout_details([]) is None
-
-    @cases(no_turns=[], two=[a_turn(a=1), a_turn(completion=(), logprobs=(), a=2)])
-    def test_turns_of_gives_back_what_rollout_details_holds(self, turns):
-        assert list(turns_of(AgentContext(rollout_details=rollout_details(turns)))) == turns
-
-    def test_another_agents_turns_need_not_have_extra(self):
-        (detail,) = rollout_details([a_turn()])
-        del detail["extra"]
-        assert list(turns_of(AgentContext(rollout_details=[detail]))) == [a_turn()]
 
     @cases(
         a_logprob_is_missing={"logprobs": [[-0.5]]},
-        a_turn_has_no_logprobs={"logprobs": []},
-        a_prompt_too_many={"prompt_token_ids": [[1], [1]]},
-        an_empty_prompt={"prompt_token_ids": [[]]},
         NaN={"logprobs": [[-0.5, math.nan]]},
         an_extra_list_is_too_short={"extra": {"a": []}},
-        an_extra_list_is_too_long={"extra": {"a": [1, 2]}},
     )
     def test_a_broken_rollout_is_an_error(self, wrong):
-        (detail,) = rollout_details([a_turn(a=1)])
-        context = AgentContext.model_construct(rollout_details=[detail | wrong])
+        (detail,) = module.rollout_details(A_TURN)
+        context = AgentContext(rollout_details=[detail | wrong])
         with pytest.raises(ValueError, match=r"zip\(\) argument|differ in length"):
-            list(turns_of(context))
+            list(module.turns_of(context))
 
     @cases(
         the_one_named_reward=({"style": 0.5, "reward": 1}, 1),
         the_only_one=({"score": 0.25}, 0.25),
         several_without_that_name=({"a": 1, "b": 2}, None),
-        none_at_all=({}, None),
-        no_verifier=(None, None),
     )
     def test_a_trajectory_has_the_trials_reward(self, rewards, reward):
-        assert trial_to_trajectory(a_trial(rewards)).reward == reward
+        assert module.trial_to_trajectory(a_trial(rewards)).reward == reward
 
     def test_a_trajectory_has_the_turns_of_all_steps(self):
-        turns = [a_turn(prompt=(8,)), a_turn(prompt=(9,))]
-        steps = [a_trial(turns=turns[:1]), a_trial(turns=turns[1:], stop_reason="max_turns")]
-        whole = trial_to_trajectory(a_trial({"reward": 0.5}, steps=steps))
+        turns = [Turn(**WHOLE, extra={"a": n}) for n in range(3)]
+        steps = [a_trial(turns=turns[:2]), a_trial(turns=turns[2:], stop_reason="max_turns")]
+        whole = module.trial_to_trajectory(a_trial({"reward": 0.5}, steps=steps))
         assert (whole.turns, whole.stop_reason, whole.reward) == (turns, "max_turns", 0.5)
 
-    @cases(
-        the_agents_timeout=a_trial(error="AgentTimeoutError", stop_reason="cancelled"),
-        a_command_that_failed=a_trial(error="NonZeroAgentExitCodeError"),
-        no_turns=a_trial(turns=[]),
-        no_reward=a_trial(None),
-        a_step_that_timed_out=a_trial(steps=[a_trial(error="AgentTimeoutError"), a_trial()]),
-        a_step_without_turns=a_trial(steps=[a_trial(), a_trial(turns=[])]),
-    )
-    def test_a_trial_that_harbor_scores_is_training_data(self, trial, monkeypatch):
-        # Harbor before 0.25 has no such field.
-        monkeypatch.delattr(TrialResult, "reward_valid", raising=False)
-        assert trial_to_trajectory(trial).trial is trial
+    def test_another_agents_trial_needs_ids_only(self):
+        detail = {name: [values] for name, values in WHOLE.items()}
+        trial = a_trial()
+        trial.agent_result = AgentContext(rollout_details=[detail])
+        expected = module.Trajectory([Turn(**WHOLE)], 1.0, None, trial)
+        assert module.trial_to_trajectory(trial) == expected
 
     @cases(
-        an_error=a_trial(error="RuntimeError"),
-        an_error_without_a_reward=a_trial(None, error="RuntimeError"),
-        a_run_that_ended_in_error=a_trial(stop_reason="error"),
-        neither_reward_nor_turns=a_trial(None, turns=[]),
-        an_error_with_a_broken_reward=a_trial({"reward": math.nan}, error="RuntimeError"),
-        a_failed_step=a_trial(steps=[a_trial(error="RuntimeError"), a_trial()]),
-        a_step_that_ended_in_error=a_trial(steps=[a_trial(stop_reason="error"), a_trial()]),
-        its_own_error_beside_its_steps=a_trial(error="RuntimeError", steps=[a_trial()]),
+        the_agents_timeout=(a_trial(error="AgentTimeoutError", stop_reason="cancelled"), True),
+        a_command_that_failed=(a_trial(error="NonZeroAgentExitCodeError"), True),
+        a_reward_without_turns=(a_trial(turns=[]), True),
+        an_error=(a_trial(error="RuntimeError"), False),
+        an_error_without_a_reward=(a_trial(None, error="RuntimeError"), False),
+        a_run_that_ended_in_error=(a_trial(stop_reason="error"), False),
+        neither_reward_nor_turns=(a_trial(None, turns=[]), False),
+        an_error_with_a_broken_reward=(a_trial({"reward": math.nan}, error="RuntimeError"), False),
+        a_failed_step=(a_trial(steps=[a_trial(error="RuntimeError"), a_trial()]), False),
+        a_step_in_error=(a_trial(steps=[a_trial(stop_reason="error"), a_trial()]), False),
+        its_own_error_beside_its_steps=(a_trial(error="RuntimeError", steps=[a_trial()]), False),
     )
-    def test_a_trial_that_failed_is_no_training_data(self, trial, monkeypatch):
+    def test_a_trial_is_training_data_unless_it_failed(self, trial, is_data, monkeypatch):
         # Harbor before 0.25 has no such field.
         monkeypatch.delattr(TrialResult, "reward_valid", raising=False)
-        assert trial_to_trajectory(trial) is None
+        assert (module.trial_to_trajectory(trial) is not None) is is_data
 
-    @pytest.mark.parametrize("said", [True, False])
-    def test_harbors_reward_valid_decides(self, said, monkeypatch):
+    # A trial, Harbor's word, and whether the trial is training data.
+    @cases(
+        valid=(a_trial(error="RuntimeError"), True, True),
+        not_valid=(a_trial(), False, False),
+        no_reward=(a_trial(None), False, True),
+    )
+    def test_harbors_reward_valid_decides(self, trial, said, is_data, monkeypatch):
         monkeypatch.setattr(TrialResult, "reward_valid", said, raising=False)
-        assert (trial_to_trajectory(a_trial(error="RuntimeError")) is not None) is said
-
-    def test_without_a_reward_harbors_word_does_not_count(self, monkeypatch):
-        monkeypatch.setattr(TrialResult, "reward_valid", False, raising=False)
-        assert trial_to_trajectory(a_trial(None)).reward is None
+        assert (module.trial_to_trajectory(trial) is not None) is is_data
 
     @pytest.mark.parametrize("reward", [math.nan, math.inf])
     def test_a_reward_that_is_no_number_is_an_error(self, reward):
         with pytest.raises(ValueError, match="trial greet__1: a reward is not a finite number"):
-            trial_to_trajectory(a_trial({"reward": 1, "style": reward}))
-
-    def test_another_agents_trial_has_no_stop_reason(self):
-        trial = a_trial()
-        trial.agent_result.metadata = None
-        assert trial_to_trajectory(trial).stop_reason is None
-
-    def test_the_older_name_of_trial_to_trajectory_is_kept(self):
-        assert basic_loop_agent._trial_to_trajectory is trial_to_trajectory
+            module.trial_to_trajectory(a_trial({"reward": 1, "style": reward}))
 
 
 # ------------------------------------------------------------------------------------ the main job
 
-
-def job_config(tinker: FakeTinker, jobs_dir: Path, agent: Any = None, **settings: Any) -> JobConfig:
-    """A job on the example task, without a container. `agent` adds to the agent's settings."""
-    agent = {
-        "import_path": "basic_loop_agent:BasicLoopAgent",
-        "model_name": tinker.options["model_name"],
-        "kwargs": {"renderer_name": "qwen3_instruct"},
-    } | (agent or {})
-    settings = {
-        "tasks": [{"path": ROOT / "examples/greet"}],
-        "environment": {"import_path": "examples.fakes:HostEnvironment"},
-        "verifier": {"import_path": "examples.fakes:HostVerifier"},
-    } | settings
-    return JobConfig(jobs_dir=jobs_dir, quiet=True, agents=[agent], **settings)
-
-
-def run_job(*arguments: Any, **settings: Any) -> list[TrialResult]:
-    """Run such a job. Returns its trials, read back from its files."""
-    with asyncio.Runner() as runner:
-        job = runner.run(Job.create(job_config(*arguments, **settings)))
-        trials = runner.run(job.run()).trial_results
-    folders = [Path(trial.trial_uri.removeprefix("file://")) for trial in trials]
-    texts = [(folder / "result.json").read_text() for folder in folders]
-    return [TrialResult.model_validate_json(text) for text in texts]
-
-
-@pytest.fixture
-def two_steps(tmp_path) -> dict[str, Any]:
-    """The example task, twice over in one trial, as a job's setting."""
-    task = tmp_path / "task"
-    shutil.copytree(ROOT / "examples/greet", task)
-    settings = 'schema_version = "1.3"\nmulti_step_reward_strategy = "mean"\n'
-    for step in ("first", "second"):
-        settings += f'[[steps]]\nname = "{step}"\n'
-        shutil.copytree(task / "tests", task / f"steps/{step}/tests")
-        shutil.copy(task / "instruction.md", task / f"steps/{step}")
-    (task / "task.toml").write_text(settings)
-    return {"tasks": [{"path": task}]}
-
-
-# The right answer to the example task, another one, and none.
+GREET = str(ROOT / "examples/greet")
+OFFLINE = yaml.safe_load((ROOT / "examples/offline.yaml").read_text())
 RIGHT, WRONG, GONE = "Hello, world!", "no", RuntimeError("the sampler is gone")
 
 
+def run_job(tinker: FakeTinker, *replies: Any, task: Any = GREET, **agent: Any) -> TrialResult:
+    """Run a job of one trial at Tinker. Returns the trial, as read from its file."""
+    tinker.script(*replies)
+    agent |= {"import_path": "basic_loop_agent:BasicLoopAgent"}
+    agent |= {"model_name": tinker.options["model_name"]}
+    agent |= {"kwargs": {"renderer_name": "qwen3", "max_turns": 2}}
+    config = OFFLINE | {"jobs_dir": tinker.options["logs_dir"], "n_attempts": 1, "quiet": True}
+    config |= {"tasks": [{"path": task}], "agents": [agent]}
+    with asyncio.Runner() as runner:
+        job = runner.run(Job.create(JobConfig(**config)))
+        (trial,) = runner.run(job.run()).trial_results
+    return TrialResult.model_validate_json(trial.model_dump_json())
+
+
+def two_steps(folder: Path) -> Path:
+    """A task that has the example task as both of its steps."""
+    task = folder / "task"
+    for copy in (task, task / "steps/one", task / "steps/two"):
+        shutil.copytree(GREET, copy)
+    (task / "task.toml").write_text('steps = [{name = "one"}, {name = "two"}]')
+    return task
+
+
 class TestJob:
-    TWO_TURNS = {"kwargs": {"renderer_name": "qwen3", "max_turns": 2}}
-
-    def test_a_jobs_trials_give_back_every_sampled_token(self, tinker, tmp_path):
-        tinker.script(*[f"<think>a</think>{bash('ls')}", Reply("hello wo", cut_off=True)] * 2)
-        trials = run_job(tinker, tmp_path, self.TWO_TURNS, n_attempts=2, n_concurrent_trials=1)
-        turns = [turn for trial in trials for turn in trial_to_trajectory(trial).turns]
+    def test_a_trial_gives_back_every_sampled_token(self, tinker):
+        turns = module.trial_to_trajectory(run_job(tinker, bash("ls"), RIGHT)).turns
         recorded = [Sampled(*(getattr(turn, name) for name in IDS)) for turn in turns]
-        assert sorted(recorded) == sorted(tinker.sampled)
+        assert recorded == tinker.sampled
 
-    def test_a_trial_that_harbor_timed_out_is_scored(self, tinker, tmp_path):
-        tinker.script(bash("ls"), forever)
-        (trial,) = run_job(tinker, tmp_path, self.TWO_TURNS | {"override_timeout_sec": 1})
-        whole = trial_to_trajectory(trial)
-        assert trial.exception_info.exception_type == "AgentTimeoutError"
+    def test_a_trial_that_harbor_timed_out_is_scored(self, tinker):
+        trial = run_job(tinker, bash("ls"), forever, override_timeout_sec=1)
+        whole = module.trial_to_trajectory(trial)
         assert (whole.reward, whole.stop_reason, len(whole.turns)) == (0.0, "cancelled", 1)
 
-    def test_a_clients_timeout_is_not_scored(self, tinker, tmp_path):
-        tinker.script(bash("ls"), TimeoutError("service is gone"))
-        (trial,) = run_job(tinker, tmp_path, self.TWO_TURNS)
-        assert trial.exception_info.exception_type == "RuntimeError"
+    def test_a_clients_timeout_is_not_scored(self, tinker):
+        trial = run_job(tinker, bash("ls"), TimeoutError("service is gone"))
         assert "service is gone" in trial.exception_info.exception_message
-        assert (trial.verifier_result, trial_to_trajectory(trial)) == (None, None)
+        assert trial.verifier_result is None
 
-    @cases(first=[GONE, RIGHT], second=[RIGHT, GONE])
-    def test_a_failed_step_is_no_training_data(self, replies, tinker, tmp_path, two_steps):
-        tinker.script(*replies)
-        (trial,) = run_job(tinker, tmp_path / "jobs", **two_steps)
-        assert trial.verifier_result.rewards["reward"] is not None
-        assert trial_to_trajectory(trial) is None
+    def test_a_failed_step_is_no_training_data(self, tinker, tmp_path):
+        trial = run_job(tinker, GONE, RIGHT, task=two_steps(tmp_path))
+        assert trial.verifier_result.rewards == {"reward": 0.5}
+        assert module.trial_to_trajectory(trial) is None
 
     @pytest.mark.skipif(not hasattr(BaseAgent, "resume"), reason="since Harbor 0.20")
-    def test_a_later_step_resumes_the_conversation(self, tinker, tmp_path, two_steps):
-        resumes = {"resume_trajectory": True}
-        (trial,) = run_job(tinker, tmp_path / "jobs", resumes, **two_steps)
-        first, second = trial_to_trajectory(trial).turns
+    def test_a_later_step_resumes_the_conversation(self, tinker, tmp_path):
+        trial = run_job(tinker, RIGHT, RIGHT, task=two_steps(tmp_path), resume_trajectory=True)
+        first, second = module.trial_to_trajectory(trial).turns
         assert second.prompt_token_ids[: len(first.all_ids)] == first.all_ids
 
     @since_harbor_023
-    @cases(a_bad_option=({"max_turn": 3}, "Unknown option 'max_turn'"), no_key=({}, NO_KEY))
-    def test_a_job_is_refused_before_any_trial(self, kwargs, message, tinker, tmp_path, no_key):
-        with pytest.raises(ValueError, match=message):
-            asyncio.run(Job.create(job_config(tinker, tmp_path, {"kwargs": kwargs})))
+    def test_a_job_is_refused_before_any_trial(self, tinker, no_key):
+        with pytest.raises(ValueError, match=NO_KEY):
+            run_job(tinker)
 
 
 # ------------------------------------------------------------------------------- the trainer
 
 
-class Answer(SimpleNamespace):
-    """An answer of Tinker's training client. Cookbook 0.5 awaits `result_async`, 0.6 itself."""
-
-    async def result_async(self) -> Self:
-        return self
-
-    def __await__(self) -> Any:
-        return self.result_async().__await__()
-
-
-class FakeTraining:
-    """Stands in for `tinker.ServiceClient` and for its clients. `sampler` samples."""
-
-    def __init__(self, sampler: FakeTinker) -> None:
-        self.sampler, self.batches, self.checkpoints = sampler, [], []
-
-    def __getattr__(self, name: str) -> Any:
-        # Cookbook 0.5 calls each method by its name with _async, 0.6 without.
-        if name.endswith("_async"):
-            return getattr(self, name.removesuffix("_async"))
-        # What else is asked for does not matter here.
-        return lambda *args, **kwargs: Answer(metrics={}, user_metadata={})
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: Any) -> None: ...
-
-    def create_rest_client(self) -> Self:
-        return self
-
-    async def create_lora_training_client(self, *args: Any, **kwargs: Any) -> Self:
-        return self
-
-    create_training_client_from_state_with_optimizer = create_lora_training_client
-
-    async def save_weights_and_get_sampling_client(self, *args: Any, **kwargs: Any) -> Any:
-        return self.sampler()
-
-    create_sampling_client = save_weights_and_get_sampling_client
-
-    def forward_backward(self, data: list[Any], **kwargs: Any) -> Answer:
-        self.batches.append(data)
-        outputs = [{"logprobs": datum.loss_fn_inputs["logprobs"]} for datum in data]
-        return Answer(loss_fn_outputs=outputs)
-
-    def save_state(self, name: str, **kwargs: Any) -> Answer:
-        self.checkpoints.append(name)
-        return Answer(path=f"tinker://{name}")
-
-    save_weights_for_sampler = save_state
-
-
 class Trainer:
-    """Trains on examples/greet, four trials a step, one after the other."""
+    """Trains on the example task, four trials a step, one after the other."""
 
-    def __init__(self, tinker: FakeTinker, folder: Path, monkeypatch: Any) -> None:
+    def __init__(self, tinker: FakeTinker, monkeypatch: Any) -> None:
+        self.tinker, self.training = tinker, FakeTraining(tinker)
         self.module = importlib.import_module("examples.train")
-        self.tinker, self.folder, self.training = tinker, folder, FakeTraining(tinker)
         # Nothing here is in Docker.
         monkeypatch.setattr(self.module, "CLEAN_UP", "true {0}")
-        monkeypatch.setattr("tinker.ServiceClient", lambda **kwargs: self.training)
+        monkeypatch.setattr("tinker.ServiceClient", lambda **arguments: self.training)
+        self.folder = tinker.options["logs_dir"] / "training"
+        self.model = {name: tinker.options[name] for name in ("model_name", "renderer_name")}
+        self.config = {"log_path": str(self.folder), "max_tokens": 64, "learning_rate": 0.5}
+        self.tasks = {"tasks": [GREET], "steps": 1, "group_size": 4, "concurrency": 1}
+        self.tasks |= {kind: OFFLINE[kind]["import_path"] for kind in ("environment", "verifier")}
+        self.tasks |= {"trials_dir": str(self.folder / "trials")}
 
-    def tasks(self, **options: Any) -> Any:
-        defaults = {"tasks": [str(ROOT / "examples/greet")], "steps": 1, "group_size": 4}
-        defaults |= {"environment": "examples.fakes:HostEnvironment", "concurrency": 1}
-        defaults |= {"verifier": "examples.fakes:HostVerifier"}
-        return self.module.HarborTasks(**defaults | options)
-
-    def config(self, tasks: Any, config_class: Any, **options: Any) -> Any:
-        defaults = {"model_name": self.tinker.options["model_name"], "max_tokens": 64}
-        defaults |= {"renderer_name": "qwen3_instruct", "learning_rate": 0.5}
-        defaults |= {"log_path": str(self.folder / "log")}
-        return config_class(dataset_builder=tasks, **defaults | options)
-
-    def main(self, *replies: Any, config: dict[str, Any] | None = None, **tasks: Any) -> None:
+    def train(self, *replies: Any, **tasks: Any) -> None:
+        """Start the trainer. `tasks` adds to the settings of what is trained on."""
         self.tinker.script(*replies)
-        self.module.main(self.config(self.tasks(**tasks), self.module.Config, **config or {}))
+        tasks = self.module.HarborTasks(**self.tasks | tasks)
+        self.module.main(self.module.Config(dataset_builder=tasks, **self.model, **self.config))
 
     def metric(self, name: str) -> dict[int, float]:
         """A metric's values by step."""
-        lines = (self.folder / "log/metrics.jsonl").read_text().splitlines()
-        rows = [json.loads(line) for line in lines]
+        rows = map(json.loads, (self.folder / "metrics.jsonl").read_text().splitlines())
         return {row["step"]: round(row[name], 3) for row in rows if name in row}
 
 
 @pytest.fixture
-def trainer(tinker, tmp_path, monkeypatch) -> Trainer:
-    return Trainer(tinker, tmp_path, monkeypatch)
-
-
-def sampled_in(datum: Any) -> tuple[list[int], list[float], float]:
-    """The sampled ids of a datum, their logprobs, and their advantage."""
-    names = ("target_tokens", "logprobs", "advantages")
-    columns = [datum.loss_fn_inputs[name].to_torch().tolist() for name in names]
-    tokens = [token for token in zip(*columns, strict=True) if token[1]]
-    ids, logprobs, advantages = zip(*tokens, strict=True)
-    (advantage,) = set(advantages)
-    return list(ids), [round(logprob, 3) for logprob in logprobs], advantage
+def trainer(tinker, monkeypatch) -> Trainer:
+    return Trainer(tinker, monkeypatch)
 
 
 class TestTrainer:
     def test_each_trial_is_one_datum_with_its_own_logprobs(self, trainer):
-        trainer.main(bash("ls"), RIGHT, WRONG, WRONG, RIGHT, agent_options={"max_turns": 2})
-        first, second, *others = trainer.tinker.sampled
-        two_turns = first.completion + second.completion, first.logprobs + second.logprobs, 0.5
-        expected = [two_turns]
-        for turn, advantage in zip(others, (-0.5, -0.5, 0.5), strict=True):
-            expected.append((turn.completion, turn.logprobs, advantage))
-        assert [sampled_in(datum) for datum in trainer.training.batches[0]] == expected
+        trainer.train(bash("ls"), RIGHT, WRONG, group_size=2, agent_options={"max_turns": 2})
+        first, second, other = trainer.tinker.sampled
+        assert trainer.training.batches[0] == [
+            (first.completion + second.completion, first.logprobs + second.logprobs, 0.5),
+            (other.completion, other.logprobs, -0.5),
+        ]
 
     def test_a_second_start_goes_on_with_more_steps(self, trainer):
-        trainer.main(*[RIGHT, WRONG] * 4, steps=2)
-        trainer.main(*[RIGHT, WRONG] * 2, steps=3)
+        trainer.train(*[RIGHT, WRONG] * 4, steps=2)
+        trainer.train(*[RIGHT, WRONG] * 2, steps=3)
         assert len(trainer.training.batches) == 3
-        assert trainer.metric("progress/done_frac") == {0: 0.5, 1: 1.0, 2: 1.0}
 
     def test_weights_are_evaluated_at_both_ends(self, trainer):
-        tests = {"test_tasks": [str(ROOT / "examples/greet")], "test_group_size": 1}
-        trainer.main(WRONG, *[RIGHT, WRONG] * 4, RIGHT, **tests, steps=2)
+        trainer.train(*[WRONG] * 4, *[RIGHT, WRONG] * 4, *[RIGHT] * 4, steps=2, test_tasks=[GREET])
         assert trainer.metric("test/env/all/solved") == {0: 0.0, 2: 1.0}
 
     def test_a_step_of_failed_trials_ends_the_training(self, trainer):
         with pytest.raises(SystemExit, match=r"(?i)every trial.*RuntimeError.*the sampler is gone"):
-            trainer.main(*[GONE] * 4, steps=2)
-        assert trainer.training.checkpoints == []
+            trainer.train(*[GONE] * 4, steps=2)
 
     def test_the_same_command_goes_on_after_a_failed_step(self, trainer):
         with pytest.raises(SystemExit):
-            trainer.main(*[GONE] * 4, steps=2)
-        trainer.main(*[RIGHT, WRONG] * 4, steps=2)
+            trainer.train(*[GONE] * 4, steps=2)
+        trainer.train(*[RIGHT, WRONG] * 4, steps=2)
         assert len(trainer.training.batches) == 2
 
     def test_a_step_with_some_failed_trials_is_trained(self, trainer):
-        # The cookbook retries a failed trial three times.
-        trainer.main(RIGHT, WRONG, RIGHT, *[GONE] * 4)
+        trainer.train(RIGHT, WRONG, RIGHT, GONE)
         assert len(trainer.training.batches[0]) == 3
         assert trainer.metric("rollout_errors/RuntimeError") == {0: 1.0}
 
     def test_a_cancelled_verifier_counts_as_a_failed_trial(self, trainer, monkeypatch):
-        async def verify(verifier: HostVerifier) -> Any:
-            result = await scored(verifier)
-            if result.rewards["reward"] == 0:
-                raise asyncio.CancelledError("the remote call was cancelled")
-            return result
+        async def verify(verifier: HostVerifier) -> None:
+            raise asyncio.CancelledError("the remote call was cancelled")
 
-        scored = HostVerifier.verify
         monkeypatch.setattr(HostVerifier, "verify", verify)
-        # The cookbook retries a failed trial three times.
-        trainer.main(RIGHT, RIGHT, RIGHT, *[WRONG] * 4)
-        assert len(trainer.training.batches[0]) == 3
-        assert trainer.metric("rollout_errors/CancelledError") == {0: 1.0}
+        with pytest.raises(SystemExit, match="the remote call was cancelled"):
+            trainer.train(*[RIGHT] * 4)
 
     @cases(
-        environment=({"environment": "dockr"}, "dockr"),
         environments_module=({"environment": "nothing:Environment"}, "nothing"),
         verifiers_module=({"verifier": "nothing:Verifier"}, "nothing"),
-        verifiers_class=({"verifier": "examples.fakes:Nothing"}, "Nothing"),
-        agent=({"agent": "nothing:Agent"}, "nothing"),
         option=({"agent_options": {"max_turn": 2}}, "max_turn"),
         limit=({"agent_options": {"max_tokens": 9}}, "max_tokens"),
         tasks=({"tasks": ["examples/nothing"]}, "examples/nothing"),
-        trials_field=({"trial_options": {"agent": 3}}, "agent"),
     )
     def test_a_typo_is_an_error_before_anything_connects(self, tasks, message, trainer):
         with pytest.raises(ValueError, match=message):
-            trainer.main(**tasks)
-        assert not (trainer.folder / "log").exists()
-
-    def test_streamed_minibatches_end(self, trainer):
-        stream = cookbook.StreamMinibatchConfig(groups_per_batch=1, num_minibatches=1)
-        config = {"stream_minibatch_config": stream}
-        trainer.main(*[RIGHT, WRONG] * 4, config=config, steps=2)
-        assert len(trainer.training.batches) == 2
+            trainer.train(**tasks)
+        assert not trainer.folder.exists()
 
     def test_the_cookbooks_own_config_takes_harbor_tasks(self, trainer):
         trainer.tinker.script(*[RIGHT, WRONG] * 2)
-        model = {"model_name": trainer.tinker.options["model_name"]}
-        model |= {"renderer_name": "qwen3_instruct"}
-        tasks = trainer.tasks(**model, trials_dir=str(trainer.folder / "trials"))
-        tolerance = trainer.module.HarborTrials(MinViableGroup())
-        more = {"recipe_name": "own", "rollout_error_tolerance": tolerance}
-        asyncio.run(cookbook.main(trainer.config(tasks, cookbook.Config, **more)))
+        tasks = trainer.module.HarborTasks(**trainer.tasks, **trainer.model)
+        own = trainer.model | trainer.config | {"recipe_name": "own", "dataset_builder": tasks}
+        own["rollout_error_tolerance"] = trainer.module.HarborTrials(MinViableGroup())
+        asyncio.run(cookbook.main(cookbook.Config(**own)))
         assert len(trainer.training.batches[0]) == 4
-
-    def test_the_users_error_tolerance_is_kept(self, trainer):
-        strict = MinViableGroup(min_successful=4, max_retries=1)
-        trainer.main(RIGHT, GONE, WRONG, RIGHT, WRONG, config={"rollout_error_tolerance": strict})
-        assert len(trainer.training.batches[0]) == 4
-
-    def test_a_group_can_be_pickled(self, trainer):
-        (group,) = trainer.tasks().groups([str(ROOT / "examples/greet")], 4)
-        copied = pickle.loads(pickle.dumps(group))
-        assert (copied.task, copied.size, copied.tasks) == (group.task, 4, group.tasks)
 
     def test_each_stop_reason_has_a_metric(self, trainer):
-        trainer.main(RIGHT, *[bash("ls")] * 6, agent_options={"max_turns": 2})
-        means = {reason: trainer.metric(f"env/all/stop/{reason}") for reason in StopReason}
-        none = {reason: {0: 0.0} for reason in StopReason}
-        assert means == none | {"completed": {0: 0.25}, "max_turns": {0: 0.75}}
-        assert trainer.metric("env/all/n_prefix_breaks") == {0: 0.0}
-
-
-def score(task: Path, folder: Path, script: str) -> str:
-    """The reward for a script: both run by bash in `folder`, whose paths replace a container's."""
-    shutil.copytree(task / "environment", folder / "home")
-    (folder / "verifier").mkdir()
-    test = (task / "tests/test.sh").read_text().replace("/logs/", f"{folder}/")
-    for text in (script, test):
-        subprocess.run(["bash", "-c", text], cwd=folder / "home", stderr=subprocess.DEVNULL)
-    return (folder / "verifier/reward.txt").read_text().strip()
-
-
-class TestShellTasks:
-    @cases(**{kind.name: kind for kind in shell_tasks.KINDS + shell_tasks.NEW_KINDS})
-    def test_a_shell_task_gives_its_rewards(self, kind, tmp_path):
-        task = tmp_path / "task"
-        shell_tasks.write_task(task, kind, shell_tasks.WORDS, random.Random(0))
-        solution = (task / "solution/solve.sh").read_text()
-        near_miss = (task / "solution/near_miss.sh").read_text()
-        scripts = {"solution": solution, "near": near_miss, "nothing": "true"}
-        rewards = {name: score(task, tmp_path / name, text) for name, text in scripts.items()}
-        assert rewards == {"solution": "1", "near": "0.5", "nothing": "0"}
+        trainer.train(RIGHT, *[bash("ls")] * 6, agent_options={"max_turns": 2})
+        metrics = [trainer.metric(f"env/all/stop/{reason}")[0] for reason in StopReason]
+        assert metrics == [0.25, 0.75, 0.0, 0.0, 0.0, 0.0, 0.0]
