@@ -9,8 +9,8 @@ The agent samples from one model in one conversation, and runs one script per tu
 compact long conversations, call tools natively or run commands in parallel. To add such a thing,
 change the loop: `BasicLoopAgent.converse`.
 
-A run is the work on one instruction; only a multi-step task has several. A turn is one model call
-and its reply. A rollout is the token ids and log-probabilities of a run's turns.
+A run is the work on one instruction: a trial has one, or one for each step of its task. A turn is
+one model call and its reply. A rollout is the token ids and log-probabilities of a run's turns.
 """
 
 from __future__ import annotations
@@ -129,8 +129,9 @@ class BasicLoopAgent(BaseAgent):
         messages: The conversation so far. The loop may edit it.
         turns: The turns of this run.
         metadata: The loop may keep JSON values here. They go into the context's metadata.
-        _pending: The texts that the next `sample` sends.
-        _last_ids: The last turn's ids, with which the next prompt begins. [] has it rendered.
+        _pending: The texts that the next `sample` sends. What a step leaves here begins the next.
+        _last_ids: The ids of the last turn. The next prompt begins with them, or if this is empty,
+            it is rendered from `messages`.
         _last_messages: A copy of `messages` after the last turn, to see if the loop edited them.
     """
 
@@ -177,7 +178,7 @@ message. Each script starts in a fresh shell (files stay, variables and director
 
     def tell(self, text: str | None) -> None:
         """Queue a text for the next `sample`. Special tokens in the text become plain text, except
-        for a chat endpoint, whose server tokenizes."""
+        with model_client=litellm, where they are not known."""
         text = valid_text(text)
         if isinstance(self.client, TokenClient):
             text = self.client.plain_text(text)
@@ -245,8 +246,8 @@ message. Each script starts in a fresh shell (files stay, variables and director
         api_base: str | None = None,
         **kw: Any,
     ) -> None:
-        """Create the agent of one trial. Eight options are in the signature, for code that creates
-        agents by hand; the others are in `kw`. Raises ValueError for a bad option."""
+        """Create the agent of one trial. The signature is an interface that callers know, so eight
+        options stay in it; the others are in `kw`. Raises ValueError for a bad option."""
         # The variables of `--ae KEY=value`, such as API keys. Harbor must not have them: from 0.16
         # on it would give them to each command in the container.
         self._agent_env: dict[str, str] = kw.pop("extra_env", None) or {}
@@ -263,8 +264,8 @@ message. Each script starts in a fresh shell (files stay, variables and director
         # From 0.23 on Harbor parses the options in here, and sets `self.options`.
         super().__init__(model_name=model_name, **options, **kw)
         if not hasattr(BaseAgent, "parse_options"):
-            # Before 0.23 each argument that is not Harbor's is an option. (Harbor's trial passes
-            # override_setup_timeout_sec, but BaseAgent does not name it.)
+            # Before 0.23 `kw` mixes options and Harbor's own arguments. Its own are those that
+            # BaseAgent names, and one that it does not name.
             harbor_names = {*inspect.signature(BaseAgent).parameters, "override_setup_timeout_sec"}
             options |= {name: kw[name] for name in kw.keys() - harbor_names}
             self.options = self.options_model(**options)
@@ -313,11 +314,10 @@ message. Each script starts in a fresh shell (files stay, variables and director
         self._pending = []
         self.render_anew()
         if self.skills_dir:
-            # The model sees each path, and the lines with the skill's name and description.
-            command = f"head -v -n 10 -- {shlex.quote(self.skills_dir)}/*/SKILL.md 2>&1"
-            listed = await environment.exec(command, timeout_sec=60)
             self.tell("Skills. Read a skill's file before you use it.")
-            self.tell(listed.stdout)
+            # The model sees each path, and the lines with the skill's name and description.
+            command = f"head -v -n 10 -- {shlex.quote(self.skills_dir)}/*/SKILL.md"
+            self.tell(await self.execute([command], environment))
         for server in self.mcp_servers:
             self.tell(f"MCP server: {server.model_dump_json(exclude_none=True)}")
         await self.resume(instruction, environment, context)
@@ -337,7 +337,7 @@ message. Each script starts in a fresh shell (files stay, variables and director
         stop_reason = StopReason.ERROR
         try:
             async with asyncio.timeout(self.options.max_seconds) as timer:
-                # Another trial may have replaced the client since `setup`.
+                # Since `setup` the client may have been replaced, after another trial's error.
                 self.client = await self._shared_llm()
                 stop_reason = await self.converse(environment)
         except (Exception, asyncio.CancelledError) as error:
@@ -382,7 +382,7 @@ message. Each script starts in a fresh shell (files stay, variables and director
         # Harbor saves JSON only: other values become text, and keys such as tuples are left out.
         text = json.dumps(metadata, default=str, skipkeys=True, ensure_ascii=False)
         context.metadata = json.loads(valid_text(text))
-        # It is written even if there is no turn, because it may hold the previous step's answer.
+        # This file is written even without a turn: it may hold the previous step's answer.
         write_file(self.logs_dir / "completion.txt", self.turns[-1].content if self.turns else "")
         trajectory = atif.Trajectory(
             # By default the trial's name.
@@ -398,7 +398,7 @@ message. Each script starts in a fresh shell (files stay, variables and director
             extra=context.metadata,
         )
         # If this is missing, Harbor 0.24 and later read trajectory.json after the run. They would
-        # hang if a process that a script has left had put a named pipe there.
+        # hang if a process of a script has put a named pipe there.
         with suppress(ImportError):
             from harbor.utils.trajectory_utils import compute_model_usage
 
@@ -437,7 +437,7 @@ message. Each script starts in a fresh shell (files stay, variables and director
     def _build_llm(self) -> Any:
         """Build the client, in a thread, because the imports take seconds. Override this for your
         own client: return any Harbor `BaseLLM` whose content is text. Set model_client=litellm for
-        it, because the other two want a key or a URL. Raises any error of the client."""
+        it, because `preflight` wants a key or a URL for the others. Raises the client's errors."""
         options = self.options
         provider = options.model_client
         args = copy.deepcopy(options.llm_kwargs)
@@ -476,7 +476,8 @@ message. Each script starts in a fresh shell (files stay, variables and director
 # - The clients that trials share, by event loop and `_cache_key`, and the locks to build them.
 _clients: dict[tuple, Any] = {}
 _client_locks: defaultdict[tuple, asyncio.Lock] = defaultdict(asyncio.Lock)
-# - The service of `use_service`, if it was called, and the lock under which others are opened.
+# - The service of `use_service`, if it was called, beside those in the cache of `tinker_service`,
+#   and a lock that is held while a service opens a checkpoint.
 _given_service: Any = None
 _service_lock = threading.Lock()
 # - The lock of the tokenizers, held for milliseconds. A tokenizer raises "Already borrowed" if two
@@ -496,8 +497,8 @@ def url_and_key(
 ) -> tuple[str | None, str | None]:
     """The URL and the API key of the model's server, None for the client's default. They come from
     an option, a variable of the agent (`--ae`) or one of the process, such as OPENAI_BASE_URL. The
-    provider is tinker, vllm, or the one that litellm finds in the model's name. Raises ValueError
-    if Tinker's packages or vLLM's URL are missing, or if Tinker's SDK would find no key."""
+    provider is tinker, vllm, or litellm's name for the server, such as openai. Raises ValueError if
+    Tinker's packages or vLLM's URL are missing, or if Tinker's SDK would find no key."""
     if provider == "tinker" and not importlib.util.find_spec("tinker_cookbook"):
         raise ValueError("the Tinker packages are missing: `pip install 'harbor[tinker]'`")
     # In a job that is resumed Harbor has masked the keys, as in sk-r****456. They do not count.
@@ -529,8 +530,8 @@ def tinker_has_key() -> bool:
 
 
 class StopReason(StrEnum):
-    """Why a run ended. After ERROR or Ctrl-C the trial is no training data (`trial_to_trajectory`).
-    Harbor does not score such a trial, unless it has several steps."""
+    """Why a run ended. A trial that ended in ERROR or by Ctrl-C is not scored by Harbor, unless its
+    task has several steps. `trial_to_trajectory` leaves out each trial with such a step."""
 
     # The reply holds no command, or max_turns is 1.
     COMPLETED = "completed"
@@ -572,7 +573,7 @@ class Turn(LLMResponse):
         timestamp: When the reply came, in ISO 8601.
     """
 
-    # LLMResponse gives its other fields defaults. This one gets its default here.
+    # LLMResponse gives its other fields defaults, but `content` none.
     content: str = ""
     sent: str = ""
     finish_reason: str = "stop"
@@ -624,11 +625,12 @@ THINKING_TAGS = {
     "<|channel|>": "<|channel|>final<|message|>",
     "<|message_model|>": "<|message_model|><|content_text|>",
 }
-# Those two closing tags begin as their opening tags do, so the opening tags are tried first.
+# The opening tags are tried first, because those two closing tags begin with them.
 _TAG = re.compile("|".join(map(re.escape, [*THINKING_TAGS, *THINKING_TAGS.values()])))
-# Code: a block, from ``` to the next ```, or `a piece of a line`. If a language follows the second
-# ```, it opens a block itself: then the first block was left open, and is no code.
-_CODE = re.compile(r"(?s)```(?:(?!```).)*```(?!\w)" "|" r"(?<!`)`[^`\n]+`(?!`)")
+_CODE = re.compile(
+    r"(?s)```(?:(?!```).)*```(?!\w)"  # A block. ``` with a language would open another one.
+    r"|(?<!`)`[^`\n]+`(?!`)"  # `A piece of a line`
+)
 
 
 def split_thinking(text: str) -> tuple[str, str]:
@@ -637,16 +639,17 @@ def split_thinking(text: str) -> tuple[str, str]:
     thinking = ""
     # Take one thought after another off the front.
     while tag := _TAG.match(text.lstrip()):
-        # A reply may begin with a closing tag. Then the thought is empty.
-        thought, _, text = text.partition(THINKING_TAGS.get(tag[0], tag[0]))
+        # If it begins with a closing tag, the thought is empty.
+        closing_tag = THINKING_TAGS.get(tag[0], tag[0])
+        thought, _, text = text.partition(closing_tag)
         thinking += thought.lstrip().removeprefix(tag[0])
         text = text.lstrip()
     return thinking, text
 
 
 def split_untagged_thinking(text: str) -> tuple[str, str]:
-    """Split off thinking that has no opening tag, because the prompt may have opened it: then the
-    first tag is a closing one. (A tag in code does not count: a command may write </think>.)"""
+    """Split off thinking that the prompt of a chat endpoint may have opened: then the first tag is
+    a closing one. (A tag in code does not count: a command may write </think>.)"""
     # Blanks replace the code, so that the tag keeps its position.
     first = _TAG.search(_CODE.sub(lambda found: " " * len(found[0]), text))
     if first and first[0] in THINKING_TAGS.values():
@@ -666,7 +669,7 @@ class TokenClient(ABC):
     max_tokens: int
     # Regular expressions that match the model's special tokens.
     special_tokens: list[str]
-    # What `next_prompt` keeps, for all trials that share the client.
+    # The ids of `next_prompt`'s probe up to its reply, for all trials that share the client.
     _probe_start: list[int] | None = None
 
     @abstractmethod
@@ -682,14 +685,14 @@ class TokenClient(ABC):
         tokenizer then makes ordinary tokens of it."""
         if not self.special_tokens:
             return text
-        # The match is that character alone, so that tokens which overlap are found.
+        # Only the first character is matched, so that tokens which overlap are found, too.
         return re.sub(f"(?={'|'.join(self.special_tokens)}).", "\\g<0>\u200b", text)
 
     async def call(
         self, prompt: str, message_history: list[dict], previous_ids: list[int], **others: Any
     ) -> Turn:
-        """Sample a reply. Harbor's Chat calls the new message `prompt`. `previous_ids` are the
-        history as sampled; without them it is rendered. (`others` are not used.) Raises
+        """Sample a reply to `prompt`, which is the new message. `previous_ids` are the history as
+        sampled; without them it is rendered. Chat's other arguments are not used. Raises
         ContextLengthExceededError if there is no room for a reply, and any error of the server."""
         messages = [*message_history, {"role": "user", "content": prompt}]
         ids, end = await self.next_prompt(messages, previous_ids)
@@ -730,7 +733,7 @@ class TokenClient(ABC):
         new = messages[-1]
         # Step 1.
         ids, end = await self.render([*start, {"role": "assistant", "content": "b"}, new])
-        # Step 2. It is left out while probes begin with the ids that were kept.
+        # Step 2. What it found is kept, and is found again only if the template's start differs.
         if self._probe_start is None or ids[: len(self._probe_start)] != self._probe_start:
             other, _ = await self.render([*start, {"role": "assistant", "content": "c"}, new])
             pairs = zip(ids, other, strict=False)
@@ -746,8 +749,8 @@ class TokenClient(ABC):
 
 
 def says_context_is_full(error: Exception) -> bool:
-    """True if the error says that the prompt is too long. The phrases are those that Harbor looks
-    for. The error must also blame the request, because a timeout may say "took too long"."""
+    """True if the error says that the prompt is too long (in the phrases that Harbor knows), and
+    blames the request by Tinker's category or HTTP's status. A timeout may say "took too long"."""
     is_user_error = str(getattr(error, "category", "")) == "user"
     is_bad_request = getattr(error, "status_code", None) in (400, 413, 422)
     phrases = "(?i)context ?window|context[ _]length|maximum context|token limit|too long"
@@ -779,8 +782,8 @@ def open_checkpoint(source: dict, url: str | None, key: str | None) -> Any:
         try:
             return open_in(tinker_service(url, key))
         except tinker.TinkerError:
-            # The service's session may have ended, so try a new one. (If the checkpoint is missing,
-            # Tinker gives the same error, and gives it again.)
+            # The service's session may have ended, so try a new one. (A missing checkpoint raises
+            # the same error, and the new service raises it again.)
             tinker_service.cache_clear()
             return open_in(tinker_service(url, key))
 
@@ -809,8 +812,8 @@ class TinkerClient(TokenClient):
             # A list of token ids, or of texts: the renderer role_colon has one text.
             stop = self._renderer.get_stop_sequences()
             self._endings = [s if isinstance(s, str) else self._tokenizer.decode([s]) for s in stop]
-            # Inkling's tokenizer has no such method, and turns no text into a special token.
-            vocabulary = getattr(self._tokenizer, "get_added_vocab", list)()
+            # Empty for Inkling, whose tokenizer turns no text into a special token.
+            vocabulary = getattr(self._tokenizer, "get_added_vocab", dict)()
         # Base models may stop at their eos_token. Inkling ends each message with <|end_message|>.
         self._endings += [self._tokenizer.eos_token or "", "<|end_message|>"]
         # Single characters and runs of blanks, which some vocabularies add, are in ordinary text.
@@ -862,9 +865,9 @@ class TinkerClient(TokenClient):
         return turn
 
 
-# Special tokens of chat models: Gemma, Llama, Mistral, GLM, Qwen, Cohere, EXAONE, Seed, MiniMax and
-# StarCoder, whose names SmolLM, Granite and Qwen use, too. Those that the server tokenizes as one
-# token are its model's. Add those of your model.
+# For VllmClient: special tokens of Gemma, Llama, Mistral, GLM, Qwen, Cohere, EXAONE, Seed, MiniMax
+# and StarCoder. It has the server tokenize them, and those that stay one token are its model's. Add
+# those of your model.
 SPECIAL_NAMES = """
 <s> </s> <pad> <unk> <mask> <cls> <sep> <bos> <eos> <sop> <eop> [CLS] [SEP] [PAD] [UNK] [MASK]
 [gMASK] [sMASK] [BOS] [EOS] <think> </think> <tool_call> </tool_call> <tool_response>
@@ -992,9 +995,9 @@ class UsageWithReason(UsageInfo):
 def chat_client(options: BasicLoopOptions, model: str, **args: Any) -> Any:
     """Make a LiteLLM of Harbor's that also returns replies which were cut off.
 
-    For the finish reason "length" LiteLLM raises an error, and the ids and the cost are lost. So
-    the reason is hidden from it, and travels on the usage. `_extract_usage_info` is the method that
-    LiteLLM calls before it looks at the reason (private; Harbor 0.13 to 0.25).
+    For the finish reason "length" LiteLLM raises an error, and the ids and the cost are lost. Just
+    before it looks at the reason, it calls `_extract_usage_info` (private; Harbor 0.13 to 0.25).
+    This is overridden here: it saves the reason in the usage, and sets it to "stop".
     """
     # Importing LiteLLM takes seconds, so the class is defined in here.
     from harbor.llms.lite_llm import LiteLLM
@@ -1002,7 +1005,7 @@ def chat_client(options: BasicLoopOptions, model: str, **args: Any) -> Any:
     class ChatClient(LiteLLM):
         async def call(self, prompt: str, **request: Any) -> Turn:
             response = await super().call(prompt, **request)
-            # With the Responses API a cut-off reply counts as complete.
+            # The Responses API does not call that method: a cut-off reply counts as complete.
             reason = getattr(response.usage, "finish_reason", "stop")
             turn = Turn(**vars(response), finish_reason=reason)
             # A server that gives the reasoning has taken it out of the text.
@@ -1120,7 +1123,7 @@ def valid_text(text: str | None) -> str:
     return (text or "").encode("utf-8", "replace").decode()
 
 
-# The rule "list" finds blocks in list items. With "code" a line indented by four is no fence.
+# "list" finds blocks in list items. With "code" a line that is indented by four is no fence.
 _MARKDOWN = MarkdownIt("zero").enable(["fence", "list", "code"]).disable("inline")
 
 
@@ -1132,7 +1135,7 @@ def fenced_blocks(text: str) -> list[tuple[str, str]]:
     for token in _MARKDOWN.parse(text.replace("\0", "") + "\n"):
         if token.markup.startswith("`"):
             first_line, end_line = token.map
-            # A closed block has two lines beside its content, its fences. One left open has one.
+            # Beside its content a closed block has two lines, its fences. One left open has one.
             if end_line - first_line == token.content.count("\n") + 2:
                 language = "".join(token.info.lower().split()[:1])
                 blocks.append((language, token.content))
@@ -1153,9 +1156,9 @@ KILL_TIMEOUT_SEC = 15
 TIMED_OUT = 124
 KILLED = 137
 
-# This command runs the bash code in the variable BASIC_LOOP_CODE. The agent runs _SHELL by it, and
-# _SHELL runs the script by it. The code is in a variable, because a script's own `pkill -f` would
-# find it in an argument. eval has the code before `unset` hides it from children.
+# This command runs the bash code in the variable BASIC_LOOP_CODE. The agent runs _SHELL with it,
+# and _SHELL runs the script with it. (A script's own `pkill -f` would find code in an argument.)
+# bash expands eval's text first, so `unset` hides the code from children only.
 _RUN_CODE = """bash -c 'eval "unset BASIC_LOOP_CODE; $BASIC_LOOP_CODE"'"""
 
 # This bash program runs a script. Its arguments are the time limit and FLOOD_BYTES. It prints
@@ -1164,7 +1167,7 @@ _RUN_CODE = """bash -c 'eval "unset BASIC_LOOP_CODE; $BASIC_LOOP_CODE"'"""
 #
 # - Base64: some environments change what a command prints.
 # - The end words: a server in the background may keep the pipe open, so sed (below) looks for them.
-#   The server may still write, so they need not begin a line.
+#   The server may have written half a line before, so they need not begin a line.
 # - MARK is random hex. Each process of the script has it in its environment, where `kill_script`
 #   finds it. A script that reads it can forge the end words, and deceives its own model only.
 # - It writes no file, because disks may be full. It needs bash 4.4, coreutils, sed and grep.
@@ -1181,7 +1184,7 @@ printf %s "$BASIC_LOOP_BLOCKS" | base64 -d | mapfile -d "" -t blocks
 # An empty line after each block keeps a trailing backslash from joining two blocks.
 printf -v script "%s\n\n" "${blocks[@]}"
 # A block that ends inside a quote, a here-document or a command would swallow the next block.
-# After `set -n` bash only parses. It reports such a block in one of these phrases.
+# After `set -n` bash only parses, even on that line. It reports such a block in these phrases.
 unfinished="unexpected EOF|unexpected end of file|delimited by end-of-file"
 for block in "${blocks[@]}"; do
   [[ $(LC_ALL=C; eval "set -n; $block" 2>&1) =~ $unfinished ]] &&
@@ -1193,20 +1196,20 @@ printf ":%s:" "$BASIC_LOOP_MARK"
 exec 5< <(
   BASIC_LOOP_CODE=$script timeout -s KILL "$1" @RUN_CODE@ </dev/null 2>&1
   code=$?
-  # A process of the script may have output left, such as the tee of `exec > >(tee log)`. If another
-  # process has this pipe as its stdout, it gets a moment.
+  # If another process still has this pipe as its stdout, such as the tee of `exec > >(tee log)`,
+  # it gets a moment to write what it has left.
   for pid in /proc/[0-9]*; do
-    [ $pid != /proc/$BASHPID ] && [ $pid/fd/1 -ef /dev/stdout ] && sleep 0.3 && break
+    [ "$pid" != "/proc/$BASHPID" ] && [ "$pid/fd/1" -ef /dev/stdout ] && sleep 0.3 && break
   done
   # busybox's sed reads a line ahead, so an empty one follows.
   printf "end-of-%s %s %s\n\n" "$BASIC_LOOP_MARK" "$code" "$SECONDS"
 )
-# sed ends at the end words. "[e]nd" does not match itself, because `ps` in a script prints it.
-# With LC_ALL=C sed finds them after half a character. The ulimit ends a sed that reads an endless
-# line, which it would keep in memory. head ends a flood.
+# sed ends at the end words. A script's `ps` prints this line, which [e]nd does not match. With
+# LC_ALL=C sed finds them after half a character. The ulimit ends a sed that reads an endless line,
+# which it would keep in memory. head ends a flood.
 (ulimit -d 300000; LC_ALL=C exec sed "/[e]nd-of-$BASIC_LOOP_MARK/q") <&5 | head -c "$2" | base64
-# A process in the background that still has the pipe would die of SIGPIPE, so cat reads on. If none
-# has it, `read` is at its end, and returns 1. (Two bytes: sed may have left the empty line.)
+# `read` returns 1 at the end of the pipe. (sed may have left the empty line, so it wants 2 bytes.)
+# If a process in the background still has the pipe, cat reads on: else SIGPIPE would kill it.
 read -r -t 0.1 -N 2 <&5
 [ $? = 1 ] || { cat <&5 >/dev/null & }
 """.replace("@RUN_CODE@", _RUN_CODE)
@@ -1292,6 +1295,6 @@ def middle_cut(output: bytes, shown_bytes: int) -> str:
     n_left_out = len(output) - shown_bytes
     if n_left_out > 0:
         half = shown_bytes // 2
-        end = output[half + n_left_out :]
-        output = b"%b\n[... %d bytes left out ...]\n%b" % (output[:half], n_left_out, end)
+        parts = (output[:half], n_left_out, output[half + n_left_out :])
+        output = b"%b\n[... %d bytes left out ...]\n%b" % parts
     return output.decode("utf-8", "replace")

@@ -506,9 +506,13 @@ def virtual_time() -> Iterator[asyncio.Runner]:
 
 
 # The special tokens of the models for which the cookbook has renderers: <|im_end|> and so on.
-# (DeepSeek's are in full-width bars.)
 RENDERER_SOURCES = "".join(path.read_text() for path in sorted(COOKBOOK.glob("renderers/*.py")))
-SPECIAL_TOKENS = sorted(set(re.findall("<[|\uff5c][^|\uff5c\\s]+[|\uff5c]>", RENDERER_SOURCES)))
+SPECIAL_TOKENS = sorted(set(re.findall(r"<\|[^|\s]+\|>", RENDERER_SOURCES)))
+# DeepSeek's, which are in full-width bars.
+DEEPSEEK_TOKENS = """
+Assistant System User begin▁of▁sentence end▁of▁sentence tool▁calls▁begin tool▁calls▁end
+tool▁call▁begin tool▁call▁end tool▁output▁begin tool▁output▁end tool▁sep
+"""
 # Tokens of these models that are added, but not special. (Some models add single characters.)
 ADDED_TOKENS = """
 <think> </think> <tool_call> </tool_call> <tool_response> </tool_response> <tool_result>
@@ -529,6 +533,7 @@ def tokenizer_dir(tmp_path_factory) -> str:
     text = f"hello world user assistant bash\n\n``` {' '.join(ORDINARY)}"
     tokenizer.train_from_iterator([text] * 9, trainer)
     tokenizer.add_special_tokens(SPECIAL_TOKENS)
+    tokenizer.add_special_tokens([f"<\uff5c{name}\uff5c>" for name in DEEPSEEK_TOKENS.split()])
     tokenizer.add_tokens(ADDED_TOKENS.split())
     wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|endoftext|>")
     wrapped.save_pretrained(folder := tmp_path_factory.mktemp("tokenizer"))
@@ -867,9 +872,9 @@ class TestLoop:
         file.write_text(f"{head}BODY on line 11")
         agent = tinker.agent(skills_dir=str(tmp_path / "my skills"))
         message = AgentRun(agent, ShellEnvironment()).run().steps[0].message
-        listed = f"==> {file} <==\n{head}".replace("<|", "<\u200b|")
-        told = f"Skills. Read a skill's file before you use it.\n\n{listed}\n\ndo it"
-        assert message == told
+        listed = f"==> {file} <==\n{head}".replace("<|", "<\u200b|").rstrip()
+        intro = "Skills. Read a skill's file before you use it.\n\nExit code: 0\nOutput:"
+        assert message == f"{intro}\n{listed}\n\ndo it"
 
     def test_the_model_is_told_once_of_the_tasks_servers(self, tinker):
         web = MCPServerConfig(name="web", transport="sse", url="http://mcp:8000/sse")
@@ -1044,8 +1049,9 @@ class TestEndings:
                 task.cancel()
                 await asyncio.sleep(0)
 
-        tinker.script(hangs)
-        ended = AgentRun(tinker.agent(max_seconds=50))
+        tinker.script(bash("ls"))
+        agent = tinker.agent(max_turns=2, max_seconds=50)
+        ended = AgentRun(agent, ScriptedEnvironment(hangs))
         with virtual_time() as runner:
             task = runner.get_loop().create_task(ended.go())
             runner.run(asyncio.wait([task]))
