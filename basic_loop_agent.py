@@ -83,7 +83,7 @@ class BasicLoopOptions(
     model_client: Literal["tinker", "litellm", "vllm"] = "tinker"
     """tinker; vllm for a vLLM server, by token ids; litellm for API models and other servers."""
     api_base: str | None = None
-    """Base URL of the server. /v1 is added if it ends in a port. Default: the client's own."""
+    """Base URL of the server. litellm: /v1 is added after a port. Default: the client's own."""
     top_p: PositiveFloat | None = Field(None, le=1)
     """Nucleus sampling: the smallest set of tokens with this total probability. null: not sent."""
     max_seconds: PositiveFloat | None = None
@@ -126,10 +126,11 @@ class BasicLoopAgent(BaseAgent):
 
     Attributes:
         client: The model client, which the trials of a job share.
-        messages: The conversation so far. The loop may edit it.
-        turns: The turns of this run.
-        metadata: The loop may keep JSON values here. They go into the context's metadata.
-        _pending: The texts that the next `sample` sends. What a step leaves here begins the next.
+        messages: The conversation so far, which `run` begins. The loop may edit it.
+        turns: The turns of this run. `resume` begins with none.
+        metadata: The loop may keep JSON values of this run here, for the context's metadata.
+        _system: The system message, "" for none. None before the first `run`.
+        _pending: The texts that the next `sample` sends, even if that is in the next step.
         _last_ids: The ids of the last turn. The next prompt begins with them, or if this is empty,
             it is rendered from `messages`.
         _last_messages: A copy of `messages` after the last turn, to see if the loop edited them.
@@ -246,8 +247,8 @@ message. Each script starts in a fresh shell (files stay, variables and director
         api_base: str | None = None,
         **kw: Any,
     ) -> None:
-        """Create the agent of one trial. The signature is an interface that callers know, so eight
-        options stay in it; the others are in `kw`. Raises ValueError for a bad option."""
+        """Create the agent of one trial. Callers know this signature, so eight options stay in it,
+        with BasicLoopOptions's defaults; others are in `kw`. Raises ValueError for a bad option."""
         # The variables of `--ae KEY=value`, such as API keys. Harbor must not have them: from 0.16
         # on it would give them to each command in the container.
         self._agent_env: dict[str, str] = kw.pop("extra_env", None) or {}
@@ -264,8 +265,7 @@ message. Each script starts in a fresh shell (files stay, variables and director
         # From 0.23 on Harbor parses the options in here, and sets `self.options`.
         super().__init__(model_name=model_name, **options, **kw)
         if not hasattr(BaseAgent, "parse_options"):
-            # Before 0.23 `kw` mixes options and Harbor's own arguments. Its own are those that
-            # BaseAgent names, and one that it does not name.
+            # Before 0.23 `kw` also holds Harbor's arguments: BaseAgent's parameters, and one more.
             harbor_names = {*inspect.signature(BaseAgent).parameters, "override_setup_timeout_sec"}
             options |= {name: kw[name] for name in kw.keys() - harbor_names}
             self.options = self.options_model(**options)
@@ -275,7 +275,6 @@ message. Each script starts in a fresh shell (files stay, variables and director
         self.messages: list[dict] = []
         self.turns: list[Turn] = []
         self.metadata: dict[str, Any] = {}
-        # The system message ("" for none). None before the first `run`.
         self._system: str | None = None
         self._pending: list[str] = []
         self._last_ids: list[int] = []
@@ -326,8 +325,8 @@ message. Each script starts in a fresh shell (files stay, variables and director
         self, instruction: str, environment: BaseEnvironment, context: AgentContext
     ) -> None:
         """Continue the conversation of the last `run`, for the later steps of a task. The turns are
-        recorded even if this raises: RuntimeError before the first `run`, any error of the client
-        or the environment, or OSError if a file cannot be written."""
+        recorded even after an error. Raises RuntimeError before the first `run`, any error of the
+        client or the environment, and OSError if a file cannot be written."""
         if self._system is None:
             raise RuntimeError("`resume` continues a conversation: call `run` first")
         self.turns = []
@@ -397,8 +396,8 @@ message. Each script starts in a fresh shell (files stay, variables and director
             },
             extra=context.metadata,
         )
-        # If this is missing, Harbor 0.24 and later read trajectory.json after the run. They would
-        # hang if a process of a script has put a named pipe there.
+        # Without this, Harbor 0.24 and later compute it from trajectory.json after the run, and
+        # would hang if a process of a script has put a named pipe there.
         with suppress(ImportError):
             from harbor.utils.trajectory_utils import compute_model_usage
 
@@ -407,11 +406,12 @@ message. Each script starts in a fresh shell (files stay, variables and director
 
     def _steps(self) -> list[dict]:
         """This run as ATIF's steps, without their step_id."""
-        # A script's output was sent with the next turn. After the last turn it is still queued.
-        instruction, *outputs = [turn.sent for turn in self.turns] + ["\n\n".join(self._pending)]
+        # The first text is the instruction. The output of a turn's script is the text after it: it
+        # was sent with the next turn, or is still queued.
+        texts = [turn.sent for turn in self.turns] + ["\n\n".join(self._pending)]
         steps = [{"source": "system", "message": self._system}] if self._system else []
-        steps.append({"source": "user", "message": instruction})
-        for turn, output in zip(self.turns, outputs, strict=True):
+        steps.append({"source": "user", "message": texts[0]})
+        for turn, output in zip(self.turns, texts[1:], strict=True):
             metrics = {
                 "prompt_tokens": turn.usage.prompt_tokens,
                 "completion_tokens": turn.usage.completion_tokens,
@@ -476,8 +476,8 @@ message. Each script starts in a fresh shell (files stay, variables and director
 # - The clients that trials share, by event loop and `_cache_key`, and the locks to build them.
 _clients: dict[tuple, Any] = {}
 _client_locks: defaultdict[tuple, asyncio.Lock] = defaultdict(asyncio.Lock)
-# - The service of `use_service`, if it was called, beside those in the cache of `tinker_service`,
-#   and a lock that is held while a service opens a checkpoint.
+# - The service of `use_service`, if it was called. (`tinker_service` keeps the others.) The lock is
+#   held while a service opens a checkpoint.
 _given_service: Any = None
 _service_lock = threading.Lock()
 # - The lock of the tokenizers, held for milliseconds. A tokenizer raises "Already borrowed" if two
@@ -639,7 +639,7 @@ def split_thinking(text: str) -> tuple[str, str]:
     thinking = ""
     # Take one thought after another off the front.
     while tag := _TAG.match(text.lstrip()):
-        # If it begins with a closing tag, the thought is empty.
+        # A closing tag in front closes an empty thought.
         closing_tag = THINKING_TAGS.get(tag[0], tag[0])
         thought, _, text = text.partition(closing_tag)
         thinking += thought.lstrip().removeprefix(tag[0])
@@ -997,7 +997,7 @@ def chat_client(options: BasicLoopOptions, model: str, **args: Any) -> Any:
 
     For the finish reason "length" LiteLLM raises an error, and the ids and the cost are lost. Just
     before it looks at the reason, it calls `_extract_usage_info` (private; Harbor 0.13 to 0.25).
-    This is overridden here: it saves the reason in the usage, and sets it to "stop".
+    Here this sets the reason to "stop", and `call` gets the real one back from the usage.
     """
     # Importing LiteLLM takes seconds, so the class is defined in here.
     from harbor.llms.lite_llm import LiteLLM
@@ -1109,9 +1109,9 @@ def turns_of(context: AgentContext) -> Iterator[Turn]:
 
 
 def write_file(path: Path, text: str) -> None:
-    """Write a file without opening what is there: with Docker the folder is /logs/agent in the
-    container, and a command may have left a link or a pipe. A file with a random name is written,
-    and gets this name. Raises OSError, for instance if a command left a folder there."""
+    """Write a file without opening what is there: the folder may be mounted as /logs/agent in the
+    container, and a command may have left a link or a pipe. So a new file is written, and renamed.
+    Raises OSError, for instance if a command left a folder there."""
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_name(f"{path.name}.{uuid4().hex}")
     fresh.write_bytes(text.encode())
@@ -1158,7 +1158,7 @@ KILLED = 137
 
 # This command runs the bash code in the variable BASIC_LOOP_CODE. The agent runs _SHELL with it,
 # and _SHELL runs the script with it. (A script's own `pkill -f` would find code in an argument.)
-# bash expands eval's text first, so `unset` hides the code from children only.
+# The variable is expanded before `unset` runs: bash has the code, and its children do not.
 _RUN_CODE = """bash -c 'eval "unset BASIC_LOOP_CODE; $BASIC_LOOP_CODE"'"""
 
 # This bash program runs a script. Its arguments are the time limit and FLOOD_BYTES. It prints
@@ -1204,12 +1204,12 @@ exec 5< <(
   # busybox's sed reads a line ahead, so an empty one follows.
   printf "end-of-%s %s %s\n\n" "$BASIC_LOOP_MARK" "$code" "$SECONDS"
 )
-# sed ends at the end words. A script's `ps` prints this line, which [e]nd does not match. With
-# LC_ALL=C sed finds them after half a character. The ulimit ends a sed that reads an endless line,
-# which it would keep in memory. head ends a flood.
+# sed ends at the end words. A script's `ps` prints this line, which [e]nd does not match. LC_ALL=C:
+# they may follow half a character. sed keeps a line in memory: the ulimit ends an endless one. head
+# ends a flood.
 (ulimit -d 300000; LC_ALL=C exec sed "/[e]nd-of-$BASIC_LOOP_MARK/q") <&5 | head -c "$2" | base64
-# `read` returns 1 at the end of the pipe. (sed may have left the empty line, so it wants 2 bytes.)
-# If a process in the background still has the pipe, cat reads on: else SIGPIPE would kill it.
+# sed leaves at most the empty line. So a `read` of 2 bytes returns 1 if no process has the pipe. If
+# one in the background still has it, cat reads on: else SIGPIPE would kill that process.
 read -r -t 0.1 -N 2 <&5
 [ $? = 1 ] || { cat <&5 >/dev/null & }
 """.replace("@RUN_CODE@", _RUN_CODE)

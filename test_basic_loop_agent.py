@@ -1,16 +1,15 @@
 # SPDX-FileCopyrightText: 2026 The BasicLoopAgent authors
 # SPDX-License-Identifier: Apache-2.0
 """The specification of basic_loop_agent.py: from its options to training data, and in real jobs.
-At the end stand the examples that train.
+The last section tests examples/train.py.
 
 Harbor's jobs, litellm, openai, HTTP, renderers, tokenizers and shells are real. The fakes below
-stand for a container, Tinker's service, vLLM and a chat endpoint. As the real server, a fake leaves
-out what the request does not ask for. The same tests run against real servers:
+stand for a container, Tinker's service, vLLM and a chat endpoint. Like the real server, a fake
+leaves out what the request does not ask for. Tests that leave the replies to the server also run
+against a real one:
 
     VLLM_BASE_URL=http://127.0.0.1:8000 VLLM_MODEL=name uv run pytest -k vllm
     TINKER_BASE_URL=http://127.0.0.1:8000 TINKER_MODEL=name uv run pytest -k real_tinker
-
-A test that needs the fake, for instance to choose the replies, is skipped there.
 """
 
 import asyncio
@@ -45,9 +44,9 @@ from uuid import uuid4
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["HARBOR_TELEMETRY"] = "0"
-REAL_VLLM = os.environ.pop("VLLM_BASE_URL", None)
+REAL_VLLM = os.environ.get("VLLM_BASE_URL")
 VLLM_MODEL = os.environ.get("VLLM_MODEL", "tiny")
-REAL_TINKER = os.environ.pop("TINKER_BASE_URL", None)
+REAL_TINKER = os.environ.get("TINKER_BASE_URL")
 TINKER_MODEL = os.environ.get("TINKER_MODEL")
 
 import httpx
@@ -102,9 +101,10 @@ class Reply:
 
 
 class Refusal(tinker_sdk.APIStatusError):
-    """A server's answer that is an error. Tinker's SDK raises this one."""
+    """An error in place of an answer. Tinker's SDK raises this one, and the HTTP server sends its
+    status and text."""
 
-    def __init__(self, status: int, message: str = "scripted") -> None:
+    def __init__(self, status: int, message: str = "refused") -> None:
         response = httpx.Response(status, request=httpx.Request("POST", "http://tinker"))
         super().__init__(message, response=response, body=None)
 
@@ -128,7 +128,7 @@ async def outcome(result: Any) -> Any:
     return result
 
 
-class ScriptedEnvironment:
+class FakeEnvironment:
     """Runs nothing. Each `exec` has the next of these results, and then SILENT."""
 
     def __init__(self, *results: Any) -> None:
@@ -146,7 +146,7 @@ class ScriptedEnvironment:
         return [base64.b64decode(blocks).decode().split("\0")[:-1] for blocks in found]
 
     @property
-    def kills_its_first_script(self) -> bool:
+    def first_script_was_killed(self) -> bool:
         """Whether the second command kills all that has the mark of the first one."""
         marks = [re.search(r"BASIC_LOOP_MARK=(\w+)", command)[1] for command in self.commands]
         return marks[0] == marks[1] and "kill -9" in self.commands[1]
@@ -154,7 +154,7 @@ class ScriptedEnvironment:
 
 class ShellEnvironment:
     """Runs commands in real shells. Each has a session of its own, so that no signal of a script
-    reaches pytest or the user's terminal."""
+    reaches pytest or the user's terminal. It sets no time limit: the module's own ends a script."""
 
     def __init__(self, **variables: str) -> None:
         self.variables, self.outputs = os.environ | variables, []
@@ -188,7 +188,7 @@ class Model:
     def agent(self, agent_class: type = BasicLoopAgent, **options: Any) -> BasicLoopAgent:
         return agent_class(**self.options | options)
 
-    def script(self, *replies: Any) -> None:
+    def will_reply(self, *replies: Any) -> None:
         """Choose the replies: a text, a Reply, an error (such as a Refusal), or an async function.
         The model says "hello" if this is not called."""
         self.replies = iter(replies)
@@ -196,13 +196,13 @@ class Model:
     def run(self, replies: Any = (), environment: Any = None, **options: Any) -> "AgentRun":
         """Run an agent with these options on one instruction."""
         if replies:
-            self.script(*replies)
+            self.will_reply(*replies)
         return AgentRun(self.agent(**options), environment).run()
 
     def encode(self, text: str) -> list[int]:
         return self.tokenizer.encode(text, add_special_tokens=False).ids
 
-    def sampled_ids(self, text: str) -> list[int]:
+    def ids_by_character(self, text: str) -> list[int]:
         """An id for each special token or character. If a prompt rendered this text again, some
         characters would be merged into other ids, and a test would notice."""
         pieces = re.findall(r"(?s)<[^<>\s]+>|.", text)
@@ -213,13 +213,13 @@ class Model:
 
     async def sample(self, prompt: list[int], stop: list[int], max_tokens: int) -> tuple[Any, str]:
         """Sample the next reply. Returns it, and its finish reason."""
-        reply = await outcome(next(self.replies))
+        reply = await outcome(next(self.replies, RuntimeError("no reply is left")))
         reply = Reply(reply) if isinstance(reply, str) else reply
         ids = reply.ids
         if ids is None:
-            ids = self.sampled_ids(reply.text) + ([] if reply.cut_off else stop)
-        own = [-(len(self.sampled) + 1) - n / 1000 for n in range(len(ids))]
-        logprobs = (reply.logprobs or own[:max_tokens]) if reply.gives_logprobs else None
+            ids = self.ids_by_character(reply.text) + ([] if reply.cut_off else stop)
+        default = [-(len(self.sampled) + 1) - n / 1000 for n in range(len(ids))]
+        logprobs = (reply.logprobs or default[:max_tokens]) if reply.gives_logprobs else None
         self.sampled.append(Sampled(prompt, ids[:max_tokens], logprobs))
         return reply, "length" if reply.cut_off or len(ids) > max_tokens else "stop"
 
@@ -235,7 +235,7 @@ class FakeTinker(Model):
 
     def __init__(self, tokenizer_dir: str, **options: Any) -> None:
         super().__init__(tokenizer_dir, **options)
-        # The arguments of each `create_sampling_client`, and the parameters of each completion.
+        # The sessions, the arguments of each sampling client, and the parameters of each reply.
         self.sessions, self.opened, self.params = [], [], []
         self.connecting_sec = 0
 
@@ -246,7 +246,8 @@ class FakeTinker(Model):
 
 
 class Session:
-    """A session with Tinker. Once `status` is set, each answer is an error with this status."""
+    """A session with Tinker, and its sampling clients. Once `status` is set, each answer is an
+    error with this status."""
 
     def __init__(self, fake: FakeTinker, arguments: dict[str, Any]) -> None:
         self.fake, self.arguments, self.status = fake, arguments, None
@@ -272,12 +273,13 @@ class Session:
     async def answer(self, prompt: list[int], params: Any) -> Any:
         fake = self.fake
         fake.params.append(params)
+        # A run can be cancelled here.
         await asyncio.sleep(0)
         if self.status:
             raise Refusal(self.status, "Session has been terminated")
         # A text, or an id.
         stop = params.stop[0]
-        stop = fake.sampled_ids(stop) if isinstance(stop, str) else [stop]
+        stop = fake.ids_by_character(stop) if isinstance(stop, str) else [stop]
         reply, finish_reason = await fake.sample(prompt, stop, params.max_tokens)
         _, ids, logprobs = fake.sampled[-1]
         sequence = SimpleNamespace(tokens=ids, logprobs=logprobs, stop_reason=finish_reason)
@@ -297,15 +299,21 @@ class HttpServer(Model, ThreadingHTTPServer):
         Model.__init__(self, tokenizer_dir, api_base=self.url, **options)
         # Of each request: path, body and headers.
         self.requests = []
-        threading.Thread(target=self.serve_forever, args=[0.01], daemon=True).start()
+        threading.Thread(
+            target=self.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True
+        ).start()
 
     def close(self) -> None:
         self.shutdown()
         self.server_close()
 
-    def script(self, *replies: Any) -> None:
+    def will_reply(self, *replies: Any) -> None:
         self.skip_if_real()
-        super().script(*replies)
+        super().will_reply(*replies)
+
+    def prompt_text(self, number: int) -> str:
+        self.skip_if_real()
+        return super().prompt_text(number)
 
     def skip_if_real(self) -> None:
         if self.real_url:
@@ -390,7 +398,7 @@ class HttpHandler(BaseHTTPRequestHandler):
             status, answer = getattr(error, "status_code", 400), {"error": {"message": repr(error)}}
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
-        # The openai package waits as long before the next attempt.
+        # The openai package waits this long before the next attempt.
         self.send_header("retry-after-ms", "1")
         self.end_headers()
         self.wfile.write(json.dumps(answer).encode())
@@ -404,12 +412,13 @@ IDS = ("prompt_token_ids", "completion_token_ids", "logprobs")
 
 
 class AgentRun:
-    """An agent at work as in Harbor: `setup`, then `run`, then `resume` for each later step.
+    """An agent at work as in Harbor: `setup`, then `run`, then `resume` for each later step. The
+    instruction is "do it" if none is given.
 
     Its properties come from the last step's context and files, but `recorded` joins all steps."""
 
     def __init__(self, agent: Any, environment: Any = None, timeout_sec: Any = None) -> None:
-        self.agent, self.environment = agent, environment or ScriptedEnvironment()
+        self.agent, self.environment = agent, environment or FakeEnvironment()
         self.timeout_sec, self.contexts = timeout_sec, []
 
     def run(self, *instructions: str) -> Self:
@@ -427,9 +436,11 @@ class AgentRun:
     @property
     def recorded(self) -> list[Sampled]:
         """The turns of the rollout. Fails if the lists do not align."""
-        details = [detail for context in self.contexts for detail in context.rollout_details or []]
-        columns = [[detail[name] for name in IDS] for detail in details]
-        turns = [Sampled(*row) for lists in columns for row in zip(*lists, strict=True)]
+        turns = []
+        for context in self.contexts:
+            for detail in context.rollout_details or []:
+                lists = [detail[name] for name in IDS]
+                turns += [Sampled(*row) for row in zip(*lists, strict=True)]
         assert all(len(turn.completion) == len(turn.logprobs) for turn in turns)
         return turns
 
@@ -457,7 +468,7 @@ def set_up(*agents: BasicLoopAgent) -> list[Any]:
 
     async def main() -> list[Any]:
         for agent in agents:
-            await agent.setup(ScriptedEnvironment())
+            await agent.setup(FakeEnvironment())
         return [agent.client for agent in agents]
 
     return asyncio.run(main())
@@ -467,32 +478,27 @@ def bash(*commands: str, language: str = "bash") -> str:
     return "\n".join(f"I will run this:\n\n```{language}\n{command}\n```\n" for command in commands)
 
 
-def printing(text: str) -> ScriptedEnvironment:
-    return ScriptedEnvironment(ExecResult(stdout=text, return_code=0))
+def printing(text: str) -> FakeEnvironment:
+    return FakeEnvironment(ExecResult(stdout=text, return_code=0))
 
 
-def cases(**table: Any) -> Any:
-    """Parametrize a test with a table. An entry's name is the id. A tuple has the test's first
-    arguments; anything else is the first argument."""
-    rows = [entry if isinstance(entry, tuple) else (entry,) for entry in table.values()]
-
-    def decorate(test: Any) -> Any:
-        arguments = [name for name in inspect.signature(test).parameters if name != "self"]
-        return pytest.mark.parametrize(arguments[: len(rows[0])], rows, ids=table)(test)
-
-    return decorate
+def cases(columns: str, **table: Any) -> Any:
+    """Parametrize a test with a table that has these columns. An entry's name is the case's id."""
+    names = columns.split()
+    rows = [entry if len(names) > 1 else (entry,) for entry in table.values()]
+    return pytest.mark.parametrize(names, rows, ids=table)
 
 
 @contextlib.contextmanager
 def virtual_time() -> Iterator[asyncio.Runner]:
     """An event loop whose timers fire at once when there is nothing else to do. It is not for tests
-    with HTTP: all timers would fire before an answer comes from the server's thread."""
+    with HTTP or threads: all timers would fire before a thread answers."""
 
     class Selector(selectors.DefaultSelector):
         skipped_seconds = 0.0
 
         def select(self, timeout: float | None = None) -> list:
-            events = super().select(timeout and 0)
+            events = super().select(0 if timeout else timeout)
             if timeout and not events:
                 self.skipped_seconds += timeout
             return events
@@ -576,7 +582,7 @@ def server(request) -> HttpServer:
 
 @pytest.fixture(autouse=True)
 def clean_process(monkeypatch) -> Iterator[None]:
-    """A process with keys of its own, without services, and for at most a minute."""
+    """Keys for tests, no Tinker service of an earlier test, and at most a minute for a test."""
     for name in [name for name in os.environ if re.match("(OPENAI|VLLM|TINKER)_", name)]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("OPENAI_API_KEY", "sk-test")
@@ -609,6 +615,7 @@ def no_key(monkeypatch) -> None:
 
 class TestOptions:
     def test_the_options_have_these_defaults(self):
+        # Without those of Harbor's class.
         own = set(BasicLoopOptions.__annotations__)
         assert BasicLoopOptions().model_dump(include=own, exclude_none=True) == {
             "max_tokens": 512,
@@ -629,6 +636,7 @@ class TestOptions:
         assert defaults == BasicLoopOptions().model_dump(include=set(defaults))
 
     @cases(
+        "given message",
         temperature=({"temperature": -0.1}, "temperature.*greater than or equal to 0"),
         temperature_infinite=({"temperature": math.inf}, "temperature.*finite number"),
         top_p=({"top_p": 1.1}, "top_p.*less than or equal to 1"),
@@ -641,7 +649,7 @@ class TestOptions:
         server_twice=({"llm_kwargs": {"api_base": 1}}, "llm_kwargs holds api_base: use the"),
         option_twice=({"llm_kwargs": {"max_tokens": 1}}, "llm_kwargs holds max_tokens: use"),
     )
-    def test_a_bad_option_is_a_clear_error(self, given, message, tmp_path):
+    def test_a_bad_option_is_an_error_that_shows_no_key(self, given, message, tmp_path):
         llm_kwargs = {"api_key": "sk-secret"} | given.get("llm_kwargs", {})
         with pytest.raises(ValueError, match=f"(?s){message}") as error:
             BasicLoopAgent(logs_dir=tmp_path, model_name="m", **given | {"llm_kwargs": llm_kwargs})
@@ -665,6 +673,7 @@ class TestOptions:
         assert getattr(BasicLoopAgent.capabilities, name) is True
 
     @cases(
+        "client given message",
         no_model=("tinker", {"model_name": None}, "no model: name one with -m"),
         an_unknown_renderer=("tinker", {"renderer_name": "qwen9"}, "qwen9"),
         a_misspelt_argument=("tinker", {"llm_kwargs": {"tempreature": 1}}, "tempreature"),
@@ -677,7 +686,7 @@ class TestOptions:
         with pytest.raises(errors, match=message):
             set_up(request.getfixturevalue(client).agent(**given))
 
-    @cases(none={}, masked_by_harbor={"TINKER_API_KEY": "tml-r****456"})
+    @cases("env", none={}, masked_by_harbor={"TINKER_API_KEY": "tml-r****456"})
     def test_setup_refuses_tinker_without_a_key(self, env, tinker, no_key):
         with pytest.raises(ValueError, match=NO_KEY):
             set_up(tinker.agent(extra_env=env))
@@ -691,8 +700,9 @@ class TestOptions:
 
     X, Y = "http://x/1", "http://y/1"
 
-    # Options, the agent's variables, the process's (all begin with OPENAI_), URL and key.
+    # The names of all variables begin with OPENAI_. Expected are URL and key.
     @cases(
+        "given agent_env env expected",
         process=({}, {}, {"API_BASE": Y, "BASE_URL": X, "API_KEY": "a"}, (X, "a")),
         agent=({}, {"API_BASE": X, "API_KEY": "a"}, {"API_BASE": Y, "API_KEY": "b"}, (X, "a")),
         option=({"api_base": X}, {"BASE_URL": Y, "API_KEY": "a"}, {}, (X, "a")),
@@ -700,7 +710,9 @@ class TestOptions:
         masked_by_harbor=({}, {"API_KEY": "sk-r****456"}, {"API_KEY": "a"}, (None, "a")),
         key_from_a_file=({}, {"API_KEY": " sk-\nown\n"}, {}, (None, "sk-own")),
     )
-    def test_the_nearest_server_is_taken(self, given, agent_env, env, expected, monkeypatch):
+    def test_an_option_wins_over_the_environment(
+        self, given, agent_env, env, expected, monkeypatch
+    ):
         for name, value in env.items():
             monkeypatch.setenv(f"OPENAI_{name}", value)
         options = BasicLoopOptions(**CHAT_OPTIONS, **given)
@@ -708,13 +720,19 @@ class TestOptions:
         assert module.url_and_key(options, "openai", agent_env) == expected
 
     @cases(
-        openai=("openai", "http://x:1", ("http://x:1/v1", "sk-test")),
-        with_a_slash=("hosted_vllm", "http://x:1/", ("http://x:1/v1", "none")),
-        another_provider=("anthropic", "http://x:1", ("http://x:1", None)),
+        "provider url expected",
+        openai=("openai", "http://x:1", "http://x:1/v1"),
+        with_a_slash=("hosted_vllm", "http://x:1/", "http://x:1/v1"),
+        with_a_path=("openai", "http://x:1/y", "http://x:1/y"),
+        another_provider=("anthropic", "http://x:1", "http://x:1"),
     )
-    def test_a_local_server_needs_no_key(self, provider, url, expected):
+    def test_v1_is_added_after_a_port(self, provider, url, expected):
         options = BasicLoopOptions(**CHAT_OPTIONS, api_base=url)
-        assert module.url_and_key(options, provider, {}) == expected
+        assert module.url_and_key(options, provider, {})[0] == expected
+
+    def test_a_server_of_ones_own_needs_no_key(self):
+        options = BasicLoopOptions(**CHAT_OPTIONS, api_base="http://x:1")
+        assert module.url_and_key(options, "hosted_vllm", {})[1] == "none"
 
     def test_tinker_is_reached_as_the_agent_says(self, tinker):
         env = {"TINKER_BASE_URL": "http://own", "TINKER_API_KEY": "tml-own"}
@@ -727,6 +745,7 @@ class TestOptions:
         assert vllm.headers("Authorization") == ["Bearer own"]
 
     @cases(
+        "given",
         prefix={"model_name": "openai/tiny"},
         name_that_litellm_knows={"model_name": "gpt-4o"},
         argument={"model_name": "tiny", "llm_kwargs": {"custom_llm_provider": "openai"}},
@@ -747,6 +766,7 @@ class TestOptions:
 
     @since_harbor_023
     @cases(
+        "kwargs env message",
         a_bad_option=({"max_turns": 0}, {}, "max_turns"),
         no_key_for_tinker=({}, {"TINKER_API_KEY": "****"}, NO_KEY),
         no_url_of_vllm=({"model_client": "vllm"}, None, NO_URL),
@@ -764,7 +784,7 @@ class TestOptions:
 
 
 class OwnLoop(BasicLoopAgent):
-    """A user's loop of `max_turns` turns, whatever they are, with a step of its own after each."""
+    """A user's loop. It makes `max_turns` calls, whatever the replies, with a step after each."""
 
     def after_turn(self) -> None: ...
 
@@ -779,8 +799,8 @@ class OwnLoop(BasicLoopAgent):
 class TestLoop:
     CUT_OFF = Reply(bash("rm x"), cut_off=True)
 
-    # The replies, max_turns, the blocks of each script, the stop reason and the answer.
     @cases(
+        "replies max_turns scripts stop_reason answer",
         an_answer=(["hi"], 9, [], "completed", "hi"),
         two_scripts=([bash("a"), bash("b"), "hi"], 9, [["a\n"], ["b\n"]], "completed", "hi"),
         two_blocks=([bash("a", "b"), "hi"], 9, [["a\n", "b\n"]], "completed", "hi"),
@@ -789,7 +809,7 @@ class TestLoop:
         cut_off=([bash("a"), CUT_OFF], 9, [["a\n"]], "max_tokens", bash("rm x")),
         a_full_context=([bash("a"), FULL], 9, [["a\n"]], "context_overflow", bash("a")),
     )
-    def test_a_run_goes_on_to_its_end(
+    def test_the_loop_runs_scripts_until_it_ends(
         self, replies, max_turns, scripts, stop_reason, answer, model
     ):
         done = model.run(replies, max_turns=max_turns, collect_rollout_details=True)
@@ -798,7 +818,7 @@ class TestLoop:
 
     def test_the_model_is_told_what_its_script_printed(self, model):
         failed = ExecResult(stdout="x\n", stderr="no x", return_code=1)
-        done = model.run([bash("ls"), "done"], ScriptedEnvironment(failed), max_turns=2)
+        done = model.run([bash("ls"), "done"], FakeEnvironment(failed), max_turns=2)
         assert done.observations == ["Exit code: 1\nOutput:\nx\nno x"]
         assert "<|im_start|>user\nExit code: 1\nOutput:\nx\nno x<|im_end|>" in model.prompt_text(1)
 
@@ -809,10 +829,11 @@ class TestLoop:
 
     def test_a_script_has_command_timeout_sec(self, tinker):
         done = tinker.run([bash("ls"), "done"], max_turns=2, command_timeout_sec=7)
-        # The environment gives up 90 seconds after the script's limit.
-        assert done.environment.timeouts == [97]
+        # The program's arguments are the script's limit, and that of its output.
+        assert done.environment.commands[0].endswith(" bash 7 4000000")
 
     @cases(
+        "given messages",
         a_single_turn=({}, []),
         an_empty_one=({"max_turns": 2, "system_prompt": ""}, []),
         its_own=({"max_turns": 2, "system_prompt": "Be {brief}."}, ["Be {brief}."]),
@@ -830,14 +851,16 @@ class TestLoop:
         AgentRun(model.agent()).run("Explain <|im_end|>.")
         assert "<|im_start|>user\nExplain <|im_end|>.<|im_end|>" in model.prompt_text(0)
 
-    @cases(by_ids=("tinker", "a<\u200b|im_end|>b"), by_text=("chat", "a<|im_end|>b"))
-    def test_special_tokens_in_output_are_plain_text(self, client, seen, request):
-        model = request.getfixturevalue(client)
-        done = model.run([bash("ls"), "done"], printing("a<|im_end|>b"), max_turns=2)
-        assert done.observations == [f"Exit code: 0\nOutput:\n{seen}"]
+    def test_special_tokens_in_output_become_plain_text(self, tinker):
+        done = tinker.run([bash("ls"), "done"], printing("a<|im_end|>b"), max_turns=2)
+        assert done.observations == ["Exit code: 0\nOutput:\na<\u200b|im_end|>b"]
+
+    def test_a_chat_endpoint_gets_output_as_it_is(self, chat):
+        done = chat.run([bash("ls"), "done"], printing("a<|im_end|>b"), max_turns=2)
+        assert done.observations == ["Exit code: 0\nOutput:\na<|im_end|>b"]
 
     def test_a_lone_surrogate_becomes_a_question_mark(self, tinker):
-        tinker.script(bash("ls"), "done")
+        tinker.will_reply(bash("ls"), "done")
         agent = tinker.agent(max_turns=2, system_prompt="\ud800")
         done = AgentRun(agent, printing("a\udc80")).run("greet\udc80")
         assert [step.message for step in done.steps[:2]] == ["?", "greet?"]
@@ -849,12 +872,12 @@ class TestLoop:
             asyncio.run(agent.sample())
 
     def test_resume_before_run_is_an_error(self, tinker):
-        resumed = tinker.agent().resume("go on", ScriptedEnvironment(), AgentContext())
+        resumed = tinker.agent().resume("go on", FakeEnvironment(), AgentContext())
         with pytest.raises(RuntimeError, match="call `run` first"):
             asyncio.run(resumed)
 
     def test_a_resumed_step_begins_with_the_last_scripts_output(self, tinker):
-        tinker.script(bash("a"), bash("b"), "done")
+        tinker.will_reply(bash("a"), bash("b"), "done")
         done = AgentRun(tinker.agent(max_turns=2)).run("one", "two")
         assert done.steps[1].message == "Exit code: 0\nOutput:\n(none)\n\ntwo"
         assert done.metadata["n_episodes"] == 1
@@ -880,7 +903,8 @@ class TestLoop:
         web = MCPServerConfig(name="web", transport="sse", url="http://mcp:8000/sse")
         AgentRun(tinker.agent(mcp_servers=[web])).run("one", "two")
         told = f"MCP server: {web.model_dump_json(exclude_none=True)}\n\none"
-        assert tinker.prompt_text(1).count(told) == 1
+        assert told in tinker.prompt_text(1)
+        assert tinker.prompt_text(1).count("MCP server") == 1
 
     def test_a_subclass_may_run_python(self, tinker):
         class PythonAgent(BasicLoopAgent):
@@ -893,7 +917,7 @@ class TestLoop:
         done = tinker.run(replies, agent_class=PythonAgent, max_turns=9)
         assert (done.steps[0].message, done.scripts) == ("Write ```python blocks.", [["x()\n"]])
 
-    def test_render_anew_ends_the_exact_prompt(self, tinker, monkeypatch):
+    def test_after_render_anew_the_prompt_is_rendered(self, tinker, monkeypatch):
         monkeypatch.setattr(OwnLoop, "after_turn", OwnLoop.render_anew)
         done = tinker.run(agent_class=OwnLoop, max_turns=2)
         assert done.metadata["n_prefix_breaks"] == 1
@@ -907,8 +931,8 @@ class TestLoop:
         assert tinker.prompt_text(1).startswith("<|im_start|>system\n(left out)<|im_end|>")
         assert done.metadata["n_prefix_breaks"] == 1
 
-    # What a loop keeps in `metadata`, and what of it is in the context.
     @cases(
+        "kept seen",
         JSON=({"judge": {"score": 0.5}}, {"judge": {"score": 0.5}}),
         object=({"by": Path("me")}, {"by": "me"}),
         lone_surrogate=({"cut": "\ud83d"}, {"cut": "?"}),
@@ -929,7 +953,7 @@ class ToyClient(module.TokenClient):
     """A client whose tokens are characters, and whose template is `u:do it;a:`. The stop token is
     the semicolon."""
 
-    special_tokens = (";",)
+    special_tokens = ()
 
     def __init__(self, context_limit: float = 999) -> None:
         self.context_limit, self.max_tokens = context_limit, 50
@@ -987,26 +1011,28 @@ async def cancelled_after(run: AgentRun, n_steps: int) -> None:
     task = asyncio.create_task(run.go())
     while n_steps and not task.done():
         # `setup` comes before the first context. Its steps do not count.
-        n_steps -= bool(run.contexts)
+        if run.contexts:
+            n_steps -= 1
         await asyncio.sleep(0)
     task.cancel()
     await asyncio.wait([task])
 
 
 # What a run waits for: the last reply, or the last result of the environment.
-waiting = cases(
+whatever_it_waits_for = cases(
+    "reply result",
     model=(forever, SILENT),
     script=(bash("ls"), forever),
-    model_that_fails_then=(fails_when_cancelled, SILENT),
-    script_that_fails_then=(bash("ls"), fails_when_cancelled),
+    model_that_fails_when_cancelled=(fails_when_cancelled, SILENT),
+    script_that_fails_when_cancelled=(bash("ls"), fails_when_cancelled),
 )
 
 
 class TestEndings:
     TIMED_OUT = "^a call timed out or was cancelled"
 
-    # The last reply and the last result of the environment, the error's type and its text.
     @cases(
+        "reply result error_type message",
         client=(RuntimeError("gone"), SILENT, RuntimeError, "^gone$"),
         server=(Refusal(400, "no such thing"), SILENT, tinker_sdk.APIStatusError, "no such thing"),
         clients_timeout=(TimeoutError("it"), SILENT, RuntimeError, TIMED_OUT),
@@ -1014,26 +1040,26 @@ class TestEndings:
         environment=(bash("b"), RuntimeError("it is gone"), RuntimeError, "^it is gone$"),
     )
     def test_an_error_ends_the_run(self, reply, result, error_type, message, tinker):
-        tinker.script(bash("a"), reply)
-        failed = AgentRun(tinker.agent(max_turns=3), ScriptedEnvironment(SILENT, result))
+        tinker.will_reply(bash("a"), reply)
+        failed = AgentRun(tinker.agent(max_turns=3), FakeEnvironment(SILENT, result))
         with pytest.raises(error_type, match=message):
             failed.run()
         assert (failed.stop_reason, failed.recorded) == ("error", tinker.sampled)
 
-    @waiting
+    @whatever_it_waits_for
     def test_harbors_timeout_ends_a_run_as_cancelled(self, reply, result, tinker):
-        tinker.script(bash("ls"), reply)
-        environment = ScriptedEnvironment(SILENT, result)
+        tinker.will_reply(bash("ls"), reply)
+        environment = FakeEnvironment(SILENT, result)
         ended = AgentRun(tinker.agent(max_turns=2), environment, timeout_sec=50)
         with virtual_time() as runner, pytest.raises(TimeoutError):
             runner.run(ended.go())
         assert (ended.stop_reason, ended.recorded) == ("cancelled", tinker.sampled)
 
-    @waiting
+    @whatever_it_waits_for
     def test_max_seconds_end_a_run_for_scoring(self, reply, result, tinker):
-        tinker.script(bash("ls"), reply)
+        tinker.will_reply(bash("ls"), reply)
         agent = tinker.agent(max_turns=2, max_seconds=50)
-        ended = AgentRun(agent, ScriptedEnvironment(SILENT, result), timeout_sec=9000)
+        ended = AgentRun(agent, FakeEnvironment(SILENT, result), timeout_sec=9000)
         with virtual_time() as runner:
             runner.run(ended.go())
         assert (ended.stop_reason, ended.recorded) == ("rollout_timeout", tinker.sampled)
@@ -1046,18 +1072,17 @@ class TestEndings:
                 await forever()
             finally:
                 # `max_seconds` have ended the wait. Now Harbor cancels the run, too.
-                task.cancel()
+                asyncio.current_task().cancel()
                 await asyncio.sleep(0)
 
-        tinker.script(bash("ls"))
+        tinker.will_reply(bash("ls"))
         agent = tinker.agent(max_turns=2, max_seconds=50)
-        ended = AgentRun(agent, ScriptedEnvironment(hangs))
-        with virtual_time() as runner:
-            task = runner.get_loop().create_task(ended.go())
-            runner.run(asyncio.wait([task]))
+        ended = AgentRun(agent, FakeEnvironment(hangs))
+        with virtual_time() as runner, pytest.raises(asyncio.CancelledError):
+            runner.run(ended.go())
         assert ended.stop_reason == "cancelled"
 
-    @cases(plenty=(100, 50), some=(30, 20), one_token=(11, 1))
+    @cases("context_limit max_tokens", plenty=(100, 50), some=(30, 20), one_token=(11, 1))
     def test_a_reply_gets_what_the_context_has_left(self, context_limit, max_tokens):
         client = ToyClient(context_limit)
         client.ask("do it")
@@ -1070,6 +1095,7 @@ class TestEndings:
         assert client.generated == []
 
     @cases(
+        "error expected",
         vLLM=(FULL, True),
         openAI=(Refusal(400, "code: context_length_exceeded"), True),
         token_limit=(Refusal(413, "over the Token Limit"), True),
@@ -1083,15 +1109,15 @@ class TestEndings:
     def test_only_an_error_in_the_request_is_a_full_context(self, error, expected):
         assert module.says_context_is_full(error) is expected
 
-    @cases(no_ids={"token_ids": None}, no_logprobs={"logprobs": None})
-    def test_a_server_that_gives_no_ids_ends_the_first_turn(self, choice, server):
-        server.script(Reply("hi", choice=choice))
+    @cases("choice", no_ids={"token_ids": None}, no_logprobs={"logprobs": None})
+    def test_a_first_turn_without_ids_is_an_error(self, choice, server):
+        server.will_reply(Reply("hi", choice=choice))
         failed = AgentRun(server.agent(collect_rollout_details=True))
         with pytest.raises(RuntimeError, match="collect_rollout_details=true, but no token ids"):
             failed.run()
         assert (failed.stop_reason, failed.completion) == ("error", "hi")
 
-    def test_where_no_ids_are_wanted_nothing_is_said_of_them(self, vllm):
+    def test_ids_that_are_not_wanted_are_not_recorded(self, vllm):
         done = vllm.run([Reply(choice={"token_ids": None})], collect_rollout_details=False)
         assert done.metadata == {"stop_reason": "completed", "n_episodes": 1}
         assert done.context.rollout_details is None
@@ -1099,9 +1125,9 @@ class TestEndings:
     @pytest.mark.parametrize("seed", range(300))
     def test_whatever_ends_a_run_its_tokens_are_recorded_once(self, tinker, seed):
         rng = random.Random(seed)
-        tinker.script(*(random_reply(rng, tinker.encode("<|im_end|>")) for _ in range(12)))
+        tinker.will_reply(*(random_reply(rng, tinker.encode("<|im_end|>")) for _ in range(12)))
         results = [ExecResult(stdout="x" * 30, return_code=0), RuntimeError("gone"), TimeoutError()]
-        environment = ScriptedEnvironment(*rng.choices(results, weights=[8, 1, 1], k=12))
+        environment = FakeEnvironment(*rng.choices(results, weights=[8, 1, 1], k=12))
         renderer = rng.choice(["qwen3", "qwen3_instruct", "role_colon", "qwen3_5"])
         options = {"renderer_name": renderer, "context_limit": rng.choice([None, None, 600])}
         run = AgentRun(tinker.agent(max_turns=rng.randint(1, 8), **options), environment)
@@ -1121,6 +1147,7 @@ class TestEndings:
 
 # How each family of models writes: the opening, a thinking, and what closes it before the answer.
 families = cases(
+    "opening thinking closing",
     qwen=("<think>", "\nhm\n", "</think>\n\n"),
     mistral=("[THINK]", "hm", "[/THINK]"),
     seed=("<seed:think>", "hm", "</seed:think>"),
@@ -1151,9 +1178,10 @@ class TestThinking:
         assert {module.split_thinking(cut_reply)[1] for cut_reply in cut_replies} == {""}
 
     @cases(
+        "reply thinking answer",
         plain=("hi", "", "hi"),
         a_closing_tag_alone=("</think>\n\nhi", "", "hi"),
-        gpt_oss_without=("<|channel|>final<|message|>hi", "", "hi"),
+        gpt_oss_without_thinking=("<|channel|>final<|message|>hi", "", "hi"),
         two_thoughts=("<think>a</think> <think>b</think>c", "ab", "c"),
         blanks_at_the_start=(" \n<think>a</think>c", "a", "c"),
         an_answer_is_not_stripped=("  c\n", "", "  c\n"),
@@ -1166,6 +1194,7 @@ class TestThinking:
 
     # Thinking of a chat endpoint whose template has written <think> into the prompt.
     @cases(
+        "thought",
         plain="hm",
         empty="",
         a_closed_block="so\n```bash\nrm x\n```\nno",
@@ -1183,6 +1212,7 @@ class TestThinking:
 
     # Whole answers of such an endpoint.
     @cases(
+        "answer",
         sed="```bash\nsed -i 's#</think>##' f\n```\n",
         here_document="```bash\ncat > f <<E\n</think>\nE\n```\n",
         a_fence_of_four="````bash\ncat > f <<E\n```py\n</think>\n```\nE\n````\n",
@@ -1193,8 +1223,8 @@ class TestThinking:
         assert module.split_untagged_thinking(answer) == ("", answer)
 
     # If the time grew with the square of the length, each would take more than a test's minute.
-    @cases(backticks="`" * 400_000, fences="```a\n" * 80_000, blanks=" " * 400_000)
-    def test_a_degenerate_reply_is_split(self, reply):
+    @cases("reply", backticks="`" * 400_000, fences="```a\n" * 80_000, blanks=" " * 400_000)
+    def test_a_degenerate_reply_is_split_in_time(self, reply):
         assert module.split_untagged_thinking(reply) == ("", reply)
 
 
@@ -1206,6 +1236,7 @@ class TestBlocks:
     TWO = [("bash", "a\n"), ("sh", "b\n")]
 
     @cases(
+        "reply blocks",
         two=("```bash\na\n```\n```sh\nb\n```", TWO),
         without_a_language=("```\na\n```", [("", "a\n")]),
         a_language_with_more=("```Bash title=x\na\n```", [("bash", "a\n")]),
@@ -1272,7 +1303,7 @@ def shell() -> Iterator[Any]:
 
 @pytest.fixture
 def sleep() -> str:
-    """A command that no other process on the machine runs."""
+    """A command of more than a minute that no other process on the machine runs."""
     return f"sleep 6{uuid4().int % 10**9}"
 
 
@@ -1280,7 +1311,7 @@ def is_running(command: str) -> bool:
     return subprocess.run(["pgrep", "-f", command], stdout=subprocess.DEVNULL).returncode == 0
 
 
-def image_with(folder: Path, program: str, text: str) -> str:
+def path_with(folder: Path, program: str, text: str) -> str:
     """A PATH on which a program of this text comes first."""
     (folder / program).write_text(f"#!/bin/bash\n{text}\n")
     (folder / program).chmod(0o755)
@@ -1289,30 +1320,45 @@ def image_with(folder: Path, program: str, text: str) -> str:
 
 class TestScripts:
     @cases(
-        both_streams=("echo 1; echo e >&2; echo 2; exit 3", told(3, "1\ne\n2")),
-        no_output=("true", told(0, "(none)")),
-        a_blank_line_at_the_end=("echo x; echo", told(0, "x\n")),
-        no_newline_at_the_end=(r"printf '\n\nx'", told(0, "\n\nx")),
-        an_empty_stdin=("cat", told(0, "(none)")),
-        no_option_of_bash=("-n\necho y", told(0, "bash: line 1: -n: command not found\ny")),
-        its_own_timeout=("timeout 0.1 sleep 5", told(124, "(none)")),
-        kills_its_group=("echo a; kill 0; echo b", told(143, "a")),
-        kills_its_timeout=("kill -9 $PPID; sleep 0.1", told(137, "(none)")),
-        bashs_default_options=("echo $-; shopt -q lastpipe", told(1, "hBc")),
-        no_text=(r"printf 'caf\351 \377\0x'", told(0, "caf\ufffd \ufffd\0x")),
-        half_a_character=(r"printf 'a\344\270'", told(0, "a\ufffd")),
-        forty_kilobytes=(f"cat <<E | wc -c\n{40_000 * 'x'}\nE", told(0, "40001")),
-        late_output=("exec > >(sleep 0.1; cat) 2>&1\necho hello; exit 3", told(3, "hello")),
-        only_the_mark=("env | sed 's/=.*//' | grep BASIC", told(0, "BASIC_LOOP_MARK")),
-        not_its_runner=("pgrep -s 0 -f BASIC_LOOP_BLOC[K]S", told(1, "(none)")),
+        "script code",
+        its_own=("exit 3", 3),
+        its_own_timeout=("timeout 0.1 sleep 5", 124),
+        kills_its_group=("kill 0; echo b", 143),
+        kills_its_timeout=("kill -9 $PPID; sleep 0.1", 137),
     )
-    def test_the_model_is_told_how_a_script_ended(self, script, expected, shell):
-        assert run_shell(shell(LC_ALL="C.UTF-8"), script) == expected
+    def test_the_model_is_told_the_exit_code(self, script, code, shell):
+        assert run_shell(shell(), script) == told(code, "(none)")
+
+    @cases(
+        "script output",
+        both_streams=("echo 1; echo e >&2; echo 2", "1\ne\n2"),
+        a_blank_line_at_the_end=("echo x; echo", "x\n"),
+        no_newline_at_the_end=(r"printf '\n\nx'", "\n\nx"),
+        no_text=(r"printf 'caf\351 \377\0x'", "caf\ufffd \ufffd\0x"),
+        half_a_character=(r"printf 'a\344\270'", "a\ufffd"),
+        of_a_long_script=(f"cat <<E | wc -c\n{40_000 * 'x'}\nE", "40001"),
+        late=("exec > >(sleep 0.1; cat) 2>&1\necho hello", "hello"),
+        of_a_script_like_an_option=("-n\necho y", "bash: line 1: -n: command not found\ny"),
+    )
+    def test_the_model_sees_what_a_script_prints(self, script, output, shell):
+        assert run_shell(shell(LC_ALL="C.UTF-8"), script) == told(0, output)
+
+    # What a script could notice of the program that runs it.
+    @cases(
+        "script output",
+        its_stdin=("cat", "(none)"),
+        its_shell_options=("echo $-; shopt lastpipe", "hBc\nlastpipe       \toff"),
+        its_variables=("env | sed 's/=.*//' | grep BASIC", "BASIC_LOOP_MARK"),
+        its_command_line=("pgrep -s 0 -f BASIC_LOOP_BLOC[K]S", "(none)"),
+    )
+    def test_a_script_is_shut_off_from_its_runner(self, script, output, shell):
+        assert run_shell(shell(), f"{script}; true") == told(0, output)
 
     def test_a_trailing_backslash_does_not_join_two_blocks(self, shell):
         assert run_shell(shell(), "x=a; echo b \\", "echo $x") == told(0, "b\na")
 
     @cases(
+        "half",
         here_document="cat <<E\nx",
         quote="echo 'x",
         if_="if a; then",
@@ -1325,14 +1371,17 @@ class TestScripts:
         assert list(tmp_path.iterdir()) == []
 
     @cases(
+        "n_bytes expected",
         longest=(65_000, told(0, "as it is")),
         too_long=(65_001, "Not run: the script is too long. Split it into smaller ones."),
     )
     def test_a_command_has_at_most_65000_bytes(self, n_bytes, expected, monkeypatch):
+        # Output without the mark is shown as it is.
         monkeypatch.setattr(module, "script_command", lambda *_: n_bytes * "x")
         assert run_shell(printing("as it is"), "") == expected
 
     @cases(
+        "output shown_bytes expected",
         fits=(b"abcd", 4, "abcd"),
         one_too_many=(b"abcde", 4, "ab\n[... 1 bytes left out ...]\nde"),
         odd=(b"abcdef", 3, "a\n[... 3 bytes left out ...]\nef"),
@@ -1343,6 +1392,7 @@ class TestScripts:
 
     # What the program printed after the mark (code and seconds; the limit is 8), and what is read.
     @cases(
+        "printed expected",
         no_newline=("hiend-of-M 3 2\n", (3, b"hi", "")),
         forged=("end-of-M 1 1\nend-of-M 2 2\n", (2, b"end-of-M 1 1\n", "")),
         n_137_in_time=("end-of-M 137 7\n", (137, b"", "")),
@@ -1356,6 +1406,7 @@ class TestScripts:
         assert module.parse_output(ExecResult(stdout=stdout, return_code=9), "M", 8) == expected
 
     @cases(
+        "stdout stderr expected",
         no_mark=("\ud800\n", "b", (9, b"?\nb", "")),
         nothing=(None, None, (9, b"", "")),
         broken_base64=(":M:A", None, (137, b"", CUT)),
@@ -1375,7 +1426,9 @@ class TestScripts:
         assert re.fullmatch(r"(?s)Exit code: 3\n.*/\[e\]nd-of-(\w+)/q\n.*\n\1", text)
 
     @cases(
-        base64=("base64", "not run: it needs bash 4.4 and base64"), bash=("bash", "bash: not found")
+        "missing text",
+        base64=("base64", "not run: it needs bash 4.4 and base64"),
+        bash=("bash", "bash: not found"),
     )
     def test_a_program_that_the_image_lacks_is_named(self, missing, text, shell, tmp_path):
         for name in {"bash", "base64", "sed", "head", "timeout"} - {missing}:
@@ -1385,7 +1438,7 @@ class TestScripts:
 
     def test_no_file_is_written(self, shell, tmp_path):
         # No process can write to a file of more than 0 bytes.
-        path = image_with(tmp_path, "bash", 'ulimit -f 0; exec /bin/bash "$@"')
+        path = path_with(tmp_path, "bash", 'ulimit -f 0; exec /bin/bash "$@"')
         assert run_shell(shell(PATH=path), "seq 2") == told(0, "1\n2")
 
     @pytest.mark.parametrize("options", ["errexit:nounset:pipefail", "monitor:noclobber", "posix"])
@@ -1401,7 +1454,7 @@ while IFS= read -r line; do
 done"""
 
     def test_busybox_sed_does_not_hold_up_the_turn(self, shell, tmp_path, sleep):
-        environment = shell(PATH=image_with(tmp_path, "sed", self.BUSYBOX_SED))
+        environment = shell(PATH=path_with(tmp_path, "sed", self.BUSYBOX_SED))
         assert run_shell(environment, f"{sleep} & echo a", seconds=5) == told(0, "a")
 
     @pytest.mark.parametrize("end", ["sleep 60", "exec sleep 60", "kill -STOP $$"])
@@ -1412,6 +1465,7 @@ done"""
         wait_until(lambda: not is_running(sleep))
 
     @cases(
+        "flood",
         lines="yes",
         one_line_on_stderr="yes | tr '\\n' y >&2",
         ignores_sigpipe="trap '' PIPE; while :; do seq 9999; done",
@@ -1442,27 +1496,28 @@ done"""
     # What becomes of the script's exec and of the one that kills. The seconds that this takes: the
     # limit of 100, 30 until the agent gives up, 15 for the kill.
     @cases(
+        "answer killing seconds",
         hangs=(forever, SILENT, 130),
         environments_limit=(TimeoutError(), SILENT, 0),
         gone=(forever, RuntimeError("gone"), 130),
         kill_hangs=(forever, forever, 145),
     )
     def test_a_script_without_an_answer_is_killed(self, answer, killing, seconds):
-        environment = ScriptedEnvironment(answer, killing)
+        environment = FakeEnvironment(answer, killing)
         with virtual_time() as runner:
             start = runner.get_loop().time()
             text = runner.run(module.run_script(["x"], environment, 100, 99))
             assert round(runner.get_loop().time() - start) == seconds
         assert text == told(124, "[no answer; the limit is 100 seconds]")
-        assert environment.kills_its_first_script
+        assert environment.first_script_was_killed
         # The environment's own limits come later than the agent's.
         assert environment.timeouts == [190, 105]
 
     def test_an_error_of_exec_is_raised_after_a_kill(self):
-        environment = ScriptedEnvironment(RuntimeError("no container"))
+        environment = FakeEnvironment(RuntimeError("no container"))
         with pytest.raises(RuntimeError, match="no container"):
             run_shell(environment, "x")
-        assert environment.kills_its_first_script
+        assert environment.first_script_was_killed
 
     def test_cancelling_a_run_kills_its_script(self, shell, sleep):
         # The script also stops what runs it.
@@ -1473,18 +1528,18 @@ done"""
         wait_until(lambda: not is_running(sleep))
 
     def test_a_cancellation_is_raised_if_exec_fails_by_it(self):
-        run = module.run_script(["x"], ScriptedEnvironment(fails_when_cancelled), 100, 99)
+        run = module.run_script(["x"], FakeEnvironment(fails_when_cancelled), 100, 99)
         with pytest.raises(TimeoutError):
             asyncio.run(asyncio.wait_for(run, 0.01))
 
-    def test_a_second_cancellation_does_not_end_the_kill(self):
+    def test_cancelling_a_kill_does_not_end_it(self):
         async def slow() -> None:
             await asyncio.sleep(0.1)
             ended.append(True)
 
         async def main() -> None:
             with pytest.raises(TimeoutError):
-                await asyncio.wait_for(module.kill_script("abc", ScriptedEnvironment(slow)), 0.01)
+                await asyncio.wait_for(module.kill_script("abc", FakeEnvironment(slow)), 0.01)
             await asyncio.sleep(0.3)
 
         ended = []
@@ -1542,18 +1597,19 @@ def family(request, tokenizer_dir) -> Family:
 
 
 class TestTinker:
-    # The ids so far (as sampled in capitals, as rendered in small letters), and the next prompt. (A
-    # reply of Inkling ends in two stop tokens. Here these are `;` and `u`.)
-    @cases(
-        first_turn=("", "u:old;a:reply;u:new;a:"),
-        later_turn=("u:old;a:REPLY;", "u:old;a:REPLY;u:new;a:"),
-        no_stop_token=("u:old;a:REPLY", "u:old;a:reply;u:new;a:"),
-        two_stop_ids=("u:old;a:REPLY;u", "u:old;a:REPLY;u:new;a:"),
-    )
-    def test_a_prompt_begins_with_the_ids_so_far(self, previous, prompt):
+    # In the ids so far a reply is in capitals if it was sampled. (Inkling ends a reply in two stop
+    # tokens. Here these are `;` and the next message's `u`.)
+    @pytest.mark.parametrize("previous", ["u:old;a:REPLY;", "u:old;a:REPLY;u"])
+    def test_a_prompt_begins_with_the_ids_so_far(self, previous):
         client = ToyClient()
         client.ask("new", previous, [("user", "old"), ("assistant", "reply")])
-        assert client.generated == [(prompt, 50)]
+        assert client.generated == [("u:old;a:REPLY;u:new;a:", 50)]
+
+    @cases("previous", first_turn="", no_stop_token="u:old;a:REPLY")
+    def test_a_prompt_that_cannot_go_on_is_rendered(self, previous):
+        client = ToyClient()
+        client.ask("new", previous, [("user", "old"), ("assistant", "reply")])
+        assert client.generated == [("u:old;a:reply;u:new;a:", 50)]
 
     def test_the_templates_tail_is_looked_for_again_if_it_moved(self):
         client = ToyClient()
@@ -1563,6 +1619,7 @@ class TestTinker:
         assert client.rendered[-1] == "s:another;u:a;a:c;u:new;a:"
 
     @cases(
+        "given expected",
         defaults=({}, {}),
         temperature_0=({"temperature": 0}, {"temperature": 0.0}),
         no_temperature=({"temperature": None}, {}),
@@ -1574,7 +1631,7 @@ class TestTinker:
         stop = tinker.encode("<|im_end|>")
         assert dict(tinker.params[0]) == {**defaults, "stop": stop, **expected}
 
-    @cases(default=(None, 32_000), given=(300, 300))
+    @cases("given limit", default=(None, 32_000), given=(300, 300))
     def test_tinkers_context_has_32000_tokens_by_default(self, given, limit, tinker):
         tinker.run(max_tokens=99_999, context_limit=given)
         assert tinker.params[0].max_tokens == limit - len(tinker.sampled[0].prompt)
@@ -1584,7 +1641,7 @@ class TestTinker:
 
     def test_a_character_that_is_an_added_token_stays(self, tinker):
         (client,) = set_up(tinker.agent())
-        assert client.plain_text("a \u00a7 b") == "a \u00a7 b"
+        assert client.plain_text("a § b") == "a § b"
 
     def test_tinker_opens_a_checkpoint_else_the_base_model(self, tinker, tokenizer_dir):
         more = {"llm_kwargs": {"record_stability_info": True}}
@@ -1597,10 +1654,11 @@ class TestTinker:
         assert detail["extra"] == {"sequence_id": ["sequence-1"]}
 
     def test_a_model_has_its_recommended_renderer_by_default(self, tinker):
+        # One token, because the suite's own ids mean something else to this tokenizer.
         done = tinker.run(model_name=INKLING, renderer_name=None, max_tokens=1)
         assert "<|message_user|>" in get_tokenizer(INKLING).decode(done.recorded[0].prompt)
 
-    def test_a_tokenizer_is_used_under_its_lock(self, tinker, tokenizer_dir, monkeypatch):
+    def test_a_tokenizer_decodes_under_its_lock(self, tinker, tokenizer_dir, monkeypatch):
         """It raises "Already borrowed" if two threads use it at once."""
 
         def decode(ids: list[int]) -> str:
@@ -1615,7 +1673,7 @@ class TestTinker:
     def test_clients_that_are_built_at_once_share_a_session(self, tinker):
         async def main() -> None:
             agents = [tinker.agent(max_tokens=1 + n) for n in range(4)]
-            await asyncio.gather(*(agent.setup(ScriptedEnvironment()) for agent in agents))
+            await asyncio.gather(*(agent.setup(FakeEnvironment()) for agent in agents))
 
         tinker.connecting_sec = 0.05
         asyncio.run(main())
@@ -1646,12 +1704,14 @@ class TestTinker:
     # The SDK leaves its connections open.
     @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore:Exception ignored in")
     def test_a_real_tinker_continues_from_the_sampled_ids(self, tmp_path, monkeypatch):
-        """On a CPU the first run compiles for over a minute, and fails: start it again."""
+        # On a CPU the first reply takes over a minute.
+        signal.alarm(600)
         monkeypatch.setenv("TINKER_BASE_URL", REAL_TINKER)
         options = {"model_name": TINKER_MODEL, "renderer_name": "qwen3_instruct"}
-        agent = BasicLoopAgent(logs_dir=tmp_path, max_tokens=40, **options)
+        agent = BasicLoopAgent(logs_dir=tmp_path, max_tokens=200, **options)
         first, second = AgentRun(agent).run("one", "two").recorded
-        assert second.prompt[: len(first.prompt)] == first.prompt
+        ids = first.prompt + first.completion
+        assert second.prompt[: len(ids)] == ids
 
     def test_the_list_names_every_renderer_of_the_cookbook(self):
         # Cookbook 0.5.7 has 38. Fewer would show that this looks in the wrong place.
@@ -1734,8 +1794,8 @@ class TestVllm:
         question |= {"model": VLLM_MODEL, "return_token_strs": True}
         assert vllm.bodies("/tokenize") == [question]
 
-    # Options, and what stands in the request for a completion.
     @cases(
+        "given name value",
         temperature_0=({"temperature": 0}, "temperature", 0),
         extra_body=({"llm_kwargs": {"top_k": 1, "extra_body": {"top_k": 5}}}, "top_k", 5),
         limit=({"llm_kwargs": {"extra_body": {"max_tokens": 9}}}, "max_tokens", 512),
@@ -1783,8 +1843,9 @@ class TestVllm:
         done = vllm.run([Reply(answer={"usage": usage})])
         assert done.context.n_cache_tokens == 40
 
-    @cases(servers=(None, 8192), higher=(9000, 8192), lower=(300, 300))
+    @cases("given limit", servers=(None, 8192), higher=(9000, 8192), lower=(300, 300))
     def test_vllms_context_limit_is_the_smaller_one(self, given, limit, vllm):
+        vllm.skip_if_real()
         vllm.run(context_limit=given, max_tokens=99_999)
         (body,) = vllm.bodies("/v1/completions")
         assert body["max_tokens"] == limit - len(body["prompt"])
@@ -1792,10 +1853,10 @@ class TestVllm:
     def test_a_busy_vllm_is_asked_again(self, vllm):
         assert vllm.run([*[Refusal(503)] * 5, "hello"]).completion == "hello"
 
-    BROKEN = ["<|im_end|>", "<|turn>", "<turn|>", "[|user|]", "<\uff5cUser\uff5c>", "<unused42>"]
+    ALWAYS = ["<|im_end|>", "<|turn>", "<turn|>", "[|user|]", "<\uff5cUser\uff5c>", "<unused42>"]
 
-    @pytest.mark.parametrize("name", [*BROKEN, "<think>", "</think>"])
-    def test_a_special_token_of_vllms_model_is_broken(self, vllm, name):
+    @pytest.mark.parametrize("name", [*ALWAYS, "<think>", "</think>"])
+    def test_a_special_token_of_vllms_model_becomes_plain(self, vllm, name):
         (client,) = set_up(vllm.agent())
         broken = f"{name[0]}\u200b{name[1:]}"
         assert client.plain_text(f"a{name}{name}b") == f"a{broken}{broken}b"
@@ -1805,7 +1866,11 @@ class TestVllm:
         (client,) = set_up(vllm.agent())
         assert client.plain_text(text) == text
 
-    @cases(no_strings={"token_strs": None, "max_model_len": 9}, no_limit={"token_strs": ["a"]})
+    @cases(
+        "answer",
+        no_strings={"token_strs": None, "max_model_len": 9},
+        no_limit={"token_strs": ["a"]},
+    )
     def test_setup_refuses_a_server_without_vllms_tokenize(self, answer, vllm, monkeypatch):
         vllm.skip_if_real()
         monkeypatch.setattr(vllm, "answer", lambda path, body: answer)
@@ -1829,8 +1894,8 @@ class TestChat:
         request = {"model": "tiny", "messages": [message], "max_tokens": 512}
         assert chat.bodies(self.CHAT) == [request]
 
-    # Options, and what stands in the request.
     @cases(
+        "given name value",
         temperature_0=({"temperature": 0}, "temperature", 0),
         top_p=({"top_p": 0.9}, "top_p", 0.9),
         extra_body=({"llm_kwargs": {"extra_body": {"top_k": 5}}, "session_id": "x"}, "top_k", 5),
@@ -1843,7 +1908,7 @@ class TestChat:
         assert chat.bodies(self.CHAT)[0][name] == value
 
     @pytest.mark.skipif(not hasattr(BaseAgent, "extra_env"), reason="since Harbor 0.16")
-    def test_the_responses_api_may_ask_for_max_tokens(self, chat):
+    def test_the_model_output_limit_is_max_tokens(self, chat):
         """With that API LiteLLM sends what this method says, and not max_tokens."""
         (client,) = set_up(chat.agent(max_tokens=7))
         assert client.get_model_output_limit() == 7
@@ -1883,7 +1948,7 @@ class TestChat:
         assert (done.stop_reason, done.scripts) == ("max_tokens", [])
         assert f"the reply was cut off: finish reason {reason.lower()!r}" in caplog.text
 
-    @cases(wanted=(True, {"reasoning_content": "hm"}), not_wanted=(False, {}))
+    @cases("is_wanted sent", wanted=(True, {"reasoning_content": "hm"}), not_wanted=(False, {}))
     def test_reasoning_goes_back_only_if_wanted(self, is_wanted, sent, chat):
         text = f"<think>and</think>{bash('ls')}"
         replies = [Reply(text, message={"reasoning_content": "hm"}), "done"]
@@ -1893,7 +1958,8 @@ class TestChat:
 
     # The text of a reply, the server's reasoning, and what they are in the record.
     @cases(
-        a_tag_is_text_then=("a </think> b", "hm", ("hm", "a </think> b")),
+        "text reasoning expected",
+        a_tag_beside_the_servers_reasoning=("a </think> b", "hm", ("hm", "a </think> b")),
         both=("<think>b</think>hi", "a", ("ab", "hi")),
         only_closed=(f"so {bash('rm x')}</think>hi", None, (f"so {bash('rm x')}", "hi")),
     )
@@ -1922,6 +1988,7 @@ class TestSharedClient:
         assert len({agent.client for agent in agents}) == len(tinker.opened) == 1
 
     @cases(
+        "given",
         option={"max_tokens": 1},
         llm_kwargs={"llm_kwargs": {"seed": 1}},
         key={"extra_env": {"TINKER_API_KEY": "tml-own"}},
@@ -1949,6 +2016,7 @@ class TestSharedClient:
 
     # Whether the next trial has the same client after such a reply.
     @cases(
+        "reply timeout_sec stays",
         an_error=(RuntimeError("gone"), None, False),
         the_clients_timeout=(TimeoutError(), None, False),
         max_seconds=(forever, None, True),
@@ -1956,19 +2024,19 @@ class TestSharedClient:
         a_full_context=(FULL, None, True),
     )
     def test_only_an_error_replaces_the_client(self, reply, timeout_sec, stays, tinker):
-        tinker.script(reply, "hello")
+        tinker.will_reply(reply, "hello")
         runs = [AgentRun(tinker.agent(max_seconds=50), timeout_sec=timeout_sec) for _ in range(2)]
         with virtual_time() as runner:
             first, second = runner.run(finish(*runs))
         assert (first is second) is stays
 
     def test_a_run_uses_the_client_that_replaced_its_own(self, tinker):
-        tinker.script(RuntimeError("gone"), "hello")
+        tinker.will_reply(RuntimeError("gone"), "hello")
         agent = tinker.agent()
         with asyncio.Runner() as runner:
-            runner.run(agent.setup(ScriptedEnvironment()))
+            runner.run(agent.setup(FakeEnvironment()))
             (replaced,) = runner.run(finish(AgentRun(tinker.agent())))
-            runner.run(agent.run("do it", ScriptedEnvironment(), AgentContext()))
+            runner.run(agent.run("do it", FakeEnvironment(), AgentContext()))
         assert agent.client is not replaced
 
     def test_a_late_error_leaves_the_client_that_replaced_its_own(self, tinker):
@@ -1977,7 +2045,7 @@ class TestSharedClient:
             await finish(early, second)
             raise RuntimeError("gone, too")
 
-        tinker.script(fail_late, RuntimeError("gone"), "hello", "hello")
+        tinker.will_reply(fail_late, RuntimeError("gone"), "hello", "hello")
         late, early, second, third = (AgentRun(tinker.agent()) for _ in range(4))
         asyncio.run(finish(late, third))
         assert late.agent.client is not second.agent.client is third.agent.client
@@ -1987,22 +2055,22 @@ class TestSharedClient:
 
 
 class TestFiles:
-    # The replies of a run, its completion.txt, and the messages of its trajectory.json.
     @cases(
+        "replies completion messages",
         an_answer=(["hi"], "hi", ["do it", "hi"]),
         an_error=([bash("ls"), RuntimeError("gone")], bash("ls"), ["do it", bash("ls")]),
         a_cancellation=([bash("ls"), forever], bash("ls"), ["do it", bash("ls")]),
         no_reply=([FULL], "", ["do it"]),
     )
     def test_every_ending_leaves_both_files(self, replies, completion, messages, tinker):
-        tinker.script(*replies)
+        tinker.will_reply(*replies)
         ended = AgentRun(tinker.agent(max_turns=2, system_prompt=""), timeout_sec=50)
         with virtual_time() as runner:
             runner.run(finish(ended))
         assert ended.completion == completion
         assert [step.message for step in ended.steps] == messages
 
-    @cases(link="ln -s victim", pipe="mkfifo")
+    @cases("trap", link="ln -s victim", pipe="mkfifo")
     @pytest.mark.parametrize("name", ["completion.txt", "trajectory.json"])
     def test_a_trap_at_a_files_name_is_replaced(self, trap, name, tinker, tmp_path):
         subprocess.run(f"{trap} {name}", shell=True, cwd=tmp_path, check=True)
@@ -2059,6 +2127,7 @@ class TestFiles:
         }
 
     @cases(
+        "reply given",
         no_logprobs=(Reply(gives_logprobs=False), {}),
         not_wanted=(Reply(), {"collect_rollout_details": False}),
     )
@@ -2091,6 +2160,7 @@ class TestTrainingData:
     END_REASONS = ["stop", "stop_sequence", "end_turn", "eos", "eos_token", "complete", "completed"]
 
     @cases(
+        "given cut_off",
         **{reason: ({"finish_reason": reason}, False) for reason in END_REASONS},
         none_given=({}, False),
         null=({"finish_reason": None}, True),
@@ -2099,6 +2169,7 @@ class TestTrainingData:
         assert Turn(**given).cut_off is cut_off
 
     @cases(
+        "given expected",
         an_empty_reply=({"completion_token_ids": [], "logprobs": None}, True),
         no_prompt=({"prompt_token_ids": None}, False),
         no_ids=({"completion_token_ids": None}, False),
@@ -2120,6 +2191,7 @@ class TestTrainingData:
         }
 
     @cases(
+        "wrong",
         a_logprob_is_missing={"logprobs": [[-0.5]]},
         NaN={"logprobs": [[-0.5, math.nan]]},
         an_extra_list_is_too_short={"extra": {"a": []}},
@@ -2131,6 +2203,7 @@ class TestTrainingData:
             list(module.turns_of(context))
 
     @cases(
+        "rewards reward",
         the_one_named_reward=({"style": 0.5, "reward": 1}, 1),
         the_only_one=({"score": 0.25}, 0.25),
         several_without_that_name=({"a": 1, "b": 2}, None),
@@ -2152,6 +2225,7 @@ class TestTrainingData:
         assert module.trial_to_trajectory(trial) == expected
 
     @cases(
+        "trial is_data",
         the_agents_timeout=(a_trial(error="AgentTimeoutError", stop_reason="cancelled"), True),
         a_command_that_failed=(a_trial(error="NonZeroAgentExitCodeError"), True),
         a_reward_without_turns=(a_trial(turns=[]), True),
@@ -2169,14 +2243,14 @@ class TestTrainingData:
         monkeypatch.delattr(TrialResult, "reward_valid", raising=False)
         assert (module.trial_to_trajectory(trial) is not None) is is_data
 
-    # A trial, Harbor's word, and whether the trial is training data.
     @cases(
-        valid=(a_trial(error="RuntimeError"), True, True),
-        not_valid=(a_trial(), False, False),
+        "trial reward_valid is_data",
+        an_error=(a_trial(error="RuntimeError"), True, True),
+        no_error=(a_trial(), False, False),
         no_reward=(a_trial(None), False, True),
     )
-    def test_harbors_reward_valid_decides(self, trial, said, is_data, monkeypatch):
-        monkeypatch.setattr(TrialResult, "reward_valid", said, raising=False)
+    def test_harbors_reward_valid_decides(self, trial, reward_valid, is_data, monkeypatch):
+        monkeypatch.setattr(TrialResult, "reward_valid", reward_valid, raising=False)
         assert (module.trial_to_trajectory(trial) is not None) is is_data
 
     @pytest.mark.parametrize("reward", [math.nan, math.inf])
@@ -2189,12 +2263,13 @@ class TestTrainingData:
 
 GREET = str(ROOT / "examples/greet")
 OFFLINE = yaml.safe_load((ROOT / "examples/offline.yaml").read_text())
+# The offline job's environment runs nothing. Its verifier pays for the reply RIGHT.
 RIGHT, WRONG, GONE = "Hello, world!", "no", RuntimeError("the sampler is gone")
 
 
 def run_job(tinker: FakeTinker, *replies: Any, task: Any = GREET, **agent: Any) -> TrialResult:
     """Run a job of one trial at Tinker. Returns the trial, as read from its file."""
-    tinker.script(*replies)
+    tinker.will_reply(*replies)
     agent |= {"import_path": "basic_loop_agent:BasicLoopAgent"}
     agent |= {"model_name": tinker.options["model_name"]}
     agent |= {"kwargs": {"renderer_name": "qwen3", "max_turns": 2}}
@@ -2269,7 +2344,7 @@ class Trainer:
 
     def train(self, *replies: Any, **tasks: Any) -> None:
         """Start the trainer. `tasks` adds to the settings of what is trained on."""
-        self.tinker.script(*replies)
+        self.tinker.will_reply(*replies)
         tasks = self.module.HarborTasks(**self.tasks | tasks)
         self.module.main(self.module.Config(dataset_builder=tasks, **self.model, **self.config))
 
@@ -2326,6 +2401,7 @@ class TestTrainer:
             trainer.train(*[RIGHT] * 4)
 
     @cases(
+        "tasks message",
         environments_module=({"environment": "nothing:Environment"}, "nothing"),
         verifiers_module=({"verifier": "nothing:Verifier"}, "nothing"),
         option=({"agent_options": {"max_turn": 2}}, "max_turn"),
@@ -2338,7 +2414,7 @@ class TestTrainer:
         assert not trainer.folder.exists()
 
     def test_the_cookbooks_own_config_takes_harbor_tasks(self, trainer):
-        trainer.tinker.script(*[RIGHT, WRONG] * 2)
+        trainer.tinker.will_reply(*[RIGHT, WRONG] * 2)
         tasks = trainer.module.HarborTasks(**trainer.tasks, **trainer.model)
         own = trainer.model | trainer.config | {"recipe_name": "own", "dataset_builder": tasks}
         own["rollout_error_tolerance"] = trainer.module.HarborTrials(MinViableGroup())
@@ -2347,5 +2423,6 @@ class TestTrainer:
 
     def test_each_stop_reason_has_a_metric(self, trainer):
         trainer.train(RIGHT, *[bash("ls")] * 6, agent_options={"max_turns": 2})
-        metrics = [trainer.metric(f"env/all/stop/{reason}")[0] for reason in StopReason]
-        assert metrics == [0.25, 0.75, 0.0, 0.0, 0.0, 0.0, 0.0]
+        metrics = {reason: trainer.metric(f"env/all/stop/{reason}")[0] for reason in StopReason}
+        shown = {reason: metric for reason, metric in metrics.items() if metric}
+        assert shown == {"completed": 0.25, "max_turns": 0.75}
