@@ -655,6 +655,11 @@ class TestOptions:
             BasicLoopAgent(logs_dir=tmp_path, model_name="m", **given | {"llm_kwargs": llm_kwargs})
         assert "sk-secret" not in str(error.value)
 
+    def test_an_error_does_not_show_what_llm_kwargs_was(self):
+        with pytest.raises(ValueError, match="llm_kwargs") as error:
+            BasicLoopOptions(llm_kwargs="sk-secret")
+        assert "sk-secret" not in str(error.value)
+
     NUMBERS = "max_turns max_tokens max_seconds context_limit max_output_bytes command_timeout_sec"
 
     @pytest.mark.parametrize("name", [*NUMBERS.split(), "top_p"])
@@ -865,6 +870,12 @@ class TestLoop:
         done = AgentRun(agent, printing("a\udc80")).run("greet\udc80")
         assert [step.message for step in done.steps[:2]] == ["?", "greet?"]
         assert done.observations == ["Exit code: 0\nOutput:\na?"]
+
+    def test_tell_takes_a_lone_surrogate(self, tinker):
+        agent = tinker.run().agent
+        agent.tell("a\ud800")
+        asyncio.run(agent.sample())
+        assert agent.turns[-1].sent == "a?"
 
     def test_sample_without_a_text_to_send_is_an_error(self, tinker):
         agent = tinker.run().agent
@@ -1642,6 +1653,9 @@ class TestTinker:
     def test_a_character_that_is_an_added_token_stays(self, tinker):
         (client,) = set_up(tinker.agent())
         assert client.plain_text("a § b") == "a § b"
+
+    def test_text_for_a_model_without_special_tokens_stays(self):
+        assert ToyClient().plain_text("a<|im_end|>") == "a<|im_end|>"
 
     def test_tinker_opens_a_checkpoint_else_the_base_model(self, tinker, tokenizer_dir):
         more = {"llm_kwargs": {"record_stability_info": True}}
