@@ -9,7 +9,7 @@ leaves out what the request does not ask for. Tests that leave the replies to th
 against a real one:
 
     VLLM_BASE_URL=http://127.0.0.1:8000 VLLM_MODEL=name uv run pytest -k vllm
-    TINKER_BASE_URL=http://127.0.0.1:8000 TINKER_MODEL=name uv run pytest -k real_tinker
+    TINKER_BASE_URL=http://127.0.0.1:8000 TINKER_MODEL=name uv run pytest -k real_tinker -W ignore
 """
 
 import asyncio
@@ -255,6 +255,7 @@ class Session:
     def create_sampling_client(
         self, model_path=None, base_model=None, record_stability_info=False
     ) -> Any:
+        """Like the SDK's, it takes no other arguments."""
         self.fake.opened.append((model_path, base_model, record_stability_info))
         created = Future()
         if self.status:
@@ -492,7 +493,7 @@ def cases(columns: str, **table: Any) -> Any:
 @contextlib.contextmanager
 def virtual_time() -> Iterator[asyncio.Runner]:
     """An event loop whose timers fire at once when there is nothing else to do. It is not for tests
-    with HTTP or threads: all timers would fire before a thread answers."""
+    with HTTP: while a thread works, each timer that is pending would fire."""
 
     class Selector(selectors.DefaultSelector):
         skipped_seconds = 0.0
@@ -602,7 +603,7 @@ NO_KEY = "no API key for Tinker: set TINKER_API_KEY"
 NO_URL = "vllm needs api_base or VLLM_BASE_URL, such as http://localhost:8000"
 CHAT_OPTIONS = {"model_client": "litellm"}
 since_harbor_023 = pytest.mark.skipif(
-    not hasattr(BaseAgent, "options_schema"), reason="Harbor calls preflight since 0.23"
+    not hasattr(BaseAgent, "parse_options"), reason="Harbor calls preflight since 0.23"
 )
 
 
@@ -715,7 +716,7 @@ class TestOptions:
         masked_by_harbor=({}, {"API_KEY": "sk-r****456"}, {"API_KEY": "a"}, (None, "a")),
         key_from_a_file=({}, {"API_KEY": " sk-\nown\n"}, {}, (None, "sk-own")),
     )
-    def test_an_option_wins_over_the_environment(
+    def test_a_key_is_from_the_first_place_that_has_one(
         self, given, agent_env, env, expected, monkeypatch
     ):
         for name, value in env.items():
@@ -897,7 +898,8 @@ class TestLoop:
         used = tinker.run([bash("a"), bash("b"), "done", "done"], max_turns=2).agent
         AgentRun(used).run()
         AgentRun(tinker.agent(max_turns=2)).run()
-        assert tinker.sampled[2].prompt == tinker.sampled[3].prompt
+        *_, second, fresh = tinker.sampled
+        assert second.prompt == fresh.prompt
 
     def test_the_model_is_told_of_the_tasks_skills(self, tinker, tmp_path):
         file = tmp_path / "my skills/pdf/SKILL.md"
@@ -906,6 +908,7 @@ class TestLoop:
         file.write_text(f"{head}BODY on line 11")
         agent = tinker.agent(skills_dir=str(tmp_path / "my skills"))
         message = AgentRun(agent, ShellEnvironment()).run().steps[0].message
+        # The first ten lines. The last newline is left out.
         listed = f"==> {file} <==\n{head}".replace("<|", "<\u200b|").rstrip()
         intro = "Skills. Read a skill's file before you use it.\n\nExit code: 0\nOutput:"
         assert message == f"{intro}\n{listed}\n\ndo it"
@@ -931,6 +934,7 @@ class TestLoop:
     def test_after_render_anew_the_prompt_is_rendered(self, tinker, monkeypatch):
         monkeypatch.setattr(OwnLoop, "after_turn", OwnLoop.render_anew)
         done = tinker.run(agent_class=OwnLoop, max_turns=2)
+        # The fake samples other ids than a rendering of the same text has.
         assert done.metadata["n_prefix_breaks"] == 1
 
     def test_an_edited_conversation_is_rendered_anew_once(self, tinker, monkeypatch):
@@ -1004,6 +1008,7 @@ NO_LOGPROBS = [math.nan, math.inf, -math.inf, None, -9999.0]
 
 def random_reply(rng: random.Random, stop: list[int]) -> Any:
     text = rng.choice(["", "done", *[bash("ls")] * 3, "<think>a</think>" + bash("ls")])
+    # 50 and 51 are any two ids.
     odd_replies = [
         Reply(text, cut_off=True),
         Reply(text, gives_logprobs=False),
@@ -1082,7 +1087,7 @@ class TestEndings:
             try:
                 await forever()
             finally:
-                # `max_seconds` have ended the wait. Now Harbor cancels the run, too.
+                # `max_seconds` have just cancelled the wait. This second cancellation is Harbor's.
                 asyncio.current_task().cancel()
                 await asyncio.sleep(0)
 
@@ -1129,9 +1134,9 @@ class TestEndings:
         assert (failed.stop_reason, failed.completion) == ("error", "hi")
 
     def test_ids_that_are_not_wanted_are_not_recorded(self, vllm):
-        done = vllm.run([Reply(choice={"token_ids": None})], collect_rollout_details=False)
-        assert done.metadata == {"stop_reason": "completed", "n_episodes": 1}
+        done = vllm.run(collect_rollout_details=False)
         assert done.context.rollout_details is None
+        assert set(done.metadata) == {"stop_reason", "n_episodes"}
 
     @pytest.mark.parametrize("seed", range(300))
     def test_whatever_ends_a_run_its_tokens_are_recorded_once(self, tinker, seed):
@@ -1142,7 +1147,7 @@ class TestEndings:
         renderer = rng.choice(["qwen3", "qwen3_instruct", "role_colon", "qwen3_5"])
         options = {"renderer_name": renderer, "context_limit": rng.choice([None, None, 600])}
         run = AgentRun(tinker.agent(max_turns=rng.randint(1, 8), **options), environment)
-        # With an old SDK a cancellation may find an answer that waits for the event loop.
+        # With an old SDK an answer may be sampled, but not yet received, at a cancellation.
         n_steps = 10_000 if IS_OLD_SDK else rng.choice([10_000, rng.randrange(1, 60)])
         asyncio.run(cancelled_after(run, n_steps))
         answered = [turn._replace(logprobs=turn.logprobs or []) for turn in tinker.sampled]
@@ -1233,7 +1238,8 @@ class TestThinking:
     def test_a_tag_that_an_answer_quotes_is_text(self, answer):
         assert module.split_untagged_thinking(answer) == ("", answer)
 
-    # If the time grew with the square of the length, each would take more than a test's minute.
+    # If the time grew with the square of the length, a test's minute would end it. (The alarm also
+    # interrupts a regular expression.)
     @cases("reply", backticks="`" * 400_000, fences="```a\n" * 80_000, blanks=" " * 400_000)
     def test_a_degenerate_reply_is_split_in_time(self, reply):
         assert module.split_untagged_thinking(reply) == ("", reply)
@@ -1315,7 +1321,7 @@ def shell() -> Iterator[Any]:
 @pytest.fixture
 def sleep() -> str:
     """A command of more than a minute that no other process on the machine runs."""
-    return f"sleep 6{uuid4().int % 10**9}"
+    return f"sleep {60 + uuid4().int % 10**9}"
 
 
 def is_running(command: str) -> bool:
@@ -1358,6 +1364,7 @@ class TestScripts:
     @cases(
         "script output",
         its_stdin=("cat", "(none)"),
+        # The options of any `bash -c`.
         its_shell_options=("echo $-; shopt lastpipe", "hBc\nlastpipe       \toff"),
         its_variables=("env | sed 's/=.*//' | grep BASIC", "BASIC_LOOP_MARK"),
         its_command_line=("pgrep -s 0 -f BASIC_LOOP_BLOC[K]S", "(none)"),
@@ -1369,15 +1376,14 @@ class TestScripts:
         assert run_shell(shell(), "x=a; echo b \\", "echo $x") == told(0, "b\na")
 
     @cases(
-        "half",
-        here_document="cat <<E\nx",
-        quote="echo 'x",
-        if_="if a; then",
-        here_document_after_extglob="shopt -s extglob\nls !(keep)\ncat <<E\nx",
+        "half rest",
+        here_document=("cat <<E\nx", "E"),
+        quote=("echo 'x", "'"),
+        if_=("if a; then", "fi"),
+        here_document_after_extglob=("shopt -s extglob\nls !(keep)\ncat <<E\nx", "E"),
     )
-    def test_a_block_left_open_runs_nothing(self, half, shell, tmp_path):
-        # The third block closes what the second one has opened, and opens nothing.
-        text = run_shell(shell(), f"touch {tmp_path}/ran", half, 'E\necho "\'"\nfi')
+    def test_a_block_left_open_runs_nothing(self, half, rest, shell, tmp_path):
+        text = run_shell(shell(), f"touch {tmp_path}/ran", half, rest)
         assert text == told(2, "[nothing was run: a block is unfinished]")
         assert list(tmp_path.iterdir()) == []
 
@@ -1456,12 +1462,10 @@ class TestScripts:
     def test_shell_options_of_the_image_break_nothing(self, shell, options):
         assert run_shell(shell(SHELLOPTS=options), "echo a; (exit 3)") == told(3, "a")
 
-    # As busybox's sed, this one ends at a line only after it has read the next one. (It takes the
-    # end words from the module's own argument, /[e]nd-of-MARK/q.)
-    BUSYBOX_SED = """end=${@: -1}; end=${end#*]}; end=${end%/q}
-while IFS= read -r line; do
+    # Like busybox's sed, this one ends at a line only after it has read the next one.
+    BUSYBOX_SED = """while IFS= read -r line; do
   echo "$line"
-  case $line in *"$end"*) read -r; exit ;; esac
+  case $line in *"end-of-$BASIC_LOOP_MARK"*) read -r; exit ;; esac
 done"""
 
     def test_busybox_sed_does_not_hold_up_the_turn(self, shell, tmp_path, sleep):
@@ -1501,7 +1505,7 @@ done"""
         text = run_shell(shell(), f"echo started; ({server}) &", shown_bytes=40)
         assert text.startswith("Exit code: 0\n")
         n_ticks = len(ticks.read_bytes())
-        # 60 times 99,999 bytes are more than a script may print.
+        # 60 times 99,999 bytes are more than FLOOD_BYTES.
         wait_until(lambda: len(ticks.read_bytes()) >= n_ticks + 60)
 
     # What becomes of the script's exec and of the one that kills. The seconds that this takes: the
@@ -1521,8 +1525,8 @@ done"""
             assert round(runner.get_loop().time() - start) == seconds
         assert text == told(124, "[no answer; the limit is 100 seconds]")
         assert environment.first_script_was_killed
-        # The environment's own limits come later than the agent's.
-        assert environment.timeouts == [190, 105]
+        # The environment's own limits come 90 seconds later than the agent's.
+        assert environment.timeouts == [100 + 90, 15 + 90]
 
     def test_an_error_of_exec_is_raised_after_a_kill(self):
         environment = FakeEnvironment(RuntimeError("no container"))
@@ -1538,7 +1542,8 @@ done"""
             asyncio.run(asyncio.wait_for(run, 1))
         wait_until(lambda: not is_running(sleep))
 
-    def test_a_cancellation_is_raised_if_exec_fails_by_it(self):
+    def test_a_script_stays_cancelled_if_exec_then_fails(self):
+        # `wait_for` raises this in place of the CancelledError.
         run = module.run_script(["x"], FakeEnvironment(fails_when_cancelled), 100, 99)
         with pytest.raises(TimeoutError):
             asyncio.run(asyncio.wait_for(run, 0.01))
@@ -1560,8 +1565,10 @@ done"""
 
 # ------------------------------------------------------------------------------ prompts on Tinker
 
-# The cookbook's one model that needs a tokenizer of its own. For the others the suite's will do.
+# The cookbook's one model that needs a tokenizer of its own, which comes with the cookbook. For the
+# others the suite's will do.
 INKLING = "thinkingmachines/Inkling"
+# A renderer that is not named here fails a test. Then look at its prompts, and name it.
 RENDERER_NAMES = """
 deepseekv3 deepseekv3_disable_thinking deepseekv3_thinking deepseekv4_1
 deepseekv4_1_disable_thinking deepseekv4_1_low_reasoning deepseekv4_1_max_reasoning
@@ -1577,6 +1584,7 @@ qwen3_8_low_reasoning qwen3_8_medium_reasoning qwen3_8_xhigh_reasoning qwen3_dis
 qwen3_instruct qwen3_vl qwen3_vl_instruct role_colon tml_v0
 """
 RENDERERS = RENDERER_NAMES.split()
+# The cookbook's `get_renderer` compares the name with each.
 IN_COOKBOOK = re.findall(r'name == "(\w+)"', RENDERER_SOURCES)
 
 
@@ -1591,7 +1599,8 @@ class Family:
         self.closes_differently = name == "role_colon" or name.startswith("gpt_oss")
 
     def reply(self, answer: str, thinking: str = "hm") -> list[int]:
-        """The ids of a reply, with its stop token. It has thinking if the renderer allows that."""
+        """The ids of a reply, with its stop token: those that have a weight in training. It has
+        thinking if the renderer allows that."""
         content = [{"type": "thinking", "thinking": thinking}, {"type": "text", "text": answer}]
         messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": content}]
         try:
@@ -1608,9 +1617,8 @@ def family(request, tokenizer_dir) -> Family:
 
 
 class TestTinker:
-    # In the ids so far a reply is in capitals if it was sampled. (Inkling ends a reply in two stop
-    # tokens. Here these are `;` and the next message's `u`.)
-    @pytest.mark.parametrize("previous", ["u:old;a:REPLY;", "u:old;a:REPLY;u"])
+    # REPLY is a reply as it was sampled, `reply` the same one as it is rendered.
+    @cases("previous", one_stop_token="u:old;a:REPLY;", two_as_of_inkling="u:old;a:REPLY;u")
     def test_a_prompt_begins_with_the_ids_so_far(self, previous):
         client = ToyClient()
         client.ask("new", previous, [("user", "old"), ("assistant", "reply")])
@@ -1627,6 +1635,7 @@ class TestTinker:
         for system in ("one", "another"):
             client.ask("new", "x;", [("system", system), ("user", "old")])
         assert client.generated == [("x;u:new;a:", 50)] * 2
+        # This was rendered for the second system message, too.
         assert client.rendered[-1] == "s:another;u:a;a:c;u:new;a:"
 
     @cases(
@@ -1648,6 +1657,7 @@ class TestTinker:
         assert tinker.params[0].max_tokens == limit - len(tinker.sampled[0].prompt)
 
     def test_a_base_models_end_of_text_is_taken_off(self, tinker):
+        # cut_off: the renderer's stop token does not follow.
         assert tinker.run([Reply("hi<|endoftext|>", cut_off=True)]).completion == "hi"
 
     def test_a_character_that_is_an_added_token_stays(self, tinker):
@@ -1660,6 +1670,7 @@ class TestTinker:
     def test_tinker_opens_a_checkpoint_else_the_base_model(self, tinker, tokenizer_dir):
         more = {"llm_kwargs": {"record_stability_info": True}}
         set_up(tinker.agent(), tinker.agent(model_path="tinker://run/1", **more))
+        # Path, base model, record_stability_info.
         assert tinker.opened == [(None, tokenizer_dir, False), ("tinker://run/1", None, True)]
 
     @pytest.mark.skipif(not HAS_SEQUENCE_IDS, reason="SDK 0.26 gives each sequence an id")
@@ -1668,7 +1679,7 @@ class TestTinker:
         assert detail["extra"] == {"sequence_id": ["sequence-1"]}
 
     def test_a_model_has_its_recommended_renderer_by_default(self, tinker):
-        # One token, because the suite's own ids mean something else to this tokenizer.
+        # The fake samples ids of another tokenizer, so one is enough.
         done = tinker.run(model_name=INKLING, renderer_name=None, max_tokens=1)
         assert "<|message_user|>" in get_tokenizer(INKLING).decode(done.recorded[0].prompt)
 
@@ -1693,9 +1704,9 @@ class TestTinker:
         asyncio.run(main())
         assert (len(tinker.opened), len(tinker.sessions)) == (4, 1)
 
-    def test_each_server_has_a_session_of_its_own(self, tinker):
-        others = [{"llm_kwargs": {"api_key": "tml-2"}}, {"api_base": "http://x"}, {"max_tokens": 1}]
-        set_up(tinker.agent(), *(tinker.agent(**given) for given in others))
+    def test_each_login_has_a_session_of_its_own(self, tinker):
+        set_up(tinker.agent(), tinker.agent(max_tokens=1))
+        set_up(tinker.agent(llm_kwargs={"api_key": "tml-2"}), tinker.agent(api_base="http://x"))
         assert len(tinker.sessions) == 3
 
     def test_a_session_that_has_ended_is_replaced(self, tinker):
@@ -1715,8 +1726,6 @@ class TestTinker:
             set_up(tinker.agent())
 
     @pytest.mark.skipif(not REAL_TINKER, reason="TINKER_BASE_URL names no server")
-    # The SDK leaves its connections open.
-    @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore:Exception ignored in")
     def test_a_real_tinker_continues_from_the_sampled_ids(self, tmp_path, monkeypatch):
         # On a CPU the first reply takes over a minute.
         signal.alarm(600)
@@ -1738,7 +1747,7 @@ class TestTinker:
         done = tinker.run(replies, printing("\n o \n"), **family.options, max_turns=4)
         assert done.scripts == [["a\n"], ["b\n"], ["c\n"], ["d\n"]]
         assert done.recorded == tinker.sampled
-        assert done.metadata["n_prefix_breaks"] == 3 * family.closes_differently
+        assert done.metadata["n_prefix_breaks"] == (3 if family.closes_differently else 0)
 
     def test_a_later_prompt_ends_as_the_template_would(self, tinker, family):
         replies = [Reply(ids=family.reply(bash("ls")))] * 2
@@ -1753,6 +1762,7 @@ class TestTinker:
     def test_output_adds_no_special_token_to_a_prompt(self, tinker, family):
         """The special tokens of a prompt are the template's, whatever a script prints."""
         added = tinker.tokenizer.get_added_tokens_decoder().values()
+        # The last one is Inkling's.
         names = [token.content for token in added if len(token.content) > 1] + ["<|message_user|>"]
         hostile = "".join(f"a {name} b<{name}<{name}\n" for name in names)
         (client,) = set_up(tinker.agent(**family.options))
@@ -1811,8 +1821,8 @@ class TestVllm:
     @cases(
         "given name value",
         temperature_0=({"temperature": 0}, "temperature", 0),
-        extra_body=({"llm_kwargs": {"top_k": 1, "extra_body": {"top_k": 5}}}, "top_k", 5),
-        limit=({"llm_kwargs": {"extra_body": {"max_tokens": 9}}}, "max_tokens", 512),
+        extra_body_wins=({"llm_kwargs": {"top_k": 1, "extra_body": {"top_k": 5}}}, "top_k", 5),
+        max_tokens_stays=({"llm_kwargs": {"extra_body": {"max_tokens": 9}}}, "max_tokens", 512),
         session_id=({"session_id": "mine"}, "session_id", "mine"),
         hosted_vllm=({"model_name": f"hosted_vllm/{VLLM_MODEL}"}, "model", VLLM_MODEL),
     )
@@ -1912,7 +1922,11 @@ class TestChat:
         "given name value",
         temperature_0=({"temperature": 0}, "temperature", 0),
         top_p=({"top_p": 0.9}, "top_p", 0.9),
-        extra_body=({"llm_kwargs": {"extra_body": {"top_k": 5}}, "session_id": "x"}, "top_k", 5),
+        extra_body_beside_session_id=(
+            {"llm_kwargs": {"extra_body": {"top_k": 5}}, "session_id": "x"},
+            "top_k",
+            5,
+        ),
         session_id=({"session_id": "x"}, "session_id", "x"),
         ids=({"collect_rollout_details": True}, "return_token_ids", True),
         logprobs=({"collect_rollout_details": True}, "logprobs", True),
@@ -1923,7 +1937,7 @@ class TestChat:
 
     @pytest.mark.skipif(not hasattr(BaseAgent, "extra_env"), reason="since Harbor 0.16")
     def test_the_model_output_limit_is_max_tokens(self, chat):
-        """With that API LiteLLM sends what this method says, and not max_tokens."""
+        """With use_responses_api LiteLLM sends this, and not max_tokens."""
         (client,) = set_up(chat.agent(max_tokens=7))
         assert client.get_model_output_limit() == 7
 
@@ -1988,7 +2002,8 @@ class TestChat:
 async def finish(*runs: AgentRun) -> list[Any]:
     """Do runs one after the other, whatever ends them. Returns their clients."""
     for run in runs:
-        await asyncio.gather(run.go(), return_exceptions=True)
+        with contextlib.suppress(Exception, asyncio.CancelledError):
+            await run.go()
     return [run.agent.client for run in runs]
 
 
@@ -2153,11 +2168,11 @@ class TestFiles:
 # ---------------------------------------------------------------------------------- training data
 
 WHOLE = {"prompt_token_ids": [1, 2], "completion_token_ids": [3, 4], "logprobs": [-0.5, -0.25]}
-A_TURN = (Turn(**WHOLE),)
-ONE = {"reward": 1.0}
+ONE_TURN = (Turn(**WHOLE),)
+REWARD = {"reward": 1.0}
 
 
-def a_trial(rewards=ONE, error="", stop_reason="completed", turns=A_TURN, steps=None) -> Any:
+def a_trial(rewards=REWARD, error="", stop_reason="completed", turns=ONE_TURN, steps=None) -> Any:
     """A trial as Harbor reads it from result.json. (A step of a trial has the same fields.)"""
     details = module.rollout_details(turns)
     context = AgentContext(metadata={"stop_reason": stop_reason}, rollout_details=details)
@@ -2211,7 +2226,7 @@ class TestTrainingData:
         an_extra_list_is_too_short={"extra": {"a": []}},
     )
     def test_a_broken_rollout_is_an_error(self, wrong):
-        (detail,) = module.rollout_details(A_TURN)
+        (detail,) = module.rollout_details(ONE_TURN)
         context = AgentContext(rollout_details=[detail | wrong])
         with pytest.raises(ValueError, match=r"zip\(\) argument|differ in length"):
             list(module.turns_of(context))
@@ -2253,7 +2268,7 @@ class TestTrainingData:
         its_own_error_beside_its_steps=(a_trial(error="RuntimeError", steps=[a_trial()]), False),
     )
     def test_a_trial_is_training_data_unless_it_failed(self, trial, is_data, monkeypatch):
-        # Harbor before 0.25 has no such field.
+        # Harbor before 0.25 has no such property.
         monkeypatch.delattr(TrialResult, "reward_valid", raising=False)
         assert (module.trial_to_trajectory(trial) is not None) is is_data
 
@@ -2282,7 +2297,7 @@ RIGHT, WRONG, GONE = "Hello, world!", "no", RuntimeError("the sampler is gone")
 
 
 def run_job(tinker: FakeTinker, *replies: Any, task: Any = GREET, **agent: Any) -> TrialResult:
-    """Run a job of one trial at Tinker. Returns the trial, as read from its file."""
+    """Run a job of one trial at Tinker. Returns the trial, after a round trip through JSON."""
     tinker.will_reply(*replies)
     agent |= {"import_path": "basic_loop_agent:BasicLoopAgent"}
     agent |= {"model_name": tinker.options["model_name"]}
@@ -2345,9 +2360,9 @@ class Trainer:
 
     def __init__(self, tinker: FakeTinker, monkeypatch: Any) -> None:
         self.tinker, self.training = tinker, FakeTraining(tinker)
-        self.module = importlib.import_module("examples.train")
-        # Nothing here is in Docker.
-        monkeypatch.setattr(self.module, "CLEAN_UP", "true {0}")
+        self.script = importlib.import_module("examples.train")
+        # It would remove what is left in Docker.
+        monkeypatch.setattr(self.script, "CLEAN_UP", "true {0}")
         monkeypatch.setattr("tinker.ServiceClient", lambda **arguments: self.training)
         self.folder = tinker.options["logs_dir"] / "training"
         self.model = {name: tinker.options[name] for name in ("model_name", "renderer_name")}
@@ -2357,10 +2372,10 @@ class Trainer:
         self.tasks |= {"trials_dir": str(self.folder / "trials")}
 
     def train(self, *replies: Any, **tasks: Any) -> None:
-        """Start the trainer. `tasks` adds to the settings of what is trained on."""
+        """Start the trainer. `tasks` holds other settings of HarborTasks."""
         self.tinker.will_reply(*replies)
-        tasks = self.module.HarborTasks(**self.tasks | tasks)
-        self.module.main(self.module.Config(dataset_builder=tasks, **self.model, **self.config))
+        tasks = self.script.HarborTasks(**self.tasks | tasks)
+        self.script.main(self.script.Config(dataset_builder=tasks, **self.model, **self.config))
 
     def metric(self, name: str) -> dict[int, float]:
         """A metric's values by step."""
@@ -2422,16 +2437,17 @@ class TestTrainer:
         limit=({"agent_options": {"max_tokens": 9}}, "max_tokens"),
         tasks=({"tasks": ["examples/nothing"]}, "examples/nothing"),
     )
-    def test_a_typo_is_an_error_before_anything_connects(self, tasks, message, trainer):
+    def test_a_wrong_setting_is_an_error_before_it_connects(self, tasks, message, trainer):
         with pytest.raises(ValueError, match=message):
             trainer.train(**tasks)
+        # The cookbook makes this folder before it connects.
         assert not trainer.folder.exists()
 
     def test_the_cookbooks_own_config_takes_harbor_tasks(self, trainer):
         trainer.tinker.will_reply(*[RIGHT, WRONG] * 2)
-        tasks = trainer.module.HarborTasks(**trainer.tasks, **trainer.model)
+        tasks = trainer.script.HarborTasks(**trainer.tasks, **trainer.model)
         own = trainer.model | trainer.config | {"recipe_name": "own", "dataset_builder": tasks}
-        own["rollout_error_tolerance"] = trainer.module.HarborTrials(MinViableGroup())
+        own["rollout_error_tolerance"] = trainer.script.HarborTrials(MinViableGroup())
         asyncio.run(cookbook.main(cookbook.Config(**own)))
         assert len(trainer.training.batches[0]) == 4
 
