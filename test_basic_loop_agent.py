@@ -1784,6 +1784,10 @@ class TestVllm:
         assert vllm.headers("X-Other") == ["1"] * 3
         assert vllm.headers("X-Stainless-Read-Timeout") == ["77"] * 3
 
+    def test_vllm_does_not_get_the_key_of_openai(self, vllm):
+        set_up(vllm.agent())
+        assert vllm.headers("Authorization") == ["Bearer none"]
+
     @pytest.mark.parametrize("end", ["/v1", "/v1/"])
     def test_vllms_paths_are_found_from_its_api(self, vllm, end):
         vllm.run(api_base=vllm.url + end)
