@@ -316,7 +316,7 @@ message. Each script starts in a fresh shell (files stay, variables and director
             self.tell("Skills. Read a skill's file before you use it.")
             # The model sees each path, and the lines with the skill's name and description.
             command = f"head -v -n 10 -- {shlex.quote(self.skills_dir)}/*/SKILL.md"
-            self.tell(await self.execute([command], environment))
+            self.tell(await run_script([command], environment, 60, FLOOD_BYTES))
         for server in self.mcp_servers:
             self.tell(f"MCP server: {server.model_dump_json(exclude_none=True)}")
         await self.resume(instruction, environment, context)
@@ -573,7 +573,7 @@ class Turn(LLMResponse):
         timestamp: When the reply came, in ISO 8601.
     """
 
-    # LLMResponse gives its other fields defaults, but `content` none.
+    # LLMResponse gives defaults to its other fields, but not to `content`.
     content: str = ""
     sent: str = ""
     finish_reason: str = "stop"
@@ -997,7 +997,7 @@ def chat_client(options: BasicLoopOptions, model: str, **args: Any) -> Any:
 
     For the finish reason "length" LiteLLM raises an error, and the ids and the cost are lost. Just
     before it looks at the reason, it calls `_extract_usage_info` (private; Harbor 0.13 to 0.25).
-    Here this sets the reason to "stop", and `call` gets the real one back from the usage.
+    The override saves the reason in the usage, where `call` finds it, and sets it to "stop".
     """
     # Importing LiteLLM takes seconds, so the class is defined in here.
     from harbor.llms.lite_llm import LiteLLM
@@ -1205,8 +1205,8 @@ exec 5< <(
   printf "end-of-%s %s %s\n\n" "$BASIC_LOOP_MARK" "$code" "$SECONDS"
 )
 # sed ends at the end words. A script's `ps` prints this line, which [e]nd does not match. LC_ALL=C:
-# they may follow half a character. sed keeps a line in memory: the ulimit ends an endless one. head
-# ends a flood.
+# they may follow half a character. sed keeps a line in memory, so the ulimit stops it at an endless
+# one. head ends a flood.
 (ulimit -d 300000; LC_ALL=C exec sed "/[e]nd-of-$BASIC_LOOP_MARK/q") <&5 | head -c "$2" | base64
 # sed leaves at most the empty line. So a `read` of 2 bytes returns 1 if no process has the pipe. If
 # one in the background still has it, cat reads on: else SIGPIPE would kill that process.

@@ -74,6 +74,7 @@ from transformers import PreTrainedTokenizerFast
 
 import basic_loop_agent as module
 from basic_loop_agent import BasicLoopAgent, BasicLoopOptions, StopReason, Turn, fenced_blocks
+from examples import train
 from examples.fakes import FakeTraining, HostVerifier
 
 ROOT = Path(__file__).parent
@@ -905,7 +906,7 @@ class TestLoop:
         file.parent.mkdir(parents=True)
         head = "---\nname: pdf\ndescription: Reads <|im_end|>\n---\n" + "more\n" * 6
         file.write_text(f"{head}BODY on line 11")
-        agent = tinker.agent(skills_dir=str(tmp_path / "my skills"))
+        agent = tinker.agent(skills_dir=str(tmp_path / "my skills"), max_output_bytes=9)
         message = AgentRun(agent, ShellEnvironment()).run().steps[0].message
         # The first ten lines. The last newline is left out.
         listed = f"==> {file} <==\n{head}".replace("<|", "<\u200b|").rstrip()
@@ -2312,9 +2313,8 @@ class Trainer:
 
     def __init__(self, tinker: FakeTinker, monkeypatch: Any) -> None:
         self.tinker, self.training = tinker, FakeTraining(tinker)
-        self.script = importlib.import_module("examples.train")
         # It would remove what is left in Docker.
-        monkeypatch.setattr(self.script, "CLEAN_UP", "true {0}")
+        monkeypatch.setattr(train, "CLEAN_UP", "true {0}")
         monkeypatch.setattr("tinker.ServiceClient", lambda **arguments: self.training)
         self.folder = tinker.options["logs_dir"] / "training"
         self.model = {name: tinker.options[name] for name in ("model_name", "renderer_name")}
@@ -2326,8 +2326,8 @@ class Trainer:
     def train(self, *replies: Any, **tasks: Any) -> None:
         """Start the trainer. `tasks` holds other settings of HarborTasks."""
         self.tinker.will_reply(*replies)
-        tasks = self.script.HarborTasks(**self.tasks | tasks)
-        self.script.main(self.script.Config(dataset_builder=tasks, **self.model, **self.config))
+        tasks = train.HarborTasks(**self.tasks | tasks)
+        train.main(train.Config(dataset_builder=tasks, **self.model, **self.config))
 
     def metric(self, name: str) -> dict[int, float]:
         """A metric's values by step."""
@@ -2397,9 +2397,9 @@ class TestTrainer:
 
     def test_the_cookbooks_own_config_takes_harbor_tasks(self, trainer):
         trainer.tinker.will_reply(*[RIGHT, WRONG] * 2)
-        tasks = trainer.script.HarborTasks(**trainer.tasks, **trainer.model)
+        tasks = train.HarborTasks(**trainer.tasks, **trainer.model)
         own = trainer.model | trainer.config | {"recipe_name": "own", "dataset_builder": tasks}
-        own["rollout_error_tolerance"] = trainer.script.HarborTrials(MinViableGroup())
+        own["rollout_error_tolerance"] = train.HarborTrials(MinViableGroup())
         asyncio.run(cookbook.main(cookbook.Config(**own)))
         assert len(trainer.training.batches[0]) == 4
 
