@@ -311,7 +311,6 @@ message. Each script starts in a fresh shell (files stay, variables and director
             self._system = self.protocol.replace("{seconds}", str(self.options.command_timeout_sec))
         self.messages = [{"role": "system", "content": self._system}] if self._system else []
         self._pending = []
-        self.render_anew()
         if self.skills_dir:
             self.tell("Skills. Read a skill's file before you use it.")
             # The model sees each path, and the lines with the skill's name and description.
