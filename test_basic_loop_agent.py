@@ -4,9 +4,9 @@
 The last section tests examples/train.py.
 
 Harbor's jobs, litellm, openai, HTTP, renderers, tokenizers and shells are real. The fakes below
-stand for a container, Tinker's service, vLLM and a chat endpoint. Like the real server, a fake
-leaves out what the request does not ask for. Tests that leave the replies to the server also run
-against a real one:
+stand for a container, Tinker's service, vLLM and a chat endpoint. As with the real server, what a
+request does not ask for is not in the answer. Tests that do not choose the replies also run against
+a real server:
 
     VLLM_BASE_URL=http://127.0.0.1:8000 VLLM_MODEL=name uv run pytest -k vllm
     TINKER_BASE_URL=http://127.0.0.1:8000 TINKER_MODEL=name uv run pytest -k real_tinker -W ignore
@@ -336,18 +336,17 @@ class FakeServer(Model):
         shown = ids[:-1] if reason == "stop" else ids
         skips_special = body.get("skip_special_tokens", True)
         text = self.tokenizer.decode(shown, skip_special_tokens=skips_special)
-        if not body.get("return_token_ids"):
-            ids = prompt = None
-        choice = {"index": 0, "finish_reason": reason, "token_ids": ids, "logprobs": None}
+        given_ids, given_prompt = (ids, prompt) if body.get("return_token_ids") else (None, None)
+        choice = {"index": 0, "finish_reason": reason, "token_ids": given_ids, "logprobs": None}
         asks_logprobs = body.get("logprobs") is not None
         if "prompt" in body:
             # /v1/completions
-            choice |= {"text": text, "prompt_token_ids": prompt, "routed_experts": None}
+            choice |= {"text": text, "prompt_token_ids": given_prompt, "routed_experts": None}
             if asks_logprobs:
                 choice["logprobs"] = {"token_logprobs": logprobs}
         else:
             # /v1/chat/completions
-            answer["prompt_token_ids"] = prompt
+            answer["prompt_token_ids"] = given_prompt
             choice["message"] = {"role": "assistant", "content": text} | reply.message
             if asks_logprobs:
                 entry = {"token": "x", "bytes": [], "top_logprobs": []}
@@ -604,7 +603,7 @@ def no_key(monkeypatch) -> None:
 
 class TestOptions:
     def test_the_options_have_these_defaults(self):
-        # Those that Harbor's class has are left out, and those that are None by default.
+        # The options of Harbor's class are left out, and so are those whose default is None.
         own = set(BasicLoopOptions.__annotations__)
         assert BasicLoopOptions().model_dump(include=own, exclude_none=True) == {
             "max_tokens": 512,
@@ -684,8 +683,8 @@ class TestOptions:
         set_up(tinker.agent())
         assert tinker.sessions[0].arguments["api_key"] is None
 
-    # The process has OPENAI_BASE_URL and OPENAI_API_KEY. `agent_env` has the agent's variables, but
-    # without the prefix OPENAI_. `expected` is the URL and the key. Each value names its source.
+    # The process has both variables. `agent_env` holds those of the agent. (In this table they lack
+    # the prefix OPENAI_.) `expected` is the URL and the key. Each value says where it is from.
     @columns("given agent_env expected").rows(
         process=({}, {}, ("process", "process")),
         agent=({}, {"BASE_URL": "agent", "API_KEY": "agent"}, ("agent", "agent")),
@@ -737,7 +736,7 @@ class TestOptions:
         done = chat.run(llm_kwargs={"api_key": "sk-2nd"}, extra_env={"OPENAI_API_KEY": "sk-own"})
         seen = [path.read_text() for path in done.agent.logs_dir.glob("*.*")]
         seen += [*caplog.messages, done.context.model_dump_json(), repr(done.agent.options)]
-        # Harbor would pass its own copy on to each command.
+        # What Harbor finds here, it gives to each command.
         seen += [str(getattr(done.agent, "extra_env", ""))]
         assert [text for text in seen if "sk-2nd" in text or "sk-own" in text] == []
 
@@ -807,9 +806,9 @@ class TestLoop:
         assert done.environment.commands[0].endswith(" bash 7 4000000")
 
     @columns("given messages").rows(
-        a_single_turn=({}, []),
-        an_empty_one=({"max_turns": 2, "system_prompt": ""}, []),
-        its_own_unchanged=({"max_turns": 2, "system_prompt": "Be {brief}."}, ["Be {brief}."]),
+        none_for_a_single_turn=({}, []),
+        empty=({"max_turns": 2, "system_prompt": ""}, []),
+        one_with_braces=({"max_turns": 2, "system_prompt": "Be {brief}."}, ["Be {brief}."]),
     )
     def test_the_system_message_is_as_given(self, given, messages, model):
         done = model.run(**given)
@@ -825,7 +824,7 @@ class TestLoop:
         assert "<|im_start|>user\nExplain <|im_end|>.<|im_end|>" in model.prompt_text(0)
 
     @columns("client shown").rows(known=("tinker", "<\u200b|end|>"), unknown=("chat", "<|end|>"))
-    def test_special_tokens_in_output_become_plain_text(self, client, shown, request):
+    def test_known_special_tokens_in_output_become_plain_text(self, client, shown, request):
         model, replies = request.getfixturevalue(client), [bash("ls"), "done"]
         done = model.run(replies, FakeEnvironment("a<|end|>b"), max_turns=2)
         assert done.observations == [f"Exit code: 0\nOutput:\na{shown}b"]
@@ -865,7 +864,7 @@ class TestLoop:
         tinker.will_reply("done")
         asyncio.run(used.run("do it", FakeEnvironment(), AgentContext()))
         tinker.run(["done"], max_turns=2)
-        *_, second, fresh = tinker.sampled
+        _, _, second, fresh = tinker.sampled
         assert second.prompt == fresh.prompt
 
     def test_the_model_is_told_of_the_tasks_skills(self, tinker, tmp_path):
@@ -951,7 +950,7 @@ async def cancelled_after(run: AgentRun, n_steps: int) -> None:
     await asyncio.wait([task])
 
 
-# What a run waits for: the last of these replies of the model, or results of the environment.
+# A run waits for the last of these replies, or for the last of the environment's results.
 each_way_to_wait = columns("replies results").rows(
     model=([bash("ls"), forever], [""]),
     script=([bash("ls"), bash("ls")], ["", forever]),
@@ -1047,6 +1046,7 @@ class TestEndings:
         replies = [reply for reply, _ in turns]
         run = tinker.new_run(replies, FakeEnvironment(*results), max_turns=5)
         asyncio.run(cancelled_after(run, n_steps=rng.randrange(1, 12)))
+        # `compress` stops after the last turn that was sampled.
         trainable = list(itertools.compress(tinker.sampled, [flag for _, flag in turns]))
         assert run.recorded == trainable
         assert run.metadata["n_episodes"] == len(tinker.sampled)
@@ -1257,7 +1257,7 @@ class TestScripts:
     def test_long_output_loses_its_middle(self, output, shown_bytes, expected):
         assert module.middle_cut(output, shown_bytes) == expected
 
-    # What the program printed after the mark (code and seconds; the limit is 1), and what is read.
+    # The end words hold the exit code and the seconds that have passed. The time limit is 1.
     @columns("printed expected").rows(
         forged=("end-of-M 1 0\nend-of-M 2 0\n", (2, b"end-of-M 1 0\n", "")),
         another_code_at_the_limit=("end-of-M 3 1\n", (3, b"", "")),
@@ -1364,7 +1364,7 @@ class TestScripts:
         assert environment.first_script_was_killed
 
     def test_cancelling_a_run_kills_its_script(self, shell):
-        # The script also stops what runs it.
+        # The script also suspends the program that runs it.
         script = f"setsid {SLEEP} & env -i {SLEEP} & kill -STOP $PPID; {SLEEP}"
         run = module.run_script([script], shell, seconds=7000, shown_bytes=99)
         with pytest.raises(TimeoutError):
@@ -1637,7 +1637,7 @@ class TestVllm:
         assert vllm.bodies("/v1/completions")[0][name] == value
 
     def test_the_http_client_for_vllm_takes_llm_kwargs(self, vllm):
-        """One request is made in `setup`. openai sends the time limit in a header."""
+        """It makes three requests. openai sends the time limit in a header, too."""
         vllm.run(llm_kwargs={"extra_headers": {"X-Other": "1"}, "timeout": 77})
         assert vllm.headers("X-Other") == ["1"] * 3
         assert vllm.headers("X-Stainless-Read-Timeout") == ["77"] * 3
@@ -1774,7 +1774,7 @@ class TestChat:
         answer = chat.bodies("/v1/chat/completions")[1]["messages"][2]
         assert answer == {"role": "assistant", "content": bash("ls"), **sent}
 
-    # The text of a reply, the server's reasoning, and what they are in the record.
+    # A reply's text, the server's reasoning, and the thinking and the answer that are recorded.
     @columns("text reasoning expected").rows(
         a_tag_beside_the_servers_reasoning=("a </think> b", "hm", ("hm", "a </think> b")),
         both=("<think>b</think>hi", "a", ("ab", "hi")),
@@ -1838,7 +1838,6 @@ class TestSharedClient:
     # Whether the next trial has the same client after such a reply.
     @columns("reply limits stays").rows(
         an_error=(RuntimeError("gone"), {}, False),
-        the_clients_timeout=(TimeoutError(), {}, False),
         max_seconds=(forever, {"max_seconds": 50}, True),
         harbors_timeout=(forever, {"timeout_sec": 50}, True),
         a_full_context=(FULL, {}, True),
@@ -2068,7 +2067,8 @@ RIGHT, WRONG, GONE = "Hello, world!", "no", RuntimeError("the sampler is gone")
 
 
 def run_job(tinker: FakeTinker, *replies: Any, task: Any = GREET, **agent: Any) -> TrialResult:
-    """Run a job of one trial on Tinker. Returns the trial, after a round trip through JSON."""
+    """Run a job of one trial on Tinker. `agent` holds settings of its agent. Returns the trial,
+    after a round trip through JSON."""
     tinker.will_reply(*replies)
     agent |= {"import_path": "basic_loop_agent:BasicLoopAgent"}
     agent |= {"model_name": tinker.options["model_name"]}
