@@ -802,8 +802,8 @@ class TestLoop:
 
     def test_a_script_has_command_timeout_sec(self, tinker):
         done = tinker.run([bash("ls"), "done"], max_turns=2, command_timeout_sec=7)
-        # The program's arguments are the time limit in seconds, and FLOOD_BYTES.
-        assert done.environment.commands[0].endswith(" bash 7 4000000")
+        # The environment's limit comes 90 seconds later.
+        assert done.environment.timeouts == [7 + 90]
 
     @columns("given messages").rows(
         none_for_a_single_turn=({}, []),
@@ -1244,7 +1244,7 @@ class TestScripts:
         assert list(tmp_path.iterdir()) == []
 
     def test_a_script_that_is_too_long_is_not_run(self):
-        # Base64 makes 65,333 bytes of this. The limit is 65,000.
+        # Base64 makes 65,336 bytes of this. The limit is 65,000.
         text = run_shell(environment := FakeEnvironment(), 49_000 * "x")
         assert text == "Not run: the script is too long. Split it into smaller ones."
         assert environment.commands == []
@@ -1363,7 +1363,7 @@ class TestScripts:
             asyncio.run(asyncio.wait_for(run, limit))
         assert environment.first_script_was_killed
 
-    def test_cancelling_a_run_kills_its_script(self, shell):
+    def test_cancelling_run_script_kills_the_script(self, shell):
         # The script also suspends the program that runs it.
         script = f"setsid {SLEEP} & env -i {SLEEP} & kill -STOP $PPID; {SLEEP}"
         run = module.run_script([script], shell, seconds=7000, shown_bytes=99)
