@@ -1,7 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The BasicLoopAgent authors
 # SPDX-License-Identifier: Apache-2.0
-"""The specification of basic_loop_agent.py: from its options to training data, and in real jobs.
-The last section tests examples/train.py.
+"""The specification of basic_loop_agent.py, from options to real jobs, and of examples/train.py.
 
 Harbor's jobs, litellm, openai, HTTP, renderers, tokenizers and shells are real. The fakes below
 stand for a container, Tinker's service, vLLM and a chat endpoint. As with the real server, what a
@@ -279,8 +278,8 @@ class Session:
         stop = params.stop[0]
         stop = fake.ids_by_character(stop) if isinstance(stop, str) else [stop]
         reply, turn, reason = await fake.sample(prompt, stop, params.max_tokens)
-        sequence = SimpleNamespace(tokens=turn.completion, logprobs=turn.logprobs)
-        sequence.stop_reason = reason
+        _, ids, logprobs = turn
+        sequence = SimpleNamespace(tokens=ids, logprobs=logprobs, stop_reason=reason)
         if not IS_OLD_SDK:
             sequence.sequence_id = f"sequence-{len(fake.sampled)}"
         answer = {"sequences": [sequence], "prompt_cache_hit_tokens": None} | reply.answer
@@ -295,7 +294,7 @@ class FakeServer(Model):
         super().__init__(*arguments, api_base=self.url, **options)
         # Of each request: path, body and headers.
         self.requests = []
-        # From now on this one answers.
+        # From now on the HTTP server has this fake answer.
         http.fake = self
 
     def bodies(self, path: str) -> list[dict[str, Any]]:
@@ -330,7 +329,7 @@ class FakeServer(Model):
         """The answer to a request. What it does not ask for is null."""
         stop, max_tokens = self.encode("<|im_end|>"), body.get("max_tokens", 16)
         reply, turn, reason = asyncio.run(self.sample(prompt, stop, max_tokens))
-        ids, logprobs = turn.completion, turn.logprobs
+        _, ids, logprobs = turn
         usage = {"prompt_tokens": len(prompt), "completion_tokens": len(ids), "total_tokens": 0}
         answer = {"id": "1", "created": 1, "model": body["model"], "usage": usage}
         shown = ids[:-1] if reason == "stop" else ids
@@ -394,17 +393,21 @@ class AgentRun:
     async def go(self, *instructions: str) -> None:
         await self.agent.setup(self.environment)
         for instruction in instructions or ["do it"]:
-            begin = self.agent.resume if self.contexts else self.agent.run
-            self.contexts.append(AgentContext())
-            step = begin(instruction, self.environment, self.context)
-            await asyncio.wait_for(step, self.timeout_sec)
+            await self.step(instruction)
+
+    async def step(self, instruction: str = "do it") -> None:
+        begin = self.agent.resume if self.contexts else self.agent.run
+        self.contexts.append(AgentContext())
+        await asyncio.wait_for(begin(instruction, self.environment, self.context), self.timeout_sec)
 
     @property
     def recorded(self) -> list[Sampled]:
-        """The turns of the rollout."""
+        """The turns of the rollout. Fails if the lists do not align."""
         details = [detail for context in self.contexts for detail in context.rollout_details or []]
         lists = [[detail[name] for name in IDS] for detail in details]
-        return [Sampled(*turn) for three in lists for turn in zip(*three, strict=True)]
+        turns = [Sampled(*turn) for three in lists for turn in zip(*three, strict=True)]
+        assert all(len(turn.completion) == len(turn.logprobs) for turn in turns)
+        return turns
 
     @property
     def observations(self) -> list[str]:
@@ -453,15 +456,13 @@ class columns:
 
 def virtual_loop() -> asyncio.AbstractEventLoop:
     """An event loop with a time of its own, from 0. If there is nothing else to do, the next timer
-    fires at once, even while a thread works. So this is not for tests with HTTP. (`setup` uses a
-    thread, too, but sets no timer.)"""
+    fires at once, even while a thread works. (`setup` uses a thread, but sets no timer.)"""
 
     class Selector(selectors.DefaultSelector):
         now = 0.0
 
         def select(self, timeout: float | None = None) -> list:
-            if not timeout:
-                # There is work to do, or no timer.
+            if not timeout:  # There is work to do, or no timer.
                 return super().select(timeout)
             events = super().select(0)
             if not events:
@@ -623,9 +624,11 @@ class TestOptions:
         assert len(defaults) == 8
         assert defaults == BasicLoopOptions().model_dump(include=set(defaults))
 
+    POSITIVE = "max_turns max_tokens max_seconds context_limit max_output_bytes command_timeout_sec"
+
     @columns("given message").rows(
         temperature=({"temperature": -0.1}, "temperature.*greater than or equal to 0"),
-        no_turns=({"max_turns": 0}, "max_turns.*greater than 0"),
+        **{f"{n}_0": ({n: 0}, f"{n}.*greater than 0") for n in [*POSITIVE.split(), "top_p"]},
         temperature_infinite=({"temperature": math.inf}, "temperature.*finite number"),
         top_p=({"top_p": 1.1}, "top_p.*less than or equal to 1"),
         more_than_a_week=({"command_timeout_sec": 604_801}, "less than or equal to 604800"),
@@ -683,8 +686,8 @@ class TestOptions:
         set_up(tinker.agent())
         assert tinker.sessions[0].arguments["api_key"] is None
 
-    # The process has both variables. `agent_env` holds those of the agent. (In this table they lack
-    # the prefix OPENAI_.) `expected` is the URL and the key. Each value says where it is from.
+    # The process has OPENAI_BASE_URL and OPENAI_API_KEY. `agent_env` holds the agent's variables,
+    # without OPENAI_. `expected` is the URL and the key. Each value says where it is from.
     @columns("given agent_env expected").rows(
         process=({}, {}, ("process", "process")),
         agent=({}, {"BASE_URL": "agent", "API_KEY": "agent"}, ("agent", "agent")),
@@ -894,7 +897,7 @@ class TestLoop:
         assert tinker.run(replies, agent_class=PythonAgent, max_turns=9).scripts == [["x()\n"]]
 
     def test_a_client_of_ones_own_may_give_harbors_response(self, chat):
-        # This one asks no server. Its replies are in examples/fakes.py.
+        # ScriptedAgent's client asks no server. Its replies are in examples/fakes.py.
         done = chat.run(agent_class=ScriptedAgent, max_turns=2)
         assert (done.scripts, done.completion) == ([["ls\n"]], "Hello, world!")
 
@@ -941,10 +944,8 @@ async def fails_when_cancelled() -> None:
 async def cancelled_after(run: AgentRun, n_steps: int) -> None:
     """Start a run, and cancel it after so many steps of the event loop."""
     await run.agent.setup(run.environment)
-    run.contexts.append(AgentContext())
-    task = asyncio.create_task(run.agent.run("do it", run.environment, run.context))
-    while n_steps and not task.done():
-        n_steps -= 1
+    task = asyncio.create_task(run.step())
+    for _ in range(n_steps):
         await asyncio.sleep(0)
     task.cancel()
     await asyncio.wait([task])
@@ -982,7 +983,7 @@ class TestEndings:
         assert (ended.stop_reason, ended.recorded) == ("cancelled", tinker.sampled)
 
     @each_way_to_wait
-    def test_a_run_that_max_seconds_end_is_no_error(self, replies, results, tinker):
+    def test_a_run_that_max_seconds_ended_is_no_error(self, replies, results, tinker):
         environment = FakeEnvironment(*results)
         ended = tinker.new_run(replies, environment, max_turns=2, max_seconds=50)
         asyncio.run(ended.go(), loop_factory=virtual_loop)
@@ -1352,14 +1353,14 @@ class TestScripts:
         assert environment.timeouts == [100 + 90, 15 + 90]
 
     # `wait_for` raises TimeoutError only for a cancellation. Other errors come through.
-    @columns("result limit error_type").rows(
-        failed=(RuntimeError("no container"), 9, RuntimeError),
-        failed_when_cancelled=(fails_when_cancelled, 0.01, TimeoutError),
+    @columns("result limit error_type message").rows(
+        failed=(RuntimeError("no container"), 9, RuntimeError, "no container"),
+        failed_when_cancelled=(fails_when_cancelled, 0.01, TimeoutError, "^$"),
     )
-    def test_if_exec_fails_its_script_is_killed(self, result, limit, error_type):
+    def test_if_exec_fails_its_script_is_killed(self, result, limit, error_type, message):
         environment = FakeEnvironment(result)
         run = module.run_script(["x"], environment, seconds=100, shown_bytes=99)
-        with pytest.raises(error_type):
+        with pytest.raises(error_type, match=message):
             asyncio.run(asyncio.wait_for(run, limit))
         assert environment.first_script_was_killed
 
@@ -1428,7 +1429,6 @@ class Family:
         try:
             prompt, weights = self.renderer.build_supervised_example(messages)
         except renderers.RendererError:
-            # It takes no thinking.
             messages[1]["content"] = answer
             prompt, weights = self.renderer.build_supervised_example(messages)
         return list(itertools.compress(prompt.to_ints(), weights.tolist()))
@@ -1637,7 +1637,7 @@ class TestVllm:
         assert vllm.bodies("/v1/completions")[0][name] == value
 
     def test_the_http_client_for_vllm_takes_llm_kwargs(self, vllm):
-        """It makes three requests. openai sends the time limit in a header, too."""
+        """The run makes three requests. openai sends the time limit in a header, too."""
         vllm.run(llm_kwargs={"extra_headers": {"X-Other": "1"}, "timeout": 77})
         assert vllm.headers("X-Other") == ["1"] * 3
         assert vllm.headers("X-Stainless-Read-Timeout") == ["77"] * 3
@@ -1657,7 +1657,7 @@ class TestVllm:
         ids = first.prompt + first.completion
         assert second.prompt[: len(ids)] == ids
 
-    def test_the_marks_of_an_answer_by_cohere_are_taken_off(self, vllm):
+    def test_response_marks_of_cohere_are_taken_off(self, vllm):
         assert vllm.run(["<|START_RESPONSE|>done<|END_RESPONSE|>"]).completion == "done"
 
     def test_thinking_that_vllms_template_opened_is_taken_off(self, vllm):
@@ -1791,11 +1791,10 @@ class TestChat:
 async def finish(*runs: AgentRun) -> list[Any]:
     """Finish runs one after the other, and pass over their errors. Returns their clients."""
     for run in runs:
+        await run.agent.setup(run.environment)
         with contextlib.suppress(Exception, asyncio.CancelledError):
-            await run.go()
-    clients = [run.agent.client for run in runs]
-    assert None not in clients
-    return clients
+            await run.step()
+    return [run.agent.client for run in runs]
 
 
 class TestSharedClient:
@@ -1829,10 +1828,11 @@ class TestSharedClient:
         assert builder is not threading.main_thread()
 
     def test_a_given_service_has_clients_of_its_own(self, tinker):
+        first, second = tinker.new_run(), tinker.new_run()
         with asyncio.Runner() as runner:
-            runner.run((first := tinker.new_run()).go())
+            runner.run(first.go())
             module.use_service(tinker.open_session())
-            runner.run((second := tinker.new_run()).go())
+            runner.run(second.go())
         assert first.agent.client is not second.agent.client
 
     # Whether the next trial has the same client after such a reply.
@@ -1851,13 +1851,13 @@ class TestSharedClient:
     def test_a_run_uses_the_client_that_replaced_its_own(self, tinker):
         """Between `setup` and `run` another trial has an error, so their client is replaced."""
         tinker.will_reply(RuntimeError("gone"), "hello")
-        agent, other = tinker.agent(), tinker.new_run()
+        run, other = tinker.new_run(), tinker.new_run()
         with asyncio.Runner() as runner:
-            runner.run(agent.setup(FakeEnvironment()))
+            runner.run(run.agent.setup(run.environment))
             with pytest.raises(RuntimeError, match="gone"):
                 runner.run(other.go())
-            runner.run(agent.run("do it", FakeEnvironment(), AgentContext()))
-        assert agent.client is not other.agent.client
+            runner.run(run.step())
+        assert run.agent.client is not other.agent.client
 
 
 # ----------------------------------------------------------------------------- files with ATIF
