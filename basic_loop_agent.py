@@ -9,8 +9,9 @@ The agent samples from one model in one conversation, and runs one script per tu
 compact long conversations, call tools natively or run commands in parallel. To add such a thing,
 change the loop: `BasicLoopAgent.converse`.
 
-A run is the work on one instruction: a trial has one, or one for each step of its task. A turn is
-one model call and its reply. A rollout is the token ids and log-probabilities of a run's turns.
+Harbor calls `run` or `resume` once per instruction: once for most trials, once per step for a task
+with several steps. A run is one such call. A turn is one model call and its reply. A rollout is the
+token ids and log-probabilities of a run's turns.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import copy
-import functools
 import importlib.util
 import inspect
 import itertools
@@ -29,10 +29,11 @@ import re
 import shlex
 import threading
 from abc import ABC, abstractmethod
-from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
@@ -41,7 +42,7 @@ from uuid import uuid4
 
 from harbor.agents.base import BaseAgent
 from harbor.environments.base import BaseEnvironment, ExecResult
-from harbor.llms.base import ContextLengthExceededError, LLMResponse
+from harbor.llms.base import BaseLLM, ContextLengthExceededError, LLMResponse
 from harbor.llms.chat import Chat
 from harbor.models import trajectories as atif
 from harbor.models.agent.context import AgentContext
@@ -60,7 +61,7 @@ except ImportError:
     class AgentCapabilities(BaseModel): ...
 
 
-__version__ = "0.10.0"
+__version__ = "0.11.0"
 
 
 class BasicLoopOptions(
@@ -80,10 +81,10 @@ class BasicLoopOptions(
     """Maximum model calls. 1: the reply is the answer. Above 1: its bash blocks are run."""
     system_prompt: str | None = None
     """System message; "" sends none. Default: an explanation of bash blocks if max_turns > 1."""
-    model_client: Literal["tinker", "litellm", "vllm"] = "tinker"
-    """tinker; vllm for a vLLM server, by token ids; litellm for API models and other servers."""
-    api_base: str | None = None
-    """Base URL of the server. litellm: /v1 is added after a port. Default: the client's own."""
+    model_client: Literal["tinker", "litellm", "vllm", "sglang"] = "tinker"
+    """tinker; vllm or sglang for such a server, by token ids; litellm for API models and others."""
+    api_base: str | None = Field(None, pattern="^https?://")
+    """URL of the server. litellm: /v1 is added after a port. Default: the client's own."""
     top_p: PositiveFloat | None = Field(None, le=1)
     """Nucleus sampling: the smallest set of tokens with this total probability. null: not sent."""
     max_seconds: PositiveFloat | None = None
@@ -91,13 +92,14 @@ class BasicLoopOptions(
     llm_kwargs: dict = Field({}, repr=False)
     """More arguments for the client, such as seed. Error messages do not show them."""
     collect_rollout_details: bool | None = None
-    """Record token ids and logprobs; default: true for tinker and vllm."""
+    """Record token ids and logprobs; default: false for litellm, true for the others."""
     context_limit: PositiveInt | None = None
-    """Only for tinker (default: 32,000) and vllm (the server's): tokens of prompt and reply."""
+    """Not for litellm: maximum tokens of prompt and reply. Default: the server's limit."""
     interleaved_thinking: bool = False
-    """Only for litellm: send the server's reasoning_content back with each answer."""
+    """Only for litellm: send the thinking back with each answer, as reasoning_content."""
     session_id: str | None = None
-    """Only for litellm and vllm: sent with each model call, for a router with sticky sessions."""
+    """Not for tinker: sent with each call, for a router with sticky sessions. Default: the trial's
+    name for vllm and sglang, none for litellm."""
     command_timeout_sec: PositiveInt = Field(120, le=7 * 24 * 3600)
     """Time limit of a script in seconds; at most a week."""
     max_output_bytes: PositiveInt = 10_000
@@ -109,7 +111,7 @@ class BasicLoopOptions(
             self.collect_rollout_details = self.model_client != "litellm"
         if self.model_client != "tinker" and (self.model_path or self.renderer_name):
             raise ValueError("model_path and renderer_name are for model_client=tinker: drop them")
-        # Nothing may be set twice. llm_kwargs may hold an option that is null, such as top_p.
+        # An option that is set must not also be in llm_kwargs.
         options = {name for name, value in self if value is not None}
         duplicates = self.llm_kwargs.keys() & {*options, "model", "model_name", "api_base"}
         if duplicates:
@@ -120,165 +122,172 @@ class BasicLoopOptions(
 class BasicLoopAgent(BaseAgent):
     """Samples from one model, runs the bash blocks of its replies, and records each turn.
 
-    After a run the context holds the token counts, cost_usd (None if unknown), the metadata and the
-    rollout (see `rollout_details`). `logs_dir` holds completion.txt, which is the last answer, and
-    trajectory.json, in Harbor's format ATIF.
+    After a run the context holds the token counts, cost_usd (None if unknown), metadata and the
+    rollout. `logs_dir` holds completion.txt, the last answer, and trajectory.json (ATIF).
 
     Attributes:
-        client: The model client, which the trials of a job share.
-        messages: The conversation so far, which `run` begins. The loop may edit it.
+        client: The model client, which the trials of a job share. `setup` gets it.
+        chat: Harbor's Chat, which holds the conversation. `run` begins a new one.
         turns: The turns of this run. `resume` begins with none.
         metadata: The loop may keep JSON values of this run here, for the context's metadata.
-        _system: The system message, "" for none. None before the first `run`.
-        _pending: The texts that the next `sample` sends, even if that is in the next step.
-        _last_ids: The ids of the last turn. The next prompt begins with them, or if this is empty,
-            it is rendered from `messages`.
-        _last_messages: A copy of `messages` after the last turn, to see if the loop edited them.
+        instruction: The instruction of this run.
+        _client_key: The client's key in `_clients`.
+        _introduction: What the model is told before the first instruction.
+        _queued: The texts that the next `sample` sends.
+        _opening: The text that opened this run, which the trajectory shows as the user's.
+        _last_turn: The last turn of the conversation, also of an earlier run. None: no reply yet.
+        _last_messages: A copy of `messages` after that turn, to see if the loop edits them.
     """
 
     options_model = BasicLoopOptions
-    # Harbor 0.23 would refuse the last two fields. `model_construct` does not validate.
-    capabilities = AgentCapabilities.model_construct(
-        atif=True, resume=True, skills=True, mcp_servers=True
-    )
+    # Harbor 0.23 lacks two of these fields.
+    _features = {"atif", "resume", "skills", "mcp_servers"} & AgentCapabilities.model_fields.keys()
+    capabilities = AgentCapabilities(**dict.fromkeys(_features, True))
     # The default system message if max_turns > 1. {seconds} becomes the time limit of a script.
     protocol: ClassVar[str] = """\
 Solve the task by running commands in its environment. Put them in fenced blocks that open with \
 ```bash: the blocks of a reply run as one script, and its exit code and output are the next \
 message. Each script starts in a fresh shell (files stay, variables and directory do not) and has \
-{seconds} seconds. When the task is done, reply without such a block."""
+{seconds} seconds. Send long output to a file, and look at it with head, tail or grep. Use no \
+pager and no editor. Nobody answers questions. When the task is done, reply without such a block."""
+    # What the model is told if `bash_blocks` is None.
+    unclosed_block: ClassVar[str] = "Nothing was run: a block lacks the line ``` that closes it."
 
     async def converse(self, environment: BaseEnvironment) -> StopReason | str:
         """Sample a reply, run its script, tell the model the script's output, and so on. Returns
         why the run ended: a StopReason, or a word of your own."""
-        for _ in range(self.options.max_turns):
+        while len(self.turns) < self.options.max_turns:
             try:
                 turn = await self.sample()
             except ContextLengthExceededError:
                 return StopReason.CONTEXT_OVERFLOW
             if turn.cut_off:
-                self.logger.warning(f"the reply was cut off: finish reason {turn.finish_reason!r}")
                 return StopReason.MAX_TOKENS
-            blocks = self.bash_blocks(turn.content)
-            if not blocks:
-                return StopReason.COMPLETED
             if self.options.max_turns == 1:
-                self.logger.warning("the reply holds commands; max_turns is 1, so none was run")
+                return StopReason.COMPLETED
+            blocks = self.bash_blocks(turn.content)
+            if blocks is None:
+                self.tell(self.unclosed_block)
+                continue
+            if not blocks:
                 return StopReason.COMPLETED
             self.tell(await self.execute(blocks, environment))
         return StopReason.MAX_TURNS
 
-    def bash_blocks(self, reply: str) -> list[str]:
-        """The bash blocks of a reply, which run as one script."""
-        return [text for name, text in fenced_blocks(reply) if name in ("bash", "sh", "shell")]
+    def bash_blocks(self, reply: str) -> list[str] | None:
+        """The bash blocks of a reply, which run as one script. None: one of them is not closed, so
+        nothing may be run."""
+        return fenced_blocks(reply, "bash", "sh", "shell")
 
     async def execute(self, blocks: list[str], environment: BaseEnvironment) -> str:
-        """Run blocks as one script in the environment. Returns the text that the model gets."""
-        seconds = self.options.command_timeout_sec
-        return await run_script(blocks, environment, seconds, self.options.max_output_bytes)
+        """Run blocks as one script in the environment. Returns the text that the model gets, which
+        is also the observation of the last turn. Raises any error of the environment."""
+        script = await run_script(blocks, environment, self.options.command_timeout_sec)
+        self.logger.debug(f"script: exit code {script.exit_code}, {script.seconds:.1f} seconds")
+        text = self._plain_text(script.text(self.options.max_output_bytes))
+        if self.turns:
+            self.turns[-1].observation = text
+        return text
 
-    def tell(self, text: str | None) -> None:
-        """Queue a text for the next `sample`. Special tokens in the text become plain text, except
-        with model_client=litellm, where they are not known."""
-        text = valid_text(text)
-        if isinstance(self.client, TokenClient):
-            text = self.client.plain_text(text)
-        self._pending.append(text)
+    def tell(self, text: str) -> None:
+        """Queue a text for the next `sample`. Special tokens in it become plain text, except with
+        model_client=litellm, where they are not known."""
+        self._queued.append(self._plain_text(text))
 
-    def render_anew(self) -> None:
-        """Have the next prompt rendered from `messages`, not continued from the sampled ids. An
-        edit of `messages` has the same effect."""
-        self._last_ids = []
+    def _plain_text(self, text: str) -> str:
+        return self.client.plain_text(valid_text(text))
+
+    @property
+    def messages(self) -> list[dict]:
+        """The conversation. The loop may edit the list in place: the next prompt is then rendered
+        from it, and does not begin with the sampled ids."""
+        return self.chat.messages
 
     async def sample(self) -> Turn:
         """Send the queued texts, and record the reply as a turn. Once the reply is here, nothing is
-        awaited until it is recorded, so that no cancellation loses it. Raises RuntimeError if no
-        text is queued, or if the first turn lacks ids; ContextLengthExceededError; and any error of
-        the client."""
-        if not self._pending:
+        awaited until it is recorded, so that no cancellation loses it. A subclass may override
+        this. Raises RuntimeError if no text is queued, or if the first turn lacks ids;
+        ContextLengthExceededError if a later prompt is too long; and any error of the client."""
+        if not self._queued:
             raise RuntimeError("there is nothing to send: `tell` the model something first")
-        sent = "\n\n".join(self._pending)
-        request = {}
-        if isinstance(self.client, TokenClient):
-            if self.messages != self._last_messages:
-                self.render_anew()
-            request["previous_ids"] = self._last_ids
-        # Harbor's Chat calls the client with its messages, and appends what was sent and the reply.
-        # Each turn has a new Chat, because the loop may have edited `messages`.
-        chat = Chat(self.client, self.options.interleaved_thinking)
-        chat.messages.extend(self.messages)
+        sent = "\n\n".join(self._queued)
+        request = Request(session_id=self.options.session_id)
+        if self.options.model_client != "litellm":
+            request.session_id = request.session_id or self._trial_name
+        if self.messages == self._last_messages:
+            request.previous_ids = self._last_turn.all_ids
+        else:
+            # The loop has edited them. The Responses API has the old ones on its server.
+            self.chat.reset_response_chain()
         try:
-            reply = await chat.chat(sent, **request)
-        except Exception as error:
-            if says_context_is_full(error):
-                raise ContextLengthExceededError(str(error)) from error
-            raise
+            # Chat gives the request to the client, and appends text and reply to `messages`.
+            turn = await self.chat.chat(sent, request=request)
+        except BaseException as error:
+            if request.partial:
+                self._add_turn(request.partial, sent)
+            if not isinstance(error, Exception):
+                raise
+            if not is_context_full(error):
+                forget_client(self._client_key)
+                error.add_note(f"The model's server: {self.client.url}")
+                raise
+            # Harbor's LiteLLM gives no message of its own. The context of its error has one.
+            message = str(error) or str(error.__context__)
+            if not self._last_turn:
+                raise RuntimeError(f"the first prompt is too long: {message}") from error
+            self.logger.warning(f"the context is full: {message}")
+            raise ContextLengthExceededError(message) from error
 
-        # A client of your own may return Harbor's LLMResponse.
-        turn = reply if isinstance(reply, Turn) else Turn(**vars(reply))
-        turn.sent = sent
-        turn.timestamp = datetime.now(UTC).isoformat()
-        thinking, turn.content = split_thinking(turn.content)
-        turn.reasoning_content += thinking
-        self.turns.append(turn)
-        self._pending.clear()
-        self.messages = chat.messages
-        self.messages[-1]["content"] = turn.content
-        self._last_messages = [dict(message) for message in self.messages]
-        self._last_ids = turn.all_ids
-        # This check comes after the record, so that the files show the reply. A later turn without
-        # ids is no error: it is left out of the rollout, and counted.
+        self._add_turn(turn, sent)
+        self._queued.clear()
+        self._last_turn = turn
+        self._last_messages = copy.deepcopy(self.messages)
+        # This comes after the record, so that the files show the reply. A later turn without ids is
+        # no error: it is left out of the rollout, and counted.
         ids = (turn.prompt_token_ids, turn.completion_token_ids, turn.logprobs)
         if self.options.collect_rollout_details and len(self.turns) == 1 and None in ids:
-            raise RuntimeError("collect_rollout_details=true, but no token ids or logprobs came")
+            raise RuntimeError("no token ids or logprobs came: set collect_rollout_details=false")
+        # Not yet with ids: at turn 100 they would take a quarter of a second. (Without: 4 ms.)
+        self._write_trajectory()
         return turn
 
-    def __init__(
-        self,
-        *,
-        model_name: str | None,
-        model_path: str | None = None,
-        renderer_name: str | None = None,
-        max_tokens: int = 512,
-        temperature: float | None = 1.0,
-        max_turns: int = 1,
-        system_prompt: str | None = None,
-        model_client: Literal["tinker", "litellm", "vllm"] = "tinker",
-        api_base: str | None = None,
-        **kw: Any,
-    ) -> None:
-        """Create the agent of one trial. Callers know this signature, so eight options stay in it,
-        with BasicLoopOptions's defaults; others are in `kw`. Raises ValueError for a bad option."""
-        # The variables of `--ae KEY=value`, such as API keys. Harbor must not have them: from 0.16
-        # on it would give them to each command in the container.
-        self._agent_env: dict[str, str] = kw.pop("extra_env", None) or {}
-        options = {
-            "model_path": model_path,
-            "renderer_name": renderer_name,
-            "max_tokens": max_tokens,
-            "temperature": temperature,
-            "max_turns": max_turns,
-            "system_prompt": system_prompt,
-            "model_client": model_client,
-            "api_base": api_base,
-        }
+    def _add_turn(self, turn: Turn, sent: str) -> None:
+        if self.turns:
+            self.turns[-1].observation = sent
+        else:
+            self._opening = sent
+        turn.timestamp = datetime.now(UTC).isoformat()
+        self.turns.append(turn)
+        n_in, n_out = turn.usage.prompt_tokens, turn.usage.completion_tokens
+        self.logger.debug(
+            f"turn {len(self.turns)}: {n_in} tokens in, {n_out} out, {turn.finish_reason!r}"
+        )
+
+    def __init__(self, *, extra_env: dict[str, str] | None = None, **kwargs: Any) -> None:
+        """Create the agent of one trial. `kwargs` hold Harbor's arguments (logs_dir, model_name,
+        ...) and the options, each by its name in BasicLoopOptions. `extra_env` holds the variables
+        of `--ae KEY=value`, such as API keys. Raises ValueError for a bad option."""
+        # Harbor does not get the variables: from 0.16 on it would give them to each command in the
+        # container.
+        self._agent_env = extra_env or {}
         # From 0.23 on Harbor parses the options in here, and sets `self.options`.
-        super().__init__(model_name=model_name, **options, **kw)
+        super().__init__(**kwargs)
         if not hasattr(BaseAgent, "parse_options"):
-            # Before 0.23 `kw` also holds Harbor's arguments: BaseAgent's parameters, and one more.
-            harbor_names = {*inspect.signature(BaseAgent).parameters, "override_setup_timeout_sec"}
-            options |= {name: kw[name] for name in kw.keys() - harbor_names}
-            self.options = self.options_model(**options)
+            names = self.options_model.model_fields.keys() & kwargs.keys()
+            self.options = self.options_model(**{name: kwargs[name] for name in names})
 
         # The class docstring says what these are.
-        self.client: Any = None
-        self.messages: list[dict] = []
+        self.client: ModelClient | None = None
+        self.chat: Chat | None = None
         self.turns: list[Turn] = []
         self.metadata: dict[str, Any] = {}
-        self._system: str | None = None
-        self._pending: list[str] = []
-        self._last_ids: list[int] = []
-        self._last_messages: list[dict] = []
+        self.instruction = ""
+        self._client_key: tuple | None = None
+        self._introduction: list[str] = []
+        self._queued: list[str] = []
+        self._opening = ""
+        self._last_turn: Turn | None = None
+        self._last_messages: list[dict] | None = None
 
     @staticmethod
     def name() -> str:
@@ -289,85 +298,91 @@ message. Each script starts in a fresh shell (files stay, variables and director
 
     @classmethod
     def preflight(cls, kwargs: dict | None = None, env: Any = None) -> None:
-        """Check the options, and that Tinker has a key and vLLM a URL. Harbor 0.23 and later calls
-        this before any trial. Raises ValueError."""
+        """Check the options, and that Tinker has a key and a server of token ids a URL. Harbor 0.23
+        and later calls this before any trial. Raises ValueError."""
         options = cls.parse_options(kwargs, env)
-        url_and_key(options, options.model_client, env or {})
+        # A client of a subclass's own needs neither.
+        if cls._build_llm is BasicLoopAgent._build_llm:
+            check_access(options, env or {})
 
     async def setup(self, environment: BaseEnvironment) -> None:
-        """Build the model client. Raises ValueError if the model's name, Tinker's packages or key,
-        or vLLM's URL is missing; and any error of the client."""
+        """Get the model client, and list the task's skills. Raises ValueError for what is missing,
+        and any error of the client or the environment."""
         if not self.model_name:
             raise ValueError("no model: name one with -m, such as -m Qwen/Qwen3-8B")
-        self.client = await self._shared_llm()
+        self.client = await self._shared_client()
+        if self.skills_dir:
+            # The model sees each path, and the lines with the skill's name and description.
+            command = f"head -v -n 10 -- {shlex.quote(self.skills_dir)}/*/SKILL.md"
+            listing = await run_script([command], environment, 60)
+            self._introduction.append("Skills. Read a skill's file before you use it.")
+            self._introduction.append(listing.text(MAX_OUTPUT_KIB * 1024))
+        for server in self.mcp_servers:
+            self._introduction.append(f"MCP server: {server.model_dump_json(exclude_none=True)}")
 
     async def run(
         self, instruction: str, environment: BaseEnvironment, context: AgentContext
     ) -> None:
-        """Start a new conversation, and go on as `resume` does. Before the instruction the model is
-        told of the task's skills and MCP servers. Raises what `resume` raises."""
-        self._system = valid_text(self.options.system_prompt)
-        if self.options.system_prompt is None and self.options.max_turns > 1:
-            self._system = self.protocol.replace("{seconds}", str(self.options.command_timeout_sec))
-        self.messages = [{"role": "system", "content": self._system}] if self._system else []
-        self._pending = []
-        if self.skills_dir:
-            self.tell("Skills. Read a skill's file before you use it.")
-            # The model sees each path, and the lines with the skill's name and description.
-            command = f"head -v -n 10 -- {shlex.quote(self.skills_dir)}/*/SKILL.md"
-            self.tell(await run_script([command], environment, 60, FLOOD_BYTES))
-        for server in self.mcp_servers:
-            self.tell(f"MCP server: {server.model_dump_json(exclude_none=True)}")
-        await self.resume(instruction, environment, context)
+        """Start a new conversation, which begins with the task's skills and MCP servers. The turns
+        are recorded even after an error. Raises any error of the client or the environment, or
+        RuntimeRequestError in its place."""
+        system = self.options.system_prompt
+        if system is None and self.options.max_turns > 1:
+            system = self.protocol.replace("{seconds}", str(self.options.command_timeout_sec))
+        self.chat = Chat(self.client, self.options.interleaved_thinking)
+        if system:
+            self.messages.append({"role": "system", "content": valid_text(system)})
+        self._last_turn = self._last_messages = None
+        self._queued = []
+        for text in self._introduction:
+            self.tell(text)
+        await self._follow(instruction, environment, context)
 
     async def resume(
         self, instruction: str, environment: BaseEnvironment, context: AgentContext
     ) -> None:
-        """Continue the conversation of the last `run`, for the later steps of a task. The turns are
-        recorded even after an error. Raises RuntimeError before the first `run`, any error of the
-        client or the environment, and OSError if a file cannot be written."""
-        if self._system is None:
+        """Continue the conversation of the last `run`, for the later steps of a task. It begins
+        with the output of the last script, if the model has not seen it. Raises RuntimeError before
+        the first `run`, and what `run` raises."""
+        if self.chat is None:
             raise RuntimeError("`resume` continues a conversation: call `run` first")
+        self._queued = []
+        if self._last_turn and self._last_turn.observation:
+            self._queued.append(self._last_turn.observation)
+        await self._follow(instruction, environment, context)
+
+    async def _follow(
+        self, instruction: str, environment: BaseEnvironment, context: AgentContext
+    ) -> None:
+        self.instruction = valid_text(instruction)
         self.turns = []
         self.metadata = {}
         # Not by `tell`: the task's author may use special tokens on purpose.
-        self._pending.append(valid_text(instruction))
+        self._queued.append(self.instruction)
+        self._opening = "\n\n".join(self._queued)
         stop_reason = StopReason.ERROR
         try:
             async with asyncio.timeout(self.options.max_seconds) as timer:
-                # Since `setup` the client may have been replaced, after another trial's error.
-                self.client = await self._shared_llm()
                 stop_reason = await self.converse(environment)
         except (Exception, asyncio.CancelledError) as error:
-            # Who ended the run? The error's type does not tell, because a client may answer a
-            # cancellation with an error of its own.
             if asyncio.current_task().cancelling():
-                # Harbor did.
+                # Harbor ended the run. (The error may be the client's answer to that.)
                 stop_reason = StopReason.CANCELLED
                 raise asyncio.CancelledError from error
-            elif timer.expired():
-                # `max_seconds` did. No error is raised, so that Harbor scores the trial.
+            if timer.expired():
+                # `max_seconds` ended the run. No error is raised, so that Harbor scores the trial.
                 stop_reason = StopReason.ROLLOUT_TIMEOUT
+            elif would_be_scored(error):
+                raise RuntimeRequestError(f"{type(error).__name__}: {error}") from error
             else:
-                # The error did.
-                self._forget_client()
-                if isinstance(error, TimeoutError | asyncio.CancelledError):
-                    # Harbor takes a TimeoutError for its own, and a CancelledError for Ctrl-C.
-                    raise RuntimeError(f"a call timed out or was cancelled: {error!r}") from error
                 raise
         finally:
             self._record(stop_reason, context)
 
     def _record(self, stop_reason: StopReason | str, context: AgentContext) -> None:
-        # Counters add up name by name.
-        totals = sum((Counter(turn.usage.model_dump()) for turn in self.turns), Counter())
-        context.n_input_tokens = totals["prompt_tokens"]
-        context.n_output_tokens = totals["completion_tokens"]
-        context.n_cache_tokens = totals["cache_tokens"]
-        # Harbor's clients give 0.0 for an unknown price.
-        context.cost_usd = totals["cost_usd"] or None
+        """Write what the run leaves: the context and the files."""
         # SkyRL and verl call the number of turns n_episodes.
-        metadata = {**self.metadata, "stop_reason": stop_reason, "n_episodes": len(self.turns)}
+        metadata = {"stop_reason": stop_reason, "n_episodes": len(self.turns)}
         if self.options.collect_rollout_details:
             trainable = [turn for turn in self.turns if turn.is_trainable]
             context.rollout_details = rollout_details(trainable)
@@ -378,66 +393,95 @@ message. Each script starts in a fresh shell (files stay, variables and director
                 ids = earlier.all_ids
                 metadata["n_prefix_breaks"] += later.prompt_token_ids[: len(ids)] != ids
         # Harbor saves JSON only: other values become text, and keys such as tuples are left out.
-        text = json.dumps(metadata, default=str, skipkeys=True, ensure_ascii=False)
+        text = json.dumps(metadata | self.metadata, default=str, skipkeys=True, ensure_ascii=False)
         context.metadata = json.loads(valid_text(text))
+        answer = self.turns[-1] if self.turns else Turn()
+        self._warn(stop_reason, answer)
         # This file is written even without a turn: it may hold the previous step's answer.
-        write_file(self.logs_dir / "completion.txt", self.turns[-1].content if self.turns else "")
-        trajectory = atif.Trajectory(
-            # By default the trial's name.
-            session_id=self.options.session_id or self.logs_dir.parent.name,
-            agent={"name": self.name(), "version": self.version(), "model_name": self.model_name},
-            steps=[{**step, "step_id": n} for n, step in enumerate(self._steps(), start=1)],
-            final_metrics={
-                "total_prompt_tokens": context.n_input_tokens,
-                "total_completion_tokens": context.n_output_tokens,
-                "total_cached_tokens": context.n_cache_tokens,
-                "total_cost_usd": context.cost_usd,
-            },
-            extra=context.metadata,
-        )
-        # Without this, Harbor 0.24 and later compute it from trajectory.json after the run, and
-        # would hang if a process of a script has put a named pipe there.
+        write_file(self.logs_dir / "completion.txt", answer.content)
+        ids = (*_TOKEN_FIELDS, "extra") if self.options.collect_rollout_details else ()
+        trajectory = self._write_trajectory(ids, context.metadata)
+        totals = trajectory.final_metrics
+        context.n_input_tokens = totals.total_prompt_tokens
+        context.n_output_tokens = totals.total_completion_tokens
+        context.n_cache_tokens = totals.total_cached_tokens
+        context.cost_usd = totals.total_cost_usd
+        # Set here, so that Harbor (0.24 and later) need not read trajectory.json for it, which a
+        # script may have replaced.
         with suppress(ImportError):
             from harbor.utils.trajectory_utils import compute_model_usage
 
             context.model_usage = compute_model_usage(trajectory)
-        write_file(self.logs_dir / "trajectory.json", trajectory.model_dump_json(exclude_none=True))
 
-    def _steps(self) -> list[dict]:
-        """This run as ATIF's steps, without their step_id."""
-        # The first text is the instruction. The output of a turn's script is the text after it: it
-        # was sent with the next turn, or is still queued.
-        texts = [turn.sent for turn in self.turns] + ["\n\n".join(self._pending)]
-        steps = [{"source": "system", "message": self._system}] if self._system else []
-        steps.append({"source": "user", "message": texts[0]})
-        for turn, output in zip(self.turns, texts[1:], strict=True):
-            metrics = {
-                "prompt_tokens": turn.usage.prompt_tokens,
-                "completion_tokens": turn.usage.completion_tokens,
-                "cached_tokens": turn.usage.cache_tokens,
-                "cost_usd": turn.usage.cost_usd or None,
-            }
-            if self.options.collect_rollout_details and turn.is_trainable:
-                # NeMo Gym and NeMo RL train on each step that has completion ids.
-                metrics |= {name: getattr(turn, name) for name in (*_TOKEN_FIELDS, "extra")}
-            step = {
-                "source": "agent",
-                "message": turn.content,
-                "reasoning_content": turn.reasoning_content or None,
-                "timestamp": turn.timestamp,
-                # This skips Pydantic's validation, which would look at each id of each prompt.
-                "metrics": atif.Metrics.model_construct(**metrics),
-            }
-            if output:
-                step["observation"] = {"results": [{"content": output}]}
-            steps.append(step)
-        return steps
+    def _warn(self, stop_reason: StopReason | str, answer: Turn) -> None:
+        """Log what may be why the run earns nothing."""
+        if stop_reason == StopReason.MAX_TOKENS:
+            self.logger.warning(f"the reply was cut off: finish reason {answer.finish_reason!r}")
+        if stop_reason == StopReason.COMPLETED and re.search("```|~~~", answer.content):
+            self.logger.warning("none of the answer's blocks was run: see max_turns and `protocol`")
+        if stop_reason == StopReason.COMPLETED and not answer.content.strip():
+            self.logger.warning("the answer is empty: the reply may hold nothing but thinking")
+
+    def _write_trajectory(
+        self, token_fields: tuple[str, ...] = (), extra: dict | None = None
+    ) -> atif.Trajectory:
+        """Write trajectory.json, in which the turns have these fields."""
+        steps = [{"source": "user", "message": self._opening}]
+        if self.messages and self.messages[0]["role"] == "system":
+            steps.insert(0, {"source": "system", "message": self.messages[0]["content"]})
+        steps += [self.trajectory_step(turn, token_fields) for turn in self.turns]
+        usages = [turn.usage for turn in self.turns]
+        costs = [usage.cost_usd for usage in usages]
+        trajectory = atif.Trajectory(
+            session_id=self.options.session_id or self._trial_name,
+            agent={"name": self.name(), "version": self.version(), "model_name": self.model_name},
+            steps=[{**step, "step_id": n} for n, step in enumerate(steps, start=1)],
+            final_metrics={
+                "total_prompt_tokens": sum(usage.prompt_tokens for usage in usages),
+                "total_completion_tokens": sum(usage.completion_tokens for usage in usages),
+                "total_cached_tokens": sum(usage.cache_tokens for usage in usages),
+                # Harbor's clients give 0.0 for an unknown price.
+                "total_cost_usd": sum(costs) if costs and all(costs) else None,
+            },
+            extra=extra,
+        )
+        write_file(self.logs_dir / "trajectory.json", trajectory.model_dump_json(exclude_none=True))
+        return trajectory
+
+    def trajectory_step(self, turn: Turn, token_fields: tuple[str, ...]) -> dict:
+        """A turn as a step of trajectory.json, with these of its fields, but no step_id. Override
+        it for a reader of its own: NeMo Gym trains no step that has reasoning_content."""
+        metrics = {
+            "prompt_tokens": turn.usage.prompt_tokens,
+            "completion_tokens": turn.usage.completion_tokens,
+            "cached_tokens": turn.usage.cache_tokens,
+            "cost_usd": turn.usage.cost_usd or None,
+        }
+        if turn.is_trainable:
+            metrics |= {name: getattr(turn, name) for name in token_fields}
+        step = {
+            "source": "agent",
+            "message": turn.content,
+            "reasoning_content": turn.reasoning_content or None,
+            "timestamp": turn.timestamp,
+            # This skips Pydantic's validation, which would look at each id of each prompt.
+            "metrics": atif.Metrics.model_construct(**metrics),
+        }
+        if turn.observation:
+            step["observation"] = {"results": [{"content": turn.observation}]}
+        return step
+
+    @property
+    def _trial_name(self) -> str:
+        # The logs of a trial are in its folder agent/.
+        return self.logs_dir.parent.name
 
     def _build_llm(self) -> Any:
-        """Build the client, in a thread, because the imports take seconds. Override this for your
-        own client: return any Harbor `BaseLLM` whose content is text. Set model_client=litellm for
-        it, because `preflight` wants a key or a URL for the others. Raises the client's errors."""
+        """Build the client, in a thread, because the imports take seconds. Override this for a
+        client of your own: a ModelClient, or any BaseLLM of Harbor's whose content is text. Raises
+        ValueError, and any error of the client."""
         options = self.options
+        check_access(options, self._agent_env)
         provider = options.model_client
         args = copy.deepcopy(options.llm_kwargs)
         args |= options.model_dump(include={"temperature", "top_p"}, exclude_none=True)
@@ -446,40 +490,43 @@ message. Each script starts in a fresh shell (files stay, variables and director
 
             provider = get_llm_provider(self.model_name, args.get("custom_llm_provider"))[1]
         url, key = url_and_key(options, provider, self._agent_env)
-        args |= {"model": self.model_name, "api_base": url, "api_key": key}
-        clients = {"tinker": TinkerClient, "vllm": VllmClient, "litellm": chat_client}
-        return clients[options.model_client](options, **args)
+        args.pop("api_key", None)
+        if options.model_client == "tinker":
+            return TinkerClient(options, self.model_name, url, key, **args)
+        if options.model_client == "litellm":
+            return HarborClient(chat_llm(options, self.model_name, url, key, **args), url)
+        return ServerClient(options, self.model_name, url, key, **args)
 
-    def _cache_key(self) -> tuple:
-        """What a client depends on. Trials with the same key share one."""
-        options = repr(self.options.model_dump())
-        return (type(self), self.model_name, options, repr(self._agent_env), _given_service)
-
-    async def _shared_llm(self) -> Any:
-        """The client: the first trial builds it, the others wait. If that fails, the next tries."""
+    async def _shared_client(self) -> ModelClient:
+        """The client of all trials with the same options. The first trial builds it, the others
+        wait. If that fails, the next one tries."""
+        options = repr(self.options.model_dump(exclude={"session_id"}))
         # A lock and an HTTP client belong to one event loop.
-        key = (asyncio.get_running_loop(), self._cache_key())
+        loop = asyncio.get_running_loop()
+        key = (loop, type(self), self.model_name, options, repr(self._agent_env), _given_service)
+        self._client_key = key
         async with _client_locks[key]:
             if key not in _clients:
-                _clients[key] = await asyncio.to_thread(self._build_llm)
+                try:
+                    client = await in_daemon_thread(self._build_llm)
+                except Exception:
+                    forget_client(key)
+                    raise
+                _clients[key] = client if isinstance(client, ModelClient) else HarborClient(client)
             return _clients[key]
-
-    def _forget_client(self) -> None:
-        """Have the next trial build a new client, because this one may be broken."""
-        for key, client in list(_clients.items()):
-            if client is self.client:
-                del _clients[key]
 
 
 # The state of the process:
-# - The clients that trials share, by event loop and `_cache_key`, and the locks to build them.
-_clients: dict[tuple, Any] = {}
+# - The clients that trials share. An entry dies by `forget_client`.
+_clients: dict[tuple, ModelClient] = {}
+# - A lock for each of these clients, held while it is built. No entry dies.
 _client_locks: defaultdict[tuple, asyncio.Lock] = defaultdict(asyncio.Lock)
-# - The service of `use_service`, if it was called. (`tinker_service` keeps the others.) The lock is
-#   held while a service opens a checkpoint.
+# - Tinker's services, by URL and key: each has a session with Tinker and about 11 file descriptors.
+#   All die by `forget_client`.
+_tinker_services: dict[tuple[str | None, str | None], Any] = {}
+# - The service of `use_service`, None by default.
 _given_service: Any = None
-_service_lock = threading.Lock()
-# - The lock of the tokenizers, held for milliseconds. A tokenizer raises "Already borrowed" if two
+# - The lock of all tokenizers, held for milliseconds. A tokenizer raises "Already borrowed" if two
 #   threads use it at once, and clients are built in threads.
 _tokenizer_lock = threading.Lock()
 
@@ -491,15 +538,35 @@ def use_service(service: Any) -> None:
     _given_service = service
 
 
+def forget_client(key: tuple) -> None:
+    """After an error, have the next trial build a new client, in a new session with Tinker: these
+    may be broken."""
+    _clients.pop(key, None)
+    _tinker_services.clear()
+
+
+async def in_daemon_thread(function: Callable[[], Any]) -> Any:
+    """Like asyncio.to_thread, but a function that hangs does not keep the process from ending."""
+    future: Future = Future()
+    # From here on a cancellation of this coroutine leaves the future alone.
+    future.set_running_or_notify_cancel()
+
+    def work() -> None:
+        try:
+            future.set_result(function())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=work, daemon=True).start()
+    return await asyncio.wrap_future(future)
+
+
 def url_and_key(
     options: BasicLoopOptions, provider: str, agent_env: dict[str, str]
 ) -> tuple[str | None, str | None]:
     """The URL and the API key of the model's server, None for the client's default. They come from
     an option, a variable of the agent (`--ae`) or one of the process, such as OPENAI_BASE_URL. The
-    provider is tinker, vllm, or litellm's name for the server, such as openai. Raises ValueError if
-    Tinker's packages or vLLM's URL are missing, or if Tinker's SDK would find no key."""
-    if provider == "tinker" and not importlib.util.find_spec("tinker_cookbook"):
-        raise ValueError("the Tinker packages are missing: `pip install 'harbor[tinker]'`")
+    provider is tinker, vllm, sglang, or litellm's name for the server, such as openai."""
     # In a job that is resumed Harbor has masked the keys, as in sk-r****456. They do not count.
     env = os.environ | {name: text for name, text in agent_env.items() if "****" not in text}
     prefix = provider.upper()
@@ -508,29 +575,78 @@ def url_and_key(
     if key:
         # No blanks: a key from a file often ends in a newline, and HTTP errors show such a key.
         key = "".join(str(key).split())
-    elif provider == "tinker" and not _given_service and not tinker_has_key():
-        raise ValueError("no API key for Tinker: set TINKER_API_KEY, or another model_client")
-    if provider == "vllm" and not url:
-        raise ValueError("vllm needs api_base or VLLM_BASE_URL, such as http://localhost:8000")
     if url and provider in ("openai", "hosted_vllm"):
-        # A server of your own has its API under /v1, and litellm wants a key for it.
+        # http://host:8000 becomes http://host:8000/v1, where a server of your own has its API.
         url = re.sub(r"(:\d+)/?$", r"\1/v1", url)
+        # litellm wants a key. A server without keys takes any.
         key = key or "none"
     return url, key
 
 
+def check_access(options: BasicLoopOptions, agent_env: dict[str, str]) -> None:
+    """Raise ValueError if Tinker's packages, its key, or the URL of a server are missing."""
+    client = options.model_client
+    url, key = url_and_key(options, client, agent_env)
+    missing = ""
+    if client == "tinker" and not importlib.util.find_spec("tinker_cookbook"):
+        missing = "Tinker's packages: `pip install 'harbor[tinker]'`"
+    elif client == "tinker" and not (key or _given_service or tinker_has_key()):
+        missing = "Tinker's API key: set TINKER_API_KEY"
+    elif client in ("vllm", "sglang") and not url:
+        missing = f"the server's URL: set api_base=http://... or {client.upper()}_BASE_URL"
+    if missing:
+        others = "tinker (the default), vllm, sglang, litellm"
+        raise ValueError(f"model_client={client} lacks {missing}. Other clients: {others}")
+
+
 def tinker_has_key() -> bool:
     """True if Tinker's SDK finds a key by itself, which 0.38 and later may have stored."""
-    try:
+    with suppress(ImportError):
         from tinker.auth import tinker_has_credentials
+
+        return tinker_has_credentials()
+    return False
+
+
+class RuntimeRequestError(RuntimeError):
+    """The run failed, and its model is not to blame. Harbor 0.26 scores a trial that ends in an
+    error, unless it knows the name of the error's class as a failure of something else. It knows
+    this name."""
+
+
+def would_be_scored(error: BaseException) -> bool:
+    """True if Harbor would score a trial that ends in this error."""
+    if isinstance(error, TimeoutError | asyncio.CancelledError):
+        # Harbor takes a TimeoutError for the agent's own, and a CancelledError for Ctrl-C.
+        return True
+    try:
+        from harbor.models.trial.error_policy import ERROR_POLICIES
     except ImportError:
+        # Harbor before 0.25 scores no other error.
         return False
-    return tinker_has_credentials()
+    return type(error).__name__ not in ERROR_POLICIES
+
+
+# How servers say it: OpenAI, vLLM, Anthropic, Gemini, llama.cpp, xAI, GLM, DashScope.
+CONTEXT_IS_FULL = (
+    "(?i)context[ _]?(window|length|size)|maximum context|token limit|(?<!took )too long"
+    "|maximum prompt length|exceeds max length|range of input length"
+)
+
+
+def is_context_full(error: Exception) -> bool:
+    """True if the error says that the prompt is too long."""
+    if isinstance(error, ContextLengthExceededError):
+        return True
+    # HTTP's status or Tinker's category has to blame the request. llama.cpp answers 500.
+    is_refused = getattr(error, "status_code", None) in (400, 413, 422, 500)
+    is_refused |= str(getattr(error, "category", "")) == "user"
+    return is_refused and bool(re.search(CONTEXT_IS_FULL, str(error)))
 
 
 class StopReason(StrEnum):
-    """Why a run ended. A trial that ended in ERROR or by Ctrl-C is not scored by Harbor, unless its
-    task has several steps. `trial_to_trajectory` leaves out each trial with such a step."""
+    """Why a run ended. What Harbor does after ERROR and CANCELLED depends on its version, but it
+    never takes such a trial's reward for the model's. `trial_to_trajectory` leaves out ERROR."""
 
     # The reply holds no command, or max_turns is 1.
     COMPLETED = "completed"
@@ -550,8 +666,8 @@ class StopReason(StrEnum):
 
 # The lists of a RolloutDetail with one entry per turn. `Turn` has attributes of the same names.
 _TOKEN_FIELDS = ("prompt_token_ids", "completion_token_ids", "logprobs")
-# The finish reasons of complete replies. After another one (length, abort, ...) nothing is run. If
-# the agent warns of "finish reason 'x'" where a reply is complete, add x here.
+# The finish reasons of complete replies. After another one (length, content_filter, ...) nothing is
+# run. If the agent warns of "finish reason 'x'" where a reply is complete, add x here.
 END_REASONS = {"stop", "stop_sequence", "end_turn", "eos", "eos_token", "complete", "completed"}
 
 
@@ -560,21 +676,23 @@ class Turn(LLMResponse):
     """One model call. The ids are exactly as sampled.
 
     Attributes:
-        content: The reply's text. `sample` takes the thinking out of it.
+        content: The reply's text, without thinking.
         reasoning_content: The thinking.
-        sent: The text that was sent: the instruction, or a script's output.
+        observation: The text that the model was told after this reply. In the last turn of a run:
+            the output of its script.
         prompt_token_ids: One id per token of the whole prompt, or None.
         completion_token_ids: One id per sampled token, the stop token included, or None.
         logprobs: One natural logarithm per sampled token, or None. vLLM gives those of the raw
             model, before temperature and top_p, unless it has --logprobs-mode processed_logprobs.
-        extra: Other JSON values of the client (Tinker: sequence_id; vLLM: routed_experts).
+        extra: Other JSON values of the client (Tinker: sequence_id; servers: routed_experts;
+            n_aborts, the times that the server aborted the reply and it went on).
         finish_reason: The server's word for why the reply ended, in lower case.
         timestamp: When the reply came, in ISO 8601.
     """
 
     # LLMResponse gives defaults to its other fields, but not to `content`.
     content: str = ""
-    sent: str = ""
+    observation: str = ""
     finish_reason: str = "stop"
     timestamp: str | None = None
 
@@ -611,408 +729,162 @@ class Turn(LLMResponse):
         return bool(self.prompt_token_ids) and is_aligned and is_finite
 
 
-# The tags that open and close thinking. The last two are for gpt-oss and Inkling, which write
-# headers in place of tags. The header of the answer closes the thinking:
-#
-#     <|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>hi
-THINKING_TAGS = {
-    "<think>": "</think>",
-    "[THINK]": "[/THINK]",
-    "<seed:think>": "</seed:think>",
-    "<|START_THINKING|>": "<|END_THINKING|>",
-    "<|channel>": "<channel|>",
-    "<|channel|>": "<|channel|>final<|message|>",
-    "<|message_model|>": "<|message_model|><|content_text|>",
-}
-# The opening tags are tried first, because those two closing tags begin with them.
-_TAG = re.compile("|".join(map(re.escape, [*THINKING_TAGS, *THINKING_TAGS.values()])))
-_CODE = re.compile(
-    r"(?s)```(?:(?!```).)*```(?!\w)"  # A block. ``` with a language would open another one.
-    r"|(?<!`)`[^`\n]+`(?!`)"  # `A piece of a line`
-)
+def joined(turn: Turn, part: Turn) -> Turn:
+    """The turn of a reply that went on: `part` was sampled from the ids of `turn`."""
+    usage = turn.usage.model_copy()
+    usage.completion_tokens += part.usage.completion_tokens
+    ids, logprobs = part.completion_token_ids, part.logprobs
+    return replace(
+        part,
+        content=turn.content + part.content,
+        usage=usage,
+        prompt_token_ids=turn.prompt_token_ids,
+        completion_token_ids=None if ids is None else turn.completion_token_ids + ids,
+        logprobs=None if None in (turn.logprobs, logprobs) else turn.logprobs + logprobs,
+        extra=part.extra | {"n_aborts": turn.extra.get("n_aborts", 0) + 1},
+    )
+
+
+# How models mark thinking: what opens it and what closes it, as regular expressions, below a reply.
+_THINK = r"(?:\w+[:|])?think(?:[:_]\w+)?"
+THINKING_TAGS = [
+    # <think>hm</think>hi, and the like: <seed:think>, <ifm|think>, <think:opensource>, <think_fast>
+    (rf"<{_THINK}>", rf"</{_THINK}>"),
+    # [THINK]hm[/THINK]hi
+    (r"\[THINK\]", r"\[/THINK\]"),
+    # <|START_THINKING|>hm<|END_THINKING|>hi
+    (r"<\|START_THINKING\|>", r"<\|END_THINKING\|>"),
+    # <|open|>think<|sep|>hm<|close|>think<|sep|>hi
+    (r"<\|open\|>think<\|sep\|>", r"<\|close\|>think<\|sep\|>"),
+    # <|channel>thought hm<channel|>hi
+    (r"<\|channel>", r"<channel\|>"),
+    # <|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>hi
+    (r"<\|channel\|>", r"<\|channel\|>final<\|message\|>"),
+    # <|message_model|><|content_thinking|>hm<|end_message|><|message_model|><|content_text|>hi
+    (r"<\|message_model\|>", r"<\|message_model\|><\|content_text\|>"),
+]
+_OPENING = "|".join(opening for opening, _ in THINKING_TAGS)
+_CLOSING = "|".join(closing for _, closing in THINKING_TAGS)
 
 
 def split_thinking(text: str) -> tuple[str, str]:
     """Split a reply into thinking and answer. The thinking is at the front, from an opening tag to
     its closing tag, or to the end of the text."""
     thinking = ""
-    # Take one thought after another off the front.
-    while tag := _TAG.match(text.lstrip()):
-        # A closing tag in front closes an empty thought.
-        closing_tag = THINKING_TAGS.get(tag[0], tag[0])
-        thought, _, text = text.partition(closing_tag)
-        thinking += thought.lstrip().removeprefix(tag[0])
-        text = text.lstrip()
+    for opening, closing in THINKING_TAGS:
+        # There may be several thoughts. One whose opening tag is missing is empty.
+        while begin := re.match(rf"\s*(?:{opening}|{closing})", text):
+            # From the front of the text, because some closing tags begin with the opening one.
+            end = re.search(closing, text)
+            if not end:
+                return thinking + text[begin.end() :], ""
+            thinking += text[begin.end() : end.start()]
+            text = text[end.end() :].lstrip()
     return thinking, text
 
 
-def split_untagged_thinking(text: str) -> tuple[str, str]:
-    """Split off thinking that the prompt of a chat endpoint may have opened: then the first tag is
-    a closing one. (A tag in code does not count: a command may write </think>.)"""
+def without_thinking(turn: Turn, split: Callable[[str], tuple[str, str]] = split_thinking) -> Turn:
+    """The turn with the thinking of its content in reasoning_content."""
+    thinking, content = split(turn.content)
+    return replace(turn, content=content, reasoning_content=turn.reasoning_content + thinking)
+
+
+# A fenced block (``` with a language would open another one), or `a piece of a line`.
+_CODE = r"(?s)```(?:(?!```).)*```(?!\w)|(?<!`)`[^`\n]+`(?!`)"
+
+
+def split_unopened_thinking(text: str) -> tuple[str, str]:
+    """Split a reply whose thinking may have been opened in the prompt, which a chat endpoint does
+    not show: then its first tag is a closing one. Tags in code do not count, because a command may
+    hold </think>."""
     # Blanks replace the code, so that the tag keeps its position.
-    first = _TAG.search(_CODE.sub(lambda found: " " * len(found[0]), text))
-    if first and first[0] in THINKING_TAGS.values():
-        return text[: first.start()], text[first.end() :].lstrip()
-    return "", text
+    text_without_code = re.sub(_CODE, lambda code: " " * len(code[0]), text)
+    first_tag = re.search(f"(?P<opening>{_OPENING})|{_CLOSING}", text_without_code)
+    if not first_tag or first_tag["opening"]:
+        return split_thinking(text)
+    return text[: first_tag.start()], text[first_tag.end() :].lstrip()
 
 
-# A prompt's token ids, and the text of the last few ids, in which a template may open thinking.
-Rendered = tuple[list[int], str]
+@dataclass
+class Request:
+    """What a client gets beside the messages."""
+
+    # The token ids of all messages but the new one, as they were sampled. Empty: render them.
+    previous_ids: list[int] = field(default_factory=list)
+    # For a router with sticky sessions. None: send none.
+    session_id: str | None = None
+    # What has been sampled so far, from a client that makes several calls for a reply. The agent
+    # records it if the run ends before the reply is whole.
+    partial: Turn | None = None
 
 
-class TokenClient(ABC):
-    """A client that sends exact prompts: the token ids of a prompt begin with the previous turn's
-    prompt and completion ids. The limits count tokens."""
+class ModelClient(ABC):
+    """What samples for the agent, shared by the trials of a job."""
 
-    context_limit: int
-    max_tokens: int
-    # Regular expressions that match the model's special tokens.
-    special_tokens: list[str]
-    # The ids of `next_prompt`'s probe up to its reply, for all trials that share the client.
-    _probe_start: list[int] | None = None
-
-    @abstractmethod
-    async def render(self, messages: list[dict]) -> Rendered:
-        """Render messages with the chat template, ready for a reply. Raises any server error."""
-
-    @abstractmethod
-    async def generate(self, prompt_ids: list[int], max_tokens: int) -> Turn:
-        """Sample a reply to a prompt. Raises any server error."""
+    # The server's URL, for error messages. None: the default of its SDK.
+    url: str | None = None
 
     def plain_text(self, text: str) -> str:
-        """The text with a zero-width space after the first character of each special token. The
-        tokenizer then makes ordinary tokens of it."""
-        if not self.special_tokens:
-            return text
-        # Only the first character is matched, so that tokens which overlap are found, too.
-        return re.sub(f"(?={'|'.join(self.special_tokens)}).", "\\g<0>\u200b", text)
+        """The text, with the model's special tokens made plain text where they are known."""
+        return text
+
+    @abstractmethod
+    async def call(
+        self, prompt: str, message_history: list[dict], request: Request | None = None, **other: Any
+    ) -> Turn:
+        """Sample a reply to `prompt`, the new message after `message_history`, and split off its
+        thinking. Harbor's Chat calls this, and adds other arguments. Raises
+        ContextLengthExceededError if there is no room for a reply, and any error of the server."""
+
+
+class HarborClient(ModelClient):
+    """A `BaseLLM` of Harbor's, which sends messages."""
+
+    def __init__(self, llm: BaseLLM, url: str | None = None) -> None:
+        self.llm = llm
+        self.url = url
 
     async def call(
-        self, prompt: str, message_history: list[dict], previous_ids: list[int], **others: Any
+        self, prompt: str, message_history: list[dict], request: Request | None = None, **other: Any
     ) -> Turn:
-        """Sample a reply to `prompt`, which is the new message. `previous_ids` are the history as
-        sampled; without them it is rendered. Chat's other arguments are not used. Raises
-        ContextLengthExceededError if there is no room for a reply, and any error of the server."""
-        messages = [*message_history, {"role": "user", "content": prompt}]
-        ids, end = await self.next_prompt(messages, previous_ids)
-        room = self.context_limit - len(ids)
-        if room < 1:
-            raise ContextLengthExceededError(f"the prompt fills the context: {len(ids)} tokens")
-        turn = await self.generate(ids, min(self.max_tokens, room))
-        for tag in THINKING_TAGS:
-            # The template has opened thinking in the prompt, so the reply lacks the opening tag.
-            if end.rstrip().endswith(tag):
-                turn.content = tag + turn.content
-        return turn
-
-    async def next_prompt(self, messages: list[dict], previous_ids: list[int]) -> Rendered:
-        """The prompt for the next reply: the previous ids, and what the template puts after them.
-
-        Earlier turns are not rendered again, because their ids must stay as they were sampled. What
-        the template puts after a reply is called the tail: the stop token, the new message, and the
-        header of the next reply. It is found in three steps:
-
-        1. Render a short conversation that ends in the new message, called the probe:
-
-            <|im_start|> user a <|im_end|> <|im_start|> assistant b
-            <|im_end|> <|im_start|> user NEW <|im_end|> <|im_start|> assistant
-
-        2. Render it with "c" for "b". The first id that differs is the reply. The tail comes next.
-        3. Drop the stop token from the tail, because the sampled reply ends in it already.
-
-        Without previous ids (in the first turn, or after an edit), or if the reply does not end in
-        the template's stop token, the whole history is rendered.
-        """
-        if not previous_ids:
-            return await self.render(messages)
-        start = [{"role": "user", "content": "a"}]
-        if messages[0]["role"] == "system":
-            # The tail may depend on it: SmolLM3's system message turns thinking off.
-            start.insert(0, messages[0])
-        new = messages[-1]
-        # Step 1.
-        ids, end = await self.render([*start, {"role": "assistant", "content": "b"}, new])
-        # Step 2. What it found is kept, and is found again only if the template's start differs.
-        if self._probe_start is None or ids[: len(self._probe_start)] != self._probe_start:
-            other, _ = await self.render([*start, {"role": "assistant", "content": "c"}, new])
-            pairs = zip(ids, other, strict=False)
-            # If a template does not show the reply, nothing differs, and the tail is empty.
-            n_common = next((n for n, (x, y) in enumerate(pairs) if x != y), len(ids))
-            self._probe_start = ids[: n_common + 1]
-        tail = ids[len(self._probe_start) :]
-        # Step 3. Inkling ends a reply in two stop tokens.
-        for n_stop in (1, 2):
-            if previous_ids[-n_stop:] == tail[:n_stop]:
-                return previous_ids + tail[n_stop:], end
-        return await self.render(messages)
+        if request and request.session_id:
+            other["session_id"] = request.session_id
+        reply = await self.llm.call(prompt=prompt, message_history=message_history, **other)
+        turn = Turn(**vars(reply))
+        # A server that gives the reasoning has taken it out of the text.
+        split = split_thinking if turn.reasoning_content else split_unopened_thinking
+        return without_thinking(turn, split)
 
 
-def says_context_is_full(error: Exception) -> bool:
-    """True if the error says that the prompt is too long (in the phrases that Harbor knows), and
-    blames the request by Tinker's category or HTTP's status. A timeout may say "took too long"."""
-    is_user_error = str(getattr(error, "category", "")) == "user"
-    is_bad_request = getattr(error, "status_code", None) in (400, 413, 422)
-    phrases = "(?i)context ?window|context[ _]length|maximum context|token limit|too long"
-    return (is_user_error or is_bad_request) and bool(re.search(phrases, str(error)))
-
-
-@functools.lru_cache
-def tinker_service(url: str | None, key: str | None) -> Any:
-    """The service that all Tinker clients of a server share: each service has a session with
-    Tinker, and about 11 file descriptors. If URL or key are None, the SDK finds its own."""
-    import tinker
-
-    return tinker.ServiceClient(base_url=url, api_key=key)
-
-
-def open_checkpoint(source: dict, url: str | None, key: str | None) -> Any:
-    """A sampling client. `source` holds the arguments of `create_sampling_client`. Raises any SDK
-    error."""
-    import tinker
-
-    def open_in(service: Any) -> Any:
-        created = service.create_sampling_client(**source)
-        # SDK 0.38 and later give a future.
-        return created.result() if hasattr(created, "result") else created
-
-    with _service_lock:
-        if _given_service:
-            return open_in(_given_service)
-        try:
-            return open_in(tinker_service(url, key))
-        except tinker.TinkerError:
-            # The service's session may have ended, so try a new one. (A missing checkpoint raises
-            # the same error, and the new service raises it again.)
-            tinker_service.cache_clear()
-            return open_in(tinker_service(url, key))
-
-
-class TinkerClient(TokenClient):
-    """Tinker, by tinker-cookbook's renderer. Harbor's TinkerLLM reports a cut-off reply as complete
-    (0.13 to 0.24) or drops its ids (0.25), and opens a session for each checkpoint."""
-
-    def __init__(
-        self,
-        options: BasicLoopOptions,
-        model: str,
-        api_base: str | None,
-        api_key: str | None,
-        **args: Any,
-    ) -> None:
-        import tinker
-        from tinker_cookbook.model_info import get_recommended_renderer_name
-        from tinker_cookbook.renderers import get_renderer
-        from tinker_cookbook.tokenizer_utils import get_tokenizer
-
-        name = options.renderer_name or get_recommended_renderer_name(model)
-        self._tokenizer = get_tokenizer(model)
-        with _tokenizer_lock:
-            self._renderer = get_renderer(name, self._tokenizer)
-            # A list of token ids, or of texts: the renderer role_colon has one text.
-            stop = self._renderer.get_stop_sequences()
-            self._endings = [s if isinstance(s, str) else self._tokenizer.decode([s]) for s in stop]
-            # Empty for Inkling, whose tokenizer turns no text into a special token.
-            vocabulary = getattr(self._tokenizer, "get_added_vocab", dict)()
-        # Base models may stop at their eos_token. Inkling ends each message with <|end_message|>.
-        self._endings += [self._tokenizer.eos_token or "", "<|end_message|>"]
-        # Single characters and runs of blanks, which some vocabularies add, are in ordinary text.
-        names = [token for token in vocabulary if len(token.strip()) > 1]
-        self.special_tokens = [re.escape(name) for name in names]
-        self.context_limit = options.context_limit or 32_000
-        self.max_tokens = options.max_tokens
-        # The other arguments go to `create_sampling_client`, which refuses names that it does not
-        # know. (SamplingParams would ignore them.)
-        parameters = tinker.SamplingParams.model_fields
-        sampling = {name: args.pop(name) for name in args.keys() & parameters}
-        self._params = tinker.SamplingParams(stop=stop, **sampling)
-        source = {"model_path": options.model_path} if options.model_path else {"base_model": model}
-        self._sampling_client = open_checkpoint(source | args, api_base, api_key)
-
-    async def render(self, messages: list[dict]) -> Rendered:
-        with _tokenizer_lock:
-            ids = self._renderer.build_generation_prompt(messages).to_ints()
-            return ids, self._tokenizer.decode(ids[-8:])
-
-    async def generate(self, prompt_ids: list[int], max_tokens: int) -> Turn:
-        import tinker
-
-        response = self._sampling_client.sample(
-            prompt=tinker.ModelInput.from_ints(prompt_ids),
-            num_samples=1,
-            sampling_params=self._params.model_copy(update={"max_tokens": max_tokens}),
-        )
-        if not inspect.isawaitable(response):
-            # SDKs before 0.38 give a concurrent.futures.Future.
-            response = asyncio.wrap_future(response)
-        response = await response
-        sequence = response.sequences[0]
-        ids = list(sequence.tokens)
-        with _tokenizer_lock:
-            text = self._tokenizer.decode(ids)
-        for ending in self._endings:
-            text = text.removesuffix(ending)
-        turn = Turn(
-            content=text,
-            prompt_token_ids=prompt_ids,
-            completion_token_ids=ids,
-            logprobs=sequence.logprobs,
-            finish_reason=sequence.stop_reason,
-            # SDK 0.26 and later.
-            extra={"sequence_id": getattr(sequence, "sequence_id", None)},
-        )
-        turn.usage.cache_tokens = response.prompt_cache_hit_tokens or 0
-        return turn
-
-
-# For VllmClient: special tokens of Gemma, Llama, Mistral, GLM, Qwen, Cohere, EXAONE, Seed, MiniMax
-# and StarCoder. It has the server tokenize them, and those that stay one token are its model's. Add
-# those of your model.
-SPECIAL_NAMES = """
-<s> </s> <pad> <unk> <mask> <cls> <sep> <bos> <eos> <sop> <eop> [CLS] [SEP] [PAD] [UNK] [MASK]
-[gMASK] [sMASK] [BOS] [EOS] <think> </think> <tool_call> </tool_call> <tool_response>
-</tool_response> <tool_result> </tool_result> <arg_key> </arg_key> <arg_value> </arg_value> <image>
-<img> </img> <start_of_turn> <end_of_turn> <start_of_image> <end_of_image> <image_soft_token>
-<BOS_TOKEN> <EOS_TOKEN> <PAD> <UNK> [INST] [/INST] [THINK] [/THINK] [AVAILABLE_TOOLS]
-[/AVAILABLE_TOOLS] [TOOL_CALLS] [TOOL_RESULTS] [/TOOL_RESULTS] [TOOL_CONTENT] [SYSTEM_PROMPT]
-[/SYSTEM_PROMPT] [MODEL_SETTINGS] [/MODEL_SETTINGS] [ARGS] [CALL_ID] [IMG] [IMG_BREAK] [IMG_END]
-[@BOS@] <seed:bos> <seed:eos> <seed:pad> <seed:think> </seed:think> <seed:tool_call>
-</seed:tool_call> <minimax:tool_call> </minimax:tool_call> ]~b] ]~!b[ [e~[ <fim_prefix> <fim_middle>
-<fim_suffix> <fim_pad> <filename> <file_sep> <repo_name> <reponame> <gh_stars> <issue_start>
-<issue_comment> <issue_closed> <jupyter_start> <jupyter_text> <jupyter_code> <jupyter_output>
-<empty_output> <commit_before> <commit_msg> <commit_after>
-"""
-# Names of these shapes count as special tokens of any model: <|im_end|> and <|turn>; <turn|>;
-# [|user|]; the numbered names of Gemma, Nemotron and T5. FF5C is DeepSeek's full-width bar.
-SPECIAL_SHAPES = [
-    r"<[|\uFF5C][^<>\s]{1,99}>",
-    r"<[^<>\s]{1,99}[|\uFF5C]>",
-    r"\[\|\w+\|\]",
-    r"<(?:unused|SPECIAL_|extra_id_)\d+>",
-]
-
-
-class VllmClient(TokenClient):
-    """vLLM by token ids: /tokenize renders, /v1/completions samples (tested with 0.32)."""
-
-    def __init__(
-        self,
-        options: BasicLoopOptions,
-        model: str,
-        api_base: str,
-        api_key: str | None,
-        timeout: float = 600,
-        max_retries: int = 5,
-        extra_headers: dict | None = None,
-        extra_body: dict | None = None,
-        **body: Any,
-    ) -> None:
-        from openai import AsyncOpenAI, NotFoundError, OpenAI
-
-        self.max_tokens = options.max_tokens
-        server = {
-            # /tokenize is not under /v1.
-            "base_url": api_base.rstrip("/").removesuffix("/v1"),
-            # The openai package wants a key. A server without keys takes any.
-            "api_key": api_key or "none",
-            "timeout": timeout,
-            "max_retries": max_retries,
-            "default_headers": extra_headers,
-        }
-        # The other arguments go into each request for a completion.
-        self._body = body | (extra_body or {})
-        # litellm calls a model on vLLM hosted_vllm/<its name>.
-        self._body["model"] = model.removeprefix("hosted_vllm/")
-        self._template_kwargs = self._body.pop("chat_template_kwargs", {})
-        self._body |= options.model_dump(include={"session_id"}, exclude_none=True)
-        # It is never closed, because Harbor does not say when a job ends.
-        self._http = AsyncOpenAI(**server)
-        question = {
-            "model": self._body["model"],
-            "prompt": SPECIAL_NAMES,
-            "add_special_tokens": False,
-            "return_token_strs": True,
-        }
-        try:
-            # This client is synchronous, because `_build_llm` runs in a thread.
-            # cast_to=object: the answer is plain JSON.
-            answer = OpenAI(**server).post("/tokenize", body=question, cast_to=object)
-            # A name that comes back as one token is special.
-            names = [name for name in SPECIAL_NAMES.split() if name in answer["token_strs"]]
-            server_limit = answer["max_model_len"]
-        except (NotFoundError, KeyError, TypeError) as error:
-            raise RuntimeError(
-                f"no such model, or no vLLM server (then use model_client=litellm): {error}"
-            ) from error
-        self.context_limit = min(server_limit, options.context_limit or server_limit)
-        self.special_tokens = [*SPECIAL_SHAPES, *map(re.escape, names)]
-
-    async def render(self, messages: list[dict]) -> Rendered:
-        body = {
-            "model": self._body["model"],
-            "messages": messages,
-            "add_generation_prompt": True,
-            "chat_template_kwargs": self._template_kwargs,
-            "return_token_strs": True,
-        }
-        answer = await self._http.post("/tokenize", body=body, cast_to=object)
-        # Token strings have these characters in place of newlines and blanks.
-        end = re.sub("Ċ|Ġ|▁|<0x0A>", " ", "".join(answer["token_strs"][-8:]))
-        return answer["tokens"], end
-
-    async def generate(self, prompt_ids: list[int], max_tokens: int) -> Turn:
-        body = {
-            **self._body,
-            "prompt": prompt_ids,
-            "max_tokens": max_tokens,
-            # 0 means the log-probability of the sampled token alone.
-            "logprobs": 0,
-            "return_token_ids": True,
-            "skip_special_tokens": False,
-        }
-        answer = await self._http.post("/v1/completions", body=body, cast_to=object)
-        reply = answer["choices"][0]
-        turn = Turn(
-            # Cohere puts its answer between these marks.
-            content=re.sub(r"<\|(START|END)_RESPONSE\|>", "", reply["text"]),
-            prompt_token_ids=prompt_ids,
-            completion_token_ids=reply.get("token_ids"),
-            logprobs=(reply.get("logprobs") or {}).get("token_logprobs"),
-            finish_reason=reply["finish_reason"],
-            extra={"routed_experts": reply.get("routed_experts")},
-        )
-        details = (answer.get("usage") or {}).get("prompt_tokens_details") or {}
-        turn.usage.cache_tokens = details.get("cached_tokens") or 0
-        return turn
-
-
-class UsageWithReason(UsageInfo):
-    """The usage of a reply at a chat endpoint, and (not in its dump) why the reply ended."""
-
-    finish_reason: str = Field(exclude=True)
-
-
-def chat_client(options: BasicLoopOptions, model: str, **args: Any) -> Any:
-    """Make a LiteLLM of Harbor's that also returns replies which were cut off.
-
-    For the finish reason "length" LiteLLM raises an error, and the ids and the cost are lost. Just
-    before it looks at the reason, it calls `_extract_usage_info` (private; Harbor 0.13 to 0.25).
-    The override saves the reason in the usage, where `call` finds it, and sets it to "stop".
-    """
-    # Importing LiteLLM takes seconds, so the class is defined in here.
+def chat_llm(
+    options: BasicLoopOptions, model: str, url: str | None, key: str | None, **args: Any
+) -> BaseLLM:
+    """Make a LiteLLM of Harbor's that also returns replies which were cut off."""
+    # Importing LiteLLM takes seconds, so the classes are defined in here.
+    from harbor.llms.base import OutputLengthExceededError
     from harbor.llms.lite_llm import LiteLLM
 
-    class ChatClient(LiteLLM):
-        async def call(self, prompt: str, **request: Any) -> Turn:
-            response = await super().call(prompt, **request)
-            # The Responses API does not call that method: a cut-off reply counts as complete.
-            reason = getattr(response.usage, "finish_reason", "stop")
-            turn = Turn(**vars(response), finish_reason=reason)
-            # A server that gives the reasoning has taken it out of the text.
-            if not turn.reasoning_content:
-                turn.reasoning_content, turn.content = split_untagged_thinking(turn.content)
-            return turn
+    class UsageWithReason(UsageInfo):
+        finish_reason: str = Field(exclude=True)
+
+    class ChatLLM(LiteLLM):
+        """For the finish reason "length" LiteLLM raises an error, and the ids and the cost are
+        lost. We hide the reason from it, and keep it in the usage."""
+
+        async def call(self, prompt: str, session_id: str | None = None, **request: Any) -> Turn:
+            if session_id:
+                request["extra_body"] = {"session_id": session_id}
+                headers = args.get("extra_headers") or {}
+                request["extra_headers"] = headers | {"X-Session-ID": session_id}
+            try:
+                reply = await super().call(prompt, **request)
+            except OutputLengthExceededError as error:
+                # With use_responses_api (in llm_kwargs) nothing is kept but the text.
+                return Turn(error.truncated_response, finish_reason="length")
+            return Turn(**vars(reply), finish_reason=getattr(reply.usage, "finish_reason", "stop"))
 
         def _extract_usage_info(self, response: Any) -> UsageInfo:
+            # Private (Harbor 0.13 to 0.26). LiteLLM calls it before it looks at the reason.
             usage = super()._extract_usage_info(response)
             choice = response["choices"][0]
             # litellm replaces an unknown finish reason by "stop", and keeps the original here.
@@ -1022,60 +894,411 @@ def chat_client(options: BasicLoopOptions, model: str, **args: Any) -> Any:
             return UsageWithReason(**usage.model_dump(), finish_reason=reason)
 
         def get_model_output_limit(self) -> int:
-            # With use_responses_api (in llm_kwargs), LiteLLM sends this in place of max_tokens.
+            # With use_responses_api, LiteLLM sends this in place of max_tokens.
             return options.max_tokens
 
-    args |= options.model_dump(
-        include={"max_tokens", "session_id", "collect_rollout_details"}, exclude_none=True
-    )
-    return ChatClient(model_name=model, **args)
+    args |= options.model_dump(include={"max_tokens", "collect_rollout_details"})
+    return ChatLLM(model_name=model, api_base=url, api_key=key, **args)
+
+
+# How long a client waits after a server has aborted its call, before it goes on.
+ABORT_PAUSE_SEC = 1.0
+
+
+class TokenClient(ModelClient):
+    """A client that sends exact prompts: the token ids of a prompt begin with the previous turn's
+    prompt and completion ids. The limits count tokens."""
+
+    context_limit: int
+    max_tokens: int
+    # Regular expressions that match the model's special tokens.
+    special_tokens: list[str]
+    # The ids of `_tail`'s made-up conversation up to its reply. None until they are known.
+    _made_up_start: list[int] | None = None
+
+    @abstractmethod
+    async def render(self, messages: list[dict]) -> list[int]:
+        """Render messages with the chat template, ready for a reply. Raises any server error."""
+
+    @abstractmethod
+    async def decode(self, ids: list[int]) -> str:
+        """The text of some ids, with special tokens. Raises any server error."""
+
+    @abstractmethod
+    async def generate(self, prompt: list[int], max_tokens: int, session_id: str | None) -> Turn:
+        """Sample a reply to a prompt. Raises any server error."""
+
+    def plain_text(self, text: str) -> str:
+        """The text with a zero-width space after the first character of each special token. The
+        tokenizer then makes ordinary tokens of it."""
+        if not self.special_tokens:
+            return text
+        # (?=A|B). matches the first character of each A and B, also where they overlap.
+        return re.sub(f"(?={'|'.join(self.special_tokens)}).", "\\g<0>\u200b", text)
+
+    async def call(
+        self, prompt: str, message_history: list[dict], request: Request | None = None, **other: Any
+    ) -> Turn:
+        request = request or Request()
+        messages = [*message_history, {"role": "user", "content": prompt}]
+        ids = await self.next_prompt(messages, request.previous_ids)
+        opening_tag = await self.opening_tag(ids)
+        room = min(self.max_tokens, self.context_limit - len(ids))
+        if room < 1:
+            raise ContextLengthExceededError(f"the prompt fills the context: {len(ids)} tokens")
+        turn = await self.generate(ids, room, request.session_id)
+        turn.content = opening_tag + turn.content
+        # A trainer that updates the weights aborts the calls under way. Go on from the ids so far.
+        while turn.finish_reason == "abort" and turn.completion_token_ids is not None:
+            request.partial = without_thinking(turn)
+            n_left = room - len(turn.completion_token_ids)
+            if n_left < 1:
+                break
+            await asyncio.sleep(ABORT_PAUSE_SEC)
+            part = await self.generate(turn.all_ids, n_left, request.session_id)
+            turn = joined(turn, part)
+        return without_thinking(turn)
+
+    async def opening_tag(self, prompt_ids: list[int]) -> str:
+        """The tag by which the template has opened thinking at the end of a prompt. ("" if it has
+        not.) The reply lacks this tag."""
+        # Four tokens hold a tag and a newline, and are the same in nearly every prompt.
+        end = await self.decode(prompt_ids[-4:])
+        tag = re.search(rf"({_OPENING})\s*$", end)
+        return tag[1] if tag else ""
+
+    async def next_prompt(self, messages: list[dict], previous_ids: list[int]) -> list[int]:
+        """The ids of the next prompt: the previous ids, and the tail. The tail is what the template
+        writes after a reply: the stop token, the new message, and the header of the next reply.
+
+        Earlier turns are not rendered again, because their ids must stay as they were sampled.
+        Without previous ids (in the first turn, or after an edit), or if the reply does not end in
+        the template's stop token, the whole conversation is rendered.
+        """
+        if previous_ids:
+            tail = await self._tail(messages)
+            # The sampled reply ends in the stop token already. Inkling's reply ends in two.
+            for n_stop in (1, 2):
+                if tail and previous_ids[-n_stop:] == tail[:n_stop]:
+                    return previous_ids + tail[n_stop:]
+        return await self.render(messages)
+
+    async def _tail(self, messages: list[dict]) -> list[int]:
+        """Render a made-up conversation that ends in the new message, and cut it after the made-up
+        reply, which is b:
+
+            <|im_start|>user a<|im_end|><|im_start|>assistant b
+            <|im_end|><|im_start|>user NEW<|im_end|><|im_start|>assistant
+        """
+        start = [{"role": "user", "content": "a"}]
+        if messages[0]["role"] == "system":
+            # The tail may depend on it: SmolLM3's system message turns thinking off.
+            start.insert(0, messages[0])
+        new = messages[-1]
+        ids = await self.render([*start, {"role": "assistant", "content": "b"}, new])
+        known = self._made_up_start
+        if known is None or ids[: len(known)] != known:
+            # To find the reply, render it again with c. Both are one token each.
+            other = await self.render([*start, {"role": "assistant", "content": "c"}, new])
+            if ids == other:
+                # The template does not show the reply.
+                return []
+            n = 0
+            while ids[n] == other[n]:
+                n += 1
+            self._made_up_start = known = ids[: n + 1]
+        return ids[len(known) :]
+
+
+class TinkerClient(TokenClient):
+    """Tinker, by tinker-cookbook's renderer. Harbor's TinkerLLM reports a cut-off reply as complete
+    (0.13 to 0.24) or drops its ids (0.25), and opens a session for each checkpoint."""
+
+    def __init__(
+        self, options: BasicLoopOptions, model: str, url: str | None, key: str | None, **args: Any
+    ) -> None:
+        import tinker
+        from tinker_cookbook.model_info import get_recommended_renderer_name
+        from tinker_cookbook.renderers import get_renderer
+        from tinker_cookbook.tokenizer_utils import get_tokenizer
+
+        if "stop" in args:
+            raise ValueError("llm_kwargs holds stop: on Tinker the renderer sets it")
+        self.url = url
+        self.max_tokens = options.max_tokens
+        limit = tinker_context_limit(model, url, key)
+        self.context_limit = min(limit, options.context_limit or limit)
+        name = options.renderer_name or get_recommended_renderer_name(model)
+        self._tokenizer = get_tokenizer(model)
+        with _tokenizer_lock:
+            self._renderer = get_renderer(name, self._tokenizer)
+            # A list of token ids, or of texts: the renderer role_colon has one text.
+            stop = self._renderer.get_stop_sequences()
+            self._endings = [s if isinstance(s, str) else self._tokenizer.decode([s]) for s in stop]
+            vocabulary = {}
+            # Inkling's tokenizer has no such method. It turns no text into a special token.
+            if hasattr(self._tokenizer, "get_added_vocab"):
+                vocabulary = self._tokenizer.get_added_vocab()
+        # Base models may stop at their eos_token. Inkling ends each message with <|end_message|>.
+        self._endings += [self._tokenizer.eos_token or "", "<|end_message|>"]
+        # Single characters and runs of blanks, which some vocabularies add, are in ordinary text.
+        self.special_tokens = [re.escape(name) for name in vocabulary if len(name.strip()) > 1]
+        # The other arguments go to `create_sampling_client`, which refuses names that it does not
+        # know. (SamplingParams would ignore them.)
+        parameters = tinker.SamplingParams.model_fields
+        sampling = {name: args.pop(name) for name in args.keys() & parameters}
+        self._params = tinker.SamplingParams(stop=stop, **sampling)
+        # The prices are Tinker's, not those of a server of your own.
+        self._rates = None if url else tinker_rates(model)
+        source = {"model_path": options.model_path} if options.model_path else {"base_model": model}
+        service = _given_service or _tinker_services.get((url, key))
+        if not service:
+            # If URL or key are None, the SDK finds its own.
+            service = _tinker_services[url, key] = tinker.ServiceClient(base_url=url, api_key=key)
+        created = service.create_sampling_client(**source, **args)
+        # SDK 0.38 and later give a future.
+        self._sampling_client = created.result() if hasattr(created, "result") else created
+
+    async def render(self, messages: list[dict]) -> list[int]:
+        with _tokenizer_lock:
+            return self._renderer.build_generation_prompt(messages).to_ints()
+
+    async def decode(self, ids: list[int]) -> str:
+        with _tokenizer_lock:
+            return self._tokenizer.decode(ids)
+
+    async def generate(self, prompt: list[int], max_tokens: int, session_id: str | None) -> Turn:
+        import tinker
+
+        response = self._sampling_client.sample(
+            prompt=tinker.ModelInput.from_ints(prompt),
+            num_samples=1,
+            sampling_params=self._params.model_copy(update={"max_tokens": max_tokens}),
+        )
+        if not inspect.isawaitable(response):
+            # SDKs before 0.38 give a concurrent.futures.Future.
+            response = asyncio.wrap_future(response)
+        response = await response
+        sequence = response.sequences[0]
+        ids = list(sequence.tokens)
+        text = await self.decode(ids)
+        for ending in self._endings:
+            text = text.removesuffix(ending)
+        turn = Turn(
+            content=text,
+            prompt_token_ids=prompt,
+            completion_token_ids=ids,
+            logprobs=sequence.logprobs,
+            finish_reason=sequence.stop_reason,
+            # SDK 0.26 and later.
+            extra={"sequence_id": getattr(sequence, "sequence_id", None)},
+        )
+        turn.usage.cache_tokens = response.prompt_cache_hit_tokens or 0
+        if self._rates:
+            from tinker_cookbook.utils.cost_estimation import TokenUsage
+
+            n_cached = turn.usage.cache_tokens
+            billed = TokenUsage(len(ids), n_cached, len(prompt) - n_cached)
+            turn.usage.cost_usd = self._rates.estimate_usd(billed)
+        return turn
+
+
+def tinker_rates(model: str) -> Any:
+    """The model's prices, which tinker-cookbook 0.6 and later fetches once in a process. None if
+    they are unknown, or without a network."""
+    with suppress(ImportError):
+        from tinker_cookbook.utils.cost_estimation import fetch_model_pricing
+
+        return fetch_model_pricing(model, timeout=2)
+
+
+def tinker_context_limit(model: str, url: str | None, key: str | None) -> int:
+    """The tokens of prompt and reply that the server allows: 32,000 if it does not say. Raises
+    RuntimeError if it does not answer."""
+    import tinker
+
+    # SDKs before 0.38 have no RestClient. A TinkerError comes again when the checkpoint is opened.
+    with suppress(AttributeError, tinker.TinkerError):
+        answer = tinker.RestClient(base_url=url, api_key=key).get_server_capabilities()
+        try:
+            models = answer.result(timeout=FIRST_ANSWER_SEC).supported_models
+        except TimeoutError as error:
+            raise RuntimeError(
+                f"no answer from {url or 'Tinker'} in {FIRST_ANSWER_SEC} s"
+            ) from error
+        for card in models:
+            if card.model_name == model and card.max_context_length:
+                return card.max_context_length
+    return 32_000
+
+
+# Special tokens, as regular expressions. A server does not list its model's, so these become plain
+# text for any model. FF5C is DeepSeek's full-width bar. Add those of your model.
+SPECIAL_TOKENS = [
+    # <|im_end|>, <|turn>, <turn|>, [|user|]
+    r"<[|\uFF5C][^<>\s]{1,99}>",
+    r"<[^<>\s]{1,99}[|\uFF5C]>",
+    r"\[\|\w+\|\]",
+    # Llama, Gemma, Mistral, GLM, Seed, MiniMax
+    r"</?s>",
+    r"<(?:bos|eos|sop|eop|start_of_turn|end_of_turn)>",
+    r"\[/?(?:INST|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_CALLS|TOOL_RESULTS)\]",
+    r"\[[gs]MASK\]",
+    r"<seed:[be]os>",
+    r"\]~!?b[\[\]]|\[e~\[",
+]
+# How long the first question to a server may take.
+FIRST_ANSWER_SEC = 30
+# What a request leaves out, vLLM takes from the model's generation_config.json. So the defaults are
+# sent, which change nothing.
+NEUTRAL_SAMPLING = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
+
+
+class ServerClient(TokenClient):
+    """A vLLM or SGLang server by token ids: /tokenize renders, /v1/completions samples."""
+
+    special_tokens = SPECIAL_TOKENS
+
+    def __init__(
+        self, options: BasicLoopOptions, model: str, url: str, key: str | None, **args: Any
+    ) -> None:
+        from openai import APIError, AsyncOpenAI, OpenAI, Timeout
+
+        # /tokenize is not under /v1.
+        self.url = url.rstrip("/").removesuffix("/v1")
+        self.max_tokens = options.max_tokens
+        # litellm calls a model on vLLM hosted_vllm/<its name>.
+        self._model = model.removeprefix("hosted_vllm/")
+        server = {
+            "base_url": self.url,
+            # The openai package wants a key. A server without keys takes any.
+            "api_key": key or "none",
+            "default_headers": args.pop("extra_headers", None),
+        }
+        # By default an answer may take any time: a call that times out would be sampled again. The
+        # limits of the run end it.
+        timeout = Timeout(args.pop("timeout", None), connect=FIRST_ANSWER_SEC)
+        retries = args.pop("max_retries", 5)
+        # It is never closed, because Harbor does not say when a job ends.
+        self._http = AsyncOpenAI(**server, timeout=timeout, max_retries=retries)
+        # The other arguments go into each request for a completion.
+        extra_body = args.pop("extra_body", {})
+        self._body = NEUTRAL_SAMPLING | args | extra_body
+        self._template_kwargs = self._body.pop("chat_template_kwargs", {})
+        # The texts of the last ids of prompts.
+        self._decoded: dict[tuple[int, ...], str] = {}
+        try:
+            # This client is synchronous, because `_build_llm` runs in a thread. cast_to=object: the
+            # answer is plain JSON.
+            with OpenAI(**server, timeout=FIRST_ANSWER_SEC, max_retries=1) as http:
+                cards = http.get("/v1/models", cast_to=object)["data"]
+            limits = {card["id"]: card["max_model_len"] for card in cards}
+            # SGLang gives a LoRA adapter no limit of its own.
+            limit = limits[self._model] or max(filter(None, limits.values()))
+        except (APIError, KeyError, TypeError) as error:
+            raise RuntimeError(
+                f"{self.url} is no vLLM or SGLang server with the model {self._model} (for another "
+                f"one set model_client=litellm): {error!r}"
+            ) from error
+        self.context_limit = min(limit, options.context_limit or limit)
+
+    async def render(self, messages: list[dict]) -> list[int]:
+        body = {
+            "model": self._model,
+            "messages": messages,
+            "add_generation_prompt": True,
+            "chat_template_kwargs": self._template_kwargs,
+        }
+        answer = await self._http.post("/tokenize", body=body, cast_to=object)
+        return answer["tokens"]
+
+    async def decode(self, ids: list[int]) -> str:
+        key = tuple(ids)
+        if key not in self._decoded:
+            # vLLM keeps the special tokens anyway.
+            body = {"model": self._model, "tokens": ids, "skip_special_tokens": False}
+            answer = await self._http.post("/detokenize", body=body, cast_to=object)
+            # vLLM calls the text "prompt".
+            self._decoded[key] = answer["text"] if "text" in answer else answer["prompt"]
+        return self._decoded[key]
+
+    async def generate(self, prompt: list[int], max_tokens: int, session_id: str | None) -> Turn:
+        body = {
+            **self._body,
+            "model": self._model,
+            "prompt": prompt,
+            "max_tokens": max_tokens,
+            # 0 means the log-probability of the sampled token alone.
+            "logprobs": 0,
+            "return_token_ids": True,
+            "skip_special_tokens": False,
+        }
+        options = {}
+        if session_id:
+            # vLLM's router looks at the header first.
+            body["session_id"] = session_id
+            options["headers"] = {"X-Session-ID": session_id}
+        answer = await self._http.post(
+            "/v1/completions", body=body, options=options, cast_to=object
+        )
+        reply = answer["choices"][0]
+        # SGLang has the experts beside the choices.
+        experts = reply.get("routed_experts") or (answer.get("sglext") or {}).get("routed_experts")
+        turn = Turn(
+            # Cohere puts its answer between these marks.
+            content=re.sub(r"<\|(START|END)_RESPONSE\|>", "", reply["text"]),
+            prompt_token_ids=prompt,
+            completion_token_ids=reply.get("token_ids"),
+            logprobs=(reply.get("logprobs") or {}).get("token_logprobs"),
+            finish_reason=reply["finish_reason"],
+            extra={"routed_experts": experts},
+        )
+        details = (answer.get("usage") or {}).get("prompt_tokens_details") or {}
+        turn.usage.cache_tokens = details.get("cached_tokens") or 0
+        return turn
 
 
 @dataclass(frozen=True)
-class Trajectory:
-    """A trial as a trainer sees it. (ATIF's trajectory is a conversation for people to read.)
+class TrainingData:
+    """A trial as a trainer sees it."""
 
-    Attributes:
-        turns: The trainable turns of all steps: ids, logprobs and `extra`, but no text.
-        reward: The reward named "reward", or else the only one. None if there is no such reward.
-        stop_reason: The last step's `StopReason`, or your loop's word; None for other agents.
-        trial: Harbor's result, with all rewards, tokens, cost and names.
-    """
-
+    # The trainable turns of all steps: ids, logprobs and `extra`, but no text.
     turns: list[Turn]
+    # The reward named "reward", or else the only one. None if there is no such reward.
     reward: float | None
+    # The last step's `StopReason`, or your loop's word. None for other agents.
     stop_reason: str | None
+    # Harbor's result, with all rewards, tokens, cost and names.
     trial: TrialResult
 
 
-def trial_to_trajectory(trial: TrialResult) -> Trajectory | None:
-    """Training data from a finished trial, live or from `TrialResult.model_validate_json`.
-
-    None for a trial that is no training data:
-
-    - It failed. (From Harbor 0.25 on, Harbor says so itself: `reward_valid`.)
-    - One of its steps ended in ERROR.
-    - It has neither a reward nor a trainable turn.
-
-    Raises ValueError if ids and logprobs do not align, or a number is not finite.
-    """
+def trial_to_trajectory(trial: TrialResult) -> TrainingData | None:
+    """Training data from a finished trial, live or from `TrialResult.model_validate_json`. None if
+    the trial failed, if one of its steps ended in ERROR, or if it has neither a reward nor a
+    trainable turn. Raises ValueError if ids and logprobs do not align, or a number is infinite."""
     steps = trial.step_results or [trial]
     contexts = [step.agent_result or AgentContext() for step in steps]
     stop_reasons = [(context.metadata or {}).get("stop_reason") for context in contexts]
-    rewards = getattr(trial.verifier_result, "rewards", None) or {}
-    errors = {getattr(part.exception_info, "exception_type", None) for part in (trial, *steps)}
-    # Harbor scores a trial after these errors.
-    is_valid = errors <= {None, "AgentTimeoutError", "NonZeroAgentExitCodeError"}
-    # From 0.25 on, Harbor decides this itself. (Without rewards reward_valid is always False.)
+    rewards = trial.verifier_result.rewards if trial.verifier_result else None
+    errors = {part.exception_info.exception_type for part in (trial, *steps) if part.exception_info}
     if rewards and hasattr(trial, "reward_valid"):
-        is_valid = trial.reward_valid
-    if not is_valid or StopReason.ERROR in stop_reasons:
+        # Harbor 0.25 and later decides whether the reward is the model's.
+        failed = not trial.reward_valid
+    else:
+        # Harbor scores a trial after these errors. (Without a reward, reward_valid is False.)
+        failed = bool(errors - {"AgentTimeoutError", "NonZeroAgentExitCodeError"})
+    if failed or StopReason.ERROR in stop_reasons:
         return None
+    rewards = rewards or {}
     if not all(map(math.isfinite, rewards.values())):
         raise ValueError(f"trial {trial.trial_name}: a reward is not a finite number: {rewards}")
-    reward = next(iter(rewards.values())) if len(rewards) == 1 else rewards.get("reward")
+    reward = rewards.get("reward")
+    if len(rewards) == 1:
+        (reward,) = rewards.values()
     turns = [turn for context in contexts for turn in turns_of(context)]
-    return Trajectory(turns, reward, stop_reasons[-1], trial) if rewards or turns else None
+    if not rewards and not turns:
+        return None
+    return TrainingData(turns, reward, stop_reasons[-1], trial)
 
 
 # The users of earlier versions import it by this name.
@@ -1085,10 +1308,12 @@ _trial_to_trajectory = trial_to_trajectory
 def rollout_details(turns: list[Turn]) -> list[dict] | None:
     """One Harbor RolloutDetail, in a list, with an entry for each of these turns; None if there are
     none. (The caller leaves out turns that are not trainable, so that all lists stay aligned.)"""
+    if not turns:
+        return None
     detail = {name: [getattr(turn, name) or [] for turn in turns] for name in _TOKEN_FIELDS}
     names = {name for turn in turns for name in turn.extra}
     detail["extra"] = {name: [turn.extra.get(name) for turn in turns] for name in names}
-    return [detail] if turns else None
+    return [detail]
 
 
 def turns_of(context: AgentContext) -> Iterator[Turn]:
@@ -1096,12 +1321,11 @@ def turns_of(context: AgentContext) -> Iterator[Turn]:
     not align."""
     for detail in context.rollout_details or []:
         columns = {name: detail.get(name) or [] for name in _TOKEN_FIELDS}
-        columns |= detail.get("extra") or {}
+        extra = detail.get("extra") or {}
         # Each list has one entry per turn.
-        for row in zip(*columns.values(), strict=True):
-            values = dict(zip(columns, row, strict=True))
-            ids = {name: values.pop(name) for name in _TOKEN_FIELDS}
-            turn = Turn(**ids, extra=values)
+        for row in zip(*columns.values(), *extra.values(), strict=True):
+            turn = Turn(**dict(zip(columns, row, strict=False)))
+            turn.extra = dict(zip(extra, row[len(columns) :], strict=True))
             if not turn.is_trainable:
                 raise ValueError("ids and logprobs differ in length, or a logprob is not finite")
             yield turn
@@ -1109,12 +1333,18 @@ def turns_of(context: AgentContext) -> Iterator[Turn]:
 
 def write_file(path: Path, text: str) -> None:
     """Write a file without opening what is there: the folder may be mounted as /logs/agent in the
-    container, and a command may have left a link or a pipe. So a new file is written, and renamed.
-    Raises OSError, for instance if a command left a folder there."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    container, and a script may have left a link, a pipe or a folder there. Raises
+    RuntimeRequestError if the file cannot be written."""
     fresh = path.with_name(f"{path.name}.{uuid4().hex}")
-    fresh.write_bytes(text.encode())
-    fresh.replace(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fresh.write_bytes(text.encode())
+        if path.is_dir() and not path.is_symlink():
+            # A file cannot replace a folder.
+            path.rename(path.with_name(f"{path.name}.folder.{uuid4().hex}"))
+        fresh.replace(path)
+    except OSError as error:
+        raise RuntimeRequestError(f"{path} cannot be written: {error}") from error
 
 
 def valid_text(text: str | None) -> str:
@@ -1126,137 +1356,134 @@ def valid_text(text: str | None) -> str:
 _MARKDOWN = MarkdownIt("zero").enable(["fence", "list", "code"]).disable("inline")
 
 
-def fenced_blocks(text: str) -> list[tuple[str, str]]:
-    """The ``` blocks of a Markdown text, as (language in lower case, content without NULs). A block
-    that is not closed, or that stands inside another one or inside ~~~, does not count."""
+def fenced_blocks(text: str, *languages: str) -> list[str] | None:
+    """The ``` blocks of a Markdown text that are in one of these languages (in lower case), without
+    NULs. A block inside another one, or inside ~~~, does not count. None: a block is not closed."""
+    text = text.replace("\0", "").replace("\r\n", "\n").replace("\r", "\n")
+    lines = text.split("\n")
     blocks = []
-    # The parser recognises a closing fence only if a newline follows, so one is added.
-    for token in _MARKDOWN.parse(text.replace("\0", "") + "\n"):
-        if token.markup.startswith("`"):
-            first_line, end_line = token.map
-            # Beside its content a closed block has two lines, its fences. One left open has one.
-            if end_line - first_line == token.content.count("\n") + 2:
-                language = "".join(token.info.lower().split()[:1])
-                blocks.append((language, token.content))
+    for token in _MARKDOWN.parse(text):
+        language = token.info.lower().split(maxsplit=1)[:1]
+        if not token.markup.startswith("`") or language not in [[name] for name in languages]:
+            continue
+        # The last line of a closed block is its closing fence.
+        _, end = token.map
+        last_line = lines[end - 1].strip()
+        if last_line.strip("`") or len(last_line) < len(token.markup):
+            return None
+        blocks.append(token.content)
     return blocks
 
 
-# A script that writes more is killed, because Harbor keeps all output of an exec in memory.
-FLOOD_BYTES = 4_000_000
-# Three limits for a script, from its start. Each is there in case the one before fails:
-#     seconds       `timeout` kills it; the model sees the output so far
-#     seconds + 30  the agent stops waiting, and kills it by another exec
-#     seconds + 90  exec gives up, with Docker by a RuntimeError, which would end the run
+# A script can print this much. (A unit of 1,024 bytes, as in bash's ulimit.)
+MAX_OUTPUT_KIB = 4000
+# The agent waits for a script this long after the script's time limit, and then kills it. The
+# environment waits a minute longer, because Docker's raises a RuntimeError at its limit.
 ANSWER_MARGIN_SEC = 30
 EXEC_MARGIN_SEC = 90
-# How long the agent waits for the exec that kills.
+# How long the agent waits for the exec that kills a script.
 KILL_TIMEOUT_SEC = 15
-# Exit codes that the model sees.
+# Exit codes, as those of GNU's `timeout` and of a process that was killed.
 TIMED_OUT = 124
 KILLED = 137
 
-# This command runs the bash code in the variable BASIC_LOOP_CODE. The agent runs _SHELL with it,
-# and _SHELL runs the script with it. (A script's own `pkill -f` would find code in an argument.)
-# The variable is expanded before `unset` runs: bash has the code, and its children do not.
-_RUN_CODE = """bash -c 'eval "unset BASIC_LOOP_CODE; $BASIC_LOOP_CODE"'"""
-
-# This bash program runs a script. Its arguments are the time limit and FLOOD_BYTES. It prints
+# This bash program runs a script. Its arguments are the time limit in seconds and MAX_OUTPUT_KIB.
+# Its own file, the script and the output are files in memory (/dev/shm), or in /tmp. It prints
 #
-#     :MARK:<base64 of the output, followed by "end-of-MARK CODE SECONDS" and a newline>
+#     :MARK:exit CODE SECONDS :<the output in base64>:
 #
-# - Base64: some environments change what a command prints.
-# - The end words: a server in the background may keep the pipe open, so sed (below) looks for them.
-#   The server may have written half a line before, so they need not begin a line.
-# - MARK is random hex. Each process of the script has it in its environment, where `kill_script`
-#   finds it. A script that reads it can forge the end words, and deceives its own model only.
-# - It writes no file, because disks may be full. It needs bash 4.4, coreutils, sed and grep.
-_SHELL = r"""
-# The image may have set these options by BASH_ENV or SHELLOPTS. Each would break this program.
-set +em +o posix
-# bash reports killed processes on stderr, and the model would see that.
-exec 2>/dev/null
-# lastpipe lets mapfile run in this shell. extglob lets the check below read patterns like !(keep).
-shopt -s lastpipe extglob
-# The blocks come in one base64, with a NUL after each. `mapfile -d` needs bash 4.4.
-printf %s "$BASIC_LOOP_BLOCKS" | base64 -d | mapfile -d "" -t blocks
-[ "${#blocks[@]}" != 0 ] || { echo "not run: it needs bash 4.4 and base64"; exit 127; }
-# An empty line after each block keeps a trailing backslash from joining two blocks.
-printf -v script "%s\n\n" "${blocks[@]}"
-# A block that ends inside a quote, a here-document or a command would swallow the next block.
-# After `set -n` bash only parses, even on that line. It reports such a block in these phrases.
-unfinished="unexpected EOF|unexpected end of file|delimited by end-of-file"
-for block in "${blocks[@]}"; do
-  [[ $(LC_ALL=C; eval "set -n; $block" 2>&1) =~ $unfinished ]] &&
-    script="echo '[nothing was run: a block is unfinished]'; exit 2"
-done
-unset BASIC_LOOP_BLOCKS
-printf ":%s:" "$BASIC_LOOP_MARK"
-# The script writes to a pipe, and then printf writes the end words. sed and cat read it as fd 5.
-exec 5< <(
-  BASIC_LOOP_CODE=$script timeout -s KILL "$1" @RUN_CODE@ </dev/null 2>&1
-  code=$?
-  # If another process still has this pipe as its stdout, such as the tee of `exec > >(tee log)`,
-  # it gets a moment to write what it has left.
-  for pid in /proc/[0-9]*; do
-    [ "$pid" != "/proc/$BASHPID" ] && [ "$pid/fd/1" -ef /dev/stdout ] && sleep 0.3 && break
-  done
-  # busybox's sed reads a line ahead, so an empty one follows.
-  printf "end-of-%s %s %s\n\n" "$BASIC_LOOP_MARK" "$code" "$SECONDS"
+# with the word "cut" before or after the exit code if the output did not fit. Base64, because some
+# environments change what a command prints. It needs bash 4.2 and coreutils.
+_RUNNER = r"""
+# bash reports killed processes on stderr.
+exec </dev/null 2>/dev/null
+files=${0%runner}
+exec 3<"${files}script" 4>"${files}output" 5<"${files}output"
+# From here on the files have no names. So no script finds them, and a kill leaves none.
+rm -f "$files"*
+# The script writes to a pipe. A reader writes this to the output file, up to the limit, and then
+# reads on: without a reader the script, or a server that it left, would die. Both report to fd 6.
+exec 6< <(
+  exec 5<&- 7>&1
+  { timeout -s KILL "$1" bash /dev/fd/3 2>&1 4>&- 7>&-; echo "exit $? $SECONDS" >&7; } |
+    { ulimit -c 0 -f "$2"; cat >&4 || { (echo cut); cat >/dev/null; }; }
 )
-# sed ends at the end words. A script's `ps` prints this line, which [e]nd does not match. LC_ALL=C:
-# they may follow half a character. sed keeps a line in memory, so the ulimit stops it at an endless
-# one. head ends a flood.
-(ulimit -d 300000; LC_ALL=C exec sed "/[e]nd-of-$BASIC_LOOP_MARK/q") <&5 | head -c "$2" | base64
-# sed leaves at most the empty line. So a `read` of 2 bytes returns 1 if no process has the pipe. If
-# one in the background still has it, cat reads on: else SIGPIPE would kill that process.
-read -r -t 0.1 -N 2 <&5
-[ $? = 1 ] || { cat <&5 >/dev/null & }
-""".replace("@RUN_CODE@", _RUN_CODE)
+exec 3<&- 4>&-
+printf ":%s:" "$BASIC_LOOP_MARK"
+# Pass the reports on. They end with the reader, which ends with the script, unless a server still
+# has the pipe: it gets 0.2 seconds for what it has to say.
+patience=$(($1 + 9))
+while read -r -t "$patience" report <&6; do
+  printf "%s " "$report"
+  [ "$report" = cut ] || patience=0.2
+done
+printf ":"
+base64 <&5 && printf ":"
+"""
 
 
-def script_command(blocks: list[str], mark: str, seconds: int) -> str:
-    """The shell command that runs blocks as one script with a time limit in seconds."""
-    encoded = base64.b64encode("".join(f"{block}\0" for block in blocks).encode()).decode()
-    return (
-        f"BASIC_LOOP_MARK={mark} BASIC_LOOP_BLOCKS={encoded} BASIC_LOOP_CODE={shlex.quote(_SHELL)} "
-        f"exec {_RUN_CODE} bash {seconds} {FLOOD_BYTES}"
-    )
+@dataclass
+class ScriptResult:
+    """How a script ended. `note` is what the model is told beside the output."""
+
+    exit_code: int
+    seconds: float
+    output: bytes = b""
+    note: str = ""
+
+    def text(self, shown_bytes: int) -> str:
+        """What the model is told, with at most this much of the output: its middle is left out."""
+        output = self.output
+        n_left_out = len(output) - shown_bytes
+        if n_left_out > 0:
+            half = shown_bytes // 2
+            parts = (output[:half], n_left_out, output[half + n_left_out :])
+            output = b"%b\n[... %d bytes left out ...]\n%b" % parts
+        shown = output.decode("utf-8", "replace").removesuffix("\n")
+        texts = [text for text in (shown, self.note) if text] or ["(none)"]
+        return "\n".join([f"Exit code: {self.exit_code}", "Output:", *texts])
 
 
-async def run_script(
-    blocks: list[str], environment: BaseEnvironment, seconds: int, shown_bytes: int
-) -> str:
-    """Run blocks as one script with a time limit in seconds. Returns the text that the model gets,
-    with at most `shown_bytes` of the output. A TimeoutError of the environment's `exec` is told to
-    the model as exit code 124; any other error is raised."""
+async def run_script(blocks: list[str], environment: BaseEnvironment, seconds: int) -> ScriptResult:
+    """Run blocks as one script with a time limit in seconds. Raises any error of the environment's
+    `exec` but TimeoutError."""
+    # An empty line after each block keeps a trailing backslash from joining two blocks.
+    script = "".join(f"{block}\n\n" for block in blocks)
     mark = uuid4().hex
-    command = script_command(blocks, mark, seconds)
-    # Modal takes 65,536 bytes of arguments.
-    if len(command) > 65_000:
-        return "Not run: the script is too long. Split it into smaller ones."
+    # Each process of the script has the mark in its environment, where `kill_script` finds it. The
+    # texts are written to files, because a script's own `pkill -f` would find them in an argument.
+    # -p: the image's BASH_ENV and SHELLOPTS do not count.
+    command = (
+        f"export BASIC_LOOP_MARK={mark}; for files in /dev/shm/{mark}. /tmp/{mark}.; do "
+        f"printf %s {shlex.quote(script)} >${{files}}script && "
+        f"printf %s {shlex.quote(_RUNNER)} >${{files}}runner && "
+        f"exec bash -p ${{files}}runner {seconds} {MAX_OUTPUT_KIB}; done"
+    )
+    # Modal takes 65,536 bytes of arguments. (An apostrophe takes five.)
+    if len(command.encode()) > 65_000:
+        note = "[not run: the script is too long; split it into smaller ones]"
+        return ScriptResult(KILLED, 0, note=note)
     try:
-        async with asyncio.timeout(seconds + ANSWER_MARGIN_SEC) as timer:
-            result = await environment.exec(command, timeout_sec=seconds + EXEC_MARGIN_SEC)
-    except BaseException as error:
-        # The script may still be running. Kill it before the next turn or the verifier.
+        async with asyncio.timeout(seconds + ANSWER_MARGIN_SEC):
+            printed = await environment.exec(command, timeout_sec=seconds + EXEC_MARGIN_SEC)
+    except TimeoutError:
+        # The script stopped its runner, or the environment does not answer.
         await kill_script(mark, environment)
-        # exec may have answered a cancellation with an error of its own.
-        if asyncio.current_task().cancelling():
-            raise asyncio.CancelledError from error
-        if timer.expired() or isinstance(error, TimeoutError):
-            return f"Exit code: {TIMED_OUT}\nOutput:\n[no answer; the limit is {seconds} seconds]"
+        note = f"[no answer; the limit is {seconds} seconds]"
+        return ScriptResult(TIMED_OUT, seconds + ANSWER_MARGIN_SEC, note=note)
+    except BaseException:
+        # The run was cancelled, or the environment failed: leave no script running.
+        await kill_script(mark, environment)
         raise
-    code, output, kill_reason = parse_output(result, mark, seconds)
-    if kill_reason:
-        # Some of its processes may still be running.
+    result = parse_output(printed, mark, seconds)
+    if result.exit_code in (TIMED_OUT, KILLED):
+        # A process with a time limit of its own (`timeout 300 make`) has outlived the script.
         await kill_script(mark, environment)
-    shown = middle_cut(output, shown_bytes).removesuffix("\n")
-    texts = [text for text in (shown, kill_reason) if text] or ["(none)"]
-    return "\n".join([f"Exit code: {code}", "Output:", *texts])
+    return result
 
 
 async def kill_script(mark: str, environment: BaseEnvironment) -> None:
-    """Kill a script and what runs it, by another exec. If this is cancelled, that exec goes on."""
+    """Kill a script and what runs it, by another exec."""
     # Kill each process that has the mark in its environment, and its process group.
     command = (
         f"for pid in $(grep -ls BASIC_LOOP_MARK={mark} /proc/[0-9]*/environ | cut -d / -f 3); do "
@@ -1264,36 +1491,24 @@ async def kill_script(mark: str, environment: BaseEnvironment) -> None:
     )
     # The environment may be gone.
     with suppress(Exception):
-        kill = environment.exec(command, timeout_sec=KILL_TIMEOUT_SEC + EXEC_MARGIN_SEC)
-        await asyncio.shield(asyncio.wait_for(kill, KILL_TIMEOUT_SEC))
+        async with asyncio.timeout(KILL_TIMEOUT_SEC):
+            await environment.exec(command, timeout_sec=KILL_TIMEOUT_SEC + EXEC_MARGIN_SEC)
 
 
-def parse_output(result: ExecResult, mark: str, seconds: int) -> tuple[int, bytes, str]:
-    """From what the bash program printed: the exit code, the output, and why the script has to be
-    killed ("" if it ended by itself)."""
-    before, found, encoded = valid_text(result.stdout).partition(f":{mark}:")
-    if not found:
-        # The program did not get as far as the mark. What was printed says why.
-        return result.return_code, (before + valid_text(result.stderr)).encode(), ""
-    decoded = b""
-    with suppress(ValueError):
-        decoded = base64.b64decode(encoded)
-    complete = re.fullmatch(rb"(?s)(.*)end-of-%b (\d+) (\d+)\n" % mark.encode(), decoded)
-    if not complete:
-        note = f"[the output is cut: more than {FLOOD_BYTES} bytes, or its reader was killed]"
-        return KILLED, decoded, note
-    output, code, n_seconds = complete.groups()
+def parse_output(result: ExecResult, mark: str, seconds: int) -> ScriptResult:
+    """What the bash program printed."""
+    stdout = valid_text(result.stdout)
+    answer = re.search(rf":{mark}:(cut )?exit (\d+) (\d+) (cut )?:([^:]*):", stdout)
+    if not answer:
+        printed = (stdout + valid_text(result.stderr)).encode()
+        note = "[no answer: what runs scripts was killed, or it could not start]"
+        return ScriptResult(result.return_code or KILLED, 0, printed, note)
+    code, n_seconds = int(answer[2]), int(answer[3])
+    notes = []
+    if answer[1] or answer[4]:
+        notes.append(f"[cut: only {MAX_OUTPUT_KIB} KiB are kept, or less if memory is full]")
     # At the limit GNU's `timeout` exits with 137, uutils' with 124. Before it, a script may do so.
-    if int(code) in (TIMED_OUT, KILLED) and int(n_seconds) >= seconds:
-        return TIMED_OUT, output, f"[ended: the time limit of {seconds} seconds was reached]"
-    return int(code), output, ""
-
-
-def middle_cut(output: bytes, shown_bytes: int) -> str:
-    """Cut the middle out of long output, and say how many bytes are left out."""
-    n_left_out = len(output) - shown_bytes
-    if n_left_out > 0:
-        half = shown_bytes // 2
-        parts = (output[:half], n_left_out, output[half + n_left_out :])
-        output = b"%b\n[... %d bytes left out ...]\n%b" % parts
-    return output.decode("utf-8", "replace")
+    if code in (TIMED_OUT, KILLED) and n_seconds >= seconds:
+        code = TIMED_OUT
+        notes.append(f"[ended: the time limit of {seconds} seconds was reached]")
+    return ScriptResult(code, n_seconds, base64.b64decode(answer[5]), "\n".join(notes))

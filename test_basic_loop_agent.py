@@ -23,6 +23,7 @@ import os
 import random
 import re
 import selectors
+import shlex
 import shutil
 import signal
 import subprocess
@@ -57,6 +58,7 @@ import yaml
 from harbor.agents.base import BaseAgent
 from harbor.environments.base import ExecResult
 from harbor.job import Job
+from harbor.llms.base import ContextLengthExceededError
 from harbor.llms.lite_llm import LiteLLM
 from harbor.models import trajectories as atif
 from harbor.models.agent.context import AgentContext
@@ -70,7 +72,14 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 import basic_loop_agent as module
-from basic_loop_agent import BasicLoopAgent, BasicLoopOptions, Turn, fenced_blocks
+from basic_loop_agent import (
+    BasicLoopAgent,
+    BasicLoopOptions,
+    RuntimeRequestError,
+    StopReason,
+    Turn,
+    fenced_blocks,
+)
 from examples import train
 from examples.fakes import FakeTraining, ScriptedAgent
 
@@ -123,8 +132,8 @@ async def outcome(result: Any) -> Any:
 
 
 class FakeEnvironment:
-    """Runs nothing. Each `exec` has the next of these results. A text is what it prints. (It
-    lacks the mark of the module's bash program, so the model is told this text as it is.)"""
+    """Runs nothing. Each `exec` has the next of these results. A text is a script's output, which
+    the module's bash program prints in base64, after the exit code and the seconds."""
 
     def __init__(self, *results: Any) -> None:
         self.results, self.commands, self.timeouts = iter(results), [], []
@@ -133,13 +142,17 @@ class FakeEnvironment:
         self.commands.append(command)
         self.timeouts.append(timeout_sec)
         result = await outcome(next(self.results, ""))
-        return ExecResult(stdout=result, return_code=0) if isinstance(result, str) else result
+        if not isinstance(result, str):
+            return result
+        mark = re.search(r"BASIC_LOOP_MARK=(\w+)", command)[1]
+        output = base64.b64encode(result.encode()).decode()
+        return ExecResult(stdout=f":{mark}:exit 0 0 :{output}:", return_code=0)
 
     @property
-    def scripts(self) -> list[list[str]]:
-        """The blocks of each script. The module sends them in this variable."""
-        found = re.findall(r"BASIC_LOOP_BLOCKS=(\S+)", " ".join(self.commands))
-        return [base64.b64decode(blocks).decode().split("\0")[:-1] for blocks in found]
+    def scripts(self) -> list[str]:
+        """Each script, without the newlines at its end. (The module writes it by `printf %s`.)"""
+        commands = [shlex.split(command) for command in self.commands if "%s" in command]
+        return [words[words.index("%s") + 1].rstrip() for words in commands]
 
     @property
     def first_script_was_killed(self) -> bool:
@@ -238,10 +251,20 @@ class FakeTinker(Model):
         super().__init__(*arguments, **options)
         # The sessions, the arguments of each sampling client, and the parameters of each reply.
         self.sessions, self.opened, self.params = [], [], []
+        # The model's context limit, which the server tells if it is not None.
+        self.context_limit = None
 
     def open_session(self, **arguments: Any) -> "Session":
         self.sessions.append(Session(self, arguments))
         return self.sessions[-1]
+
+    def rest_client(self, **arguments: Any) -> Any:
+        """Stands in for the class `tinker.RestClient`, of which one method is used."""
+        name = self.options["model_name"]
+        card = SimpleNamespace(model_name=name, max_context_length=self.context_limit)
+        answer = Future()
+        answer.set_result(SimpleNamespace(supported_models=[card]))
+        return SimpleNamespace(get_server_capabilities=lambda: answer)
 
 
 class Session:
@@ -304,14 +327,16 @@ class FakeServer(Model):
         return [headers[name] for _, _, headers in self.requests]
 
     def answer(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        if path == "/v1/models":
+            return {"data": [{"id": self.options["model_name"], "max_model_len": 8192}]}
         # The chat endpoint has every model.
         if "chat" not in path and body["model"] != self.options["model_name"]:
             raise Refusal(404, f"The model `{body['model']}` does not exist.")
+        if path == "/detokenize":
+            return {"prompt": self.tokenizer.decode(body["tokens"], skip_special_tokens=False)}
         prompt = self.prompt_ids(body)
         if path == "/tokenize":
-            strings = [self.tokenizer.id_to_token(token) for token in prompt]
-            answer = {"tokens": prompt, "max_model_len": 8192}
-            return answer | {"token_strs": strings if body.get("return_token_strs") else None}
+            return {"tokens": prompt}
         return self.completion(prompt, body)
 
     def prompt_ids(self, body: dict[str, Any]) -> list[int]:
@@ -356,7 +381,7 @@ class FakeServer(Model):
 class HttpHandler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         fake, status = self.server.fake, 200
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"] or 0)) or "{}")
         fake.requests.append((self.path, body, self.headers))
         try:
             answer = fake.answer(self.path, body)
@@ -369,6 +394,8 @@ class HttpHandler(BaseHTTPRequestHandler):
         self.send_header("retry-after-ms", "1")
         self.end_headers()
         self.wfile.write(json.dumps(answer).encode())
+
+    do_GET = do_POST
 
     def log_message(self, *arguments: Any) -> None: ...
 
@@ -516,6 +543,8 @@ def tinker(tokenizer_dir, tmp_path, monkeypatch) -> FakeTinker:
     options = {"model_name": tokenizer_dir, "renderer_name": "qwen3_instruct"}
     fake = FakeTinker(tokenizer_dir, logs_dir=tmp_path, **options)
     monkeypatch.setattr("tinker.ServiceClient", fake.open_session)
+    if not IS_OLD_SDK:
+        monkeypatch.setattr("tinker.RestClient", fake.rest_client)
     return fake
 
 
@@ -538,7 +567,10 @@ class RealVllm(FakeServer):
 
     def answer(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         headers = {"Authorization": self.headers("Authorization")[-1]}
-        answer = httpx.post(REAL_VLLM + path, json=body, headers=headers, timeout=60)
+        method = "POST" if body else "GET"
+        answer = httpx.request(
+            method, REAL_VLLM + path, json=body or None, headers=headers, timeout=60
+        )
         if answer.status_code != 200:
             raise Refusal(answer.status_code, answer.text)
         for choice in answer.json().get("choices", []):
@@ -578,7 +610,7 @@ def clean_process(monkeypatch) -> Iterator[None]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("OPENAI_API_KEY", "sk-test")
     monkeypatch.setenv("TINKER_API_KEY", "tml-test")
-    module.tinker_service.cache_clear()
+    module._tinker_services.clear()
     module.use_service(None)
     signal.signal(signal.SIGALRM, lambda *_: pytest.fail("the test takes more than a minute"))
     signal.alarm(60)
@@ -588,8 +620,8 @@ def clean_process(monkeypatch) -> Iterator[None]:
 
 # -------------------------------------------------------------------------- options and errors
 
-NO_KEY = "no API key for Tinker: set TINKER_API_KEY"
-NO_URL = "vllm needs api_base or VLLM_BASE_URL, such as http://localhost:8000"
+NO_KEY = "model_client=tinker lacks Tinker's API key: set TINKER_API_KEY"
+NO_URL = "model_client=vllm lacks the server's URL: set api_base=http://... or VLLM_BASE_URL"
 CHAT_OPTIONS = {"model_client": "litellm"}
 since_harbor_023 = pytest.mark.skipif(not hasattr(BaseAgent, "parse_options"), reason="Harbor 0.23")
 
@@ -618,12 +650,6 @@ class TestOptions:
             "max_output_bytes": 10_000,
         }
 
-    def test_the_constructor_has_eight_options_with_their_defaults(self):
-        parameters = inspect.signature(BasicLoopAgent).parameters.values()
-        defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
-        assert len(defaults) == 8
-        assert defaults == BasicLoopOptions().model_dump(include=set(defaults))
-
     POSITIVE = "max_turns max_tokens max_seconds context_limit max_output_bytes command_timeout_sec"
 
     @columns("given message").rows(
@@ -633,9 +659,9 @@ class TestOptions:
         top_p=({"top_p": 1.1}, "top_p.*less than or equal to 1"),
         more_than_a_week=({"command_timeout_sec": 604_801}, "less than or equal to 604800"),
         model_path=({"model_path": ""}, "model_path.*tinker://"),
-        unknown=({"max_turn": 3}, "max_turn"),
         model_path_elsewhere=(CHAT_OPTIONS | {"model_path": "tinker://1"}, "=tinker: drop them"),
         renderer_elsewhere=(CHAT_OPTIONS | {"renderer_name": "x"}, "=tinker: drop them"),
+        url_without_http=({"api_base": "localhost:8000"}, "api_base.*https"),
         model_twice=({"llm_kwargs": {"model_name": 1}}, "llm_kwargs holds model_name: use"),
         model_named_otherwise=({"llm_kwargs": {"model": 1}}, "llm_kwargs holds model: use"),
         server_twice=({"llm_kwargs": {"api_base": 1}}, "llm_kwargs holds api_base: use the"),
@@ -647,6 +673,11 @@ class TestOptions:
             BasicLoopAgent(logs_dir=tmp_path, model_name="m", **given | {"llm_kwargs": llm_kwargs})
         assert "sk-secret" not in str(error.value)
 
+    @since_harbor_023
+    def test_an_unknown_option_is_an_error(self, tmp_path):
+        with pytest.raises(ValueError, match="max_turn"):
+            BasicLoopAgent(logs_dir=tmp_path, model_name="m", max_turn=3)
+
     def test_a_wrong_llm_kwargs_is_not_shown(self):
         with pytest.raises(ValueError, match="llm_kwargs") as error:
             BasicLoopOptions(llm_kwargs="sk-secret")
@@ -654,7 +685,9 @@ class TestOptions:
 
     def test_setup_names_missing_tinker_packages(self, tinker, monkeypatch):
         monkeypatch.setitem(sys.modules, "tinker_cookbook", None)
-        with pytest.raises(ValueError, match=r"missing: `pip install 'harbor\[tinker\]'`"):
+        with pytest.raises(
+            ValueError, match=r"lacks Tinker's packages: `pip install 'harbor\[tinker\]'`"
+        ):
             set_up(tinker.agent())
 
     @since_harbor_023
@@ -665,10 +698,16 @@ class TestOptions:
     @columns("client given error_type message").rows(
         no_model=("tinker", {"model_name": None}, ValueError, "no model: name one with -m"),
         an_unknown_renderer=("tinker", {"renderer_name": "qwen9"}, ValueError, "qwen9"),
+        stop=("tinker", {"llm_kwargs": {"stop": "x"}}, ValueError, "llm_kwargs holds stop"),
         # `create_sampling_client` takes the rest, and refuses this.
         a_misspelt_argument=("tinker", {"llm_kwargs": {"top_pi": 1}}, TypeError, "top_pi"),
         no_url=("vllm", {"api_base": None}, ValueError, NO_URL),
-        no_such_model=("vllm", {"model_name": "x"}, RuntimeError, "no such model.*does not exist"),
+        no_such_model=(
+            "vllm",
+            {"model_name": "x"},
+            RuntimeError,
+            "is no vLLM or SGLang server with the model x",
+        ),
         no_provider=("chat", {"model_name": "x"}, litellm.BadRequestError, "Provider NOT provided"),
     )
     def test_setup_refuses_what_cannot_work(self, client, given, error_type, message, request):
@@ -692,7 +731,7 @@ class TestOptions:
         process=({}, {}, ("process", "process")),
         agent=({}, {"BASE_URL": "agent", "API_KEY": "agent"}, ("agent", "agent")),
         api_base_if_no_base_url=({}, {"BASE_URL": "", "API_BASE": "agent"}, ("agent", "process")),
-        option=({"api_base": "option"}, {"BASE_URL": "agent"}, ("option", "process")),
+        option=({"api_base": "http://x"}, {"BASE_URL": "agent"}, ("http://x", "process")),
         key=({"llm_kwargs": {"api_key": "option"}}, {"API_KEY": "agent"}, ("process", "option")),
         masked_by_harbor=({}, {"API_KEY": "sk-r****456"}, ("process", "process")),
         key_from_a_file=({}, {"API_KEY": " ag\nent\n"}, ("process", "agent")),
@@ -776,15 +815,19 @@ class OwnLoop(BasicLoopAgent):
 
 class TestLoop:
     CUT_OFF = Reply(bash("rm x"), cut_off=True)
+    OPEN = bash("rm x") + "```bash\nrm y"
 
     @columns("replies max_turns scripts stop_reason answer").rows(
         an_answer=(["hi"], 9, [], "completed", "hi"),
-        two_scripts=([bash("a"), bash("b"), "hi"], 9, [["a\n"], ["b\n"]], "completed", "hi"),
-        two_blocks=([bash("a", "b"), "hi"], 9, [["a\n", "b\n"]], "completed", "hi"),
+        two_scripts=([bash("a"), bash("b"), "hi"], 9, ["a", "b"], "completed", "hi"),
+        two_blocks=([bash("a", "b"), "hi"], 9, ["a\n\n\nb"], "completed", "hi"),
         a_single_turn=([bash("rm x")], 1, [], "completed", bash("rm x")),
-        the_last_turn=([bash("a"), bash("b")], 2, [["a\n"], ["b\n"]], "max_turns", bash("b")),
-        cut_off=([bash("a"), CUT_OFF], 9, [["a\n"]], "max_tokens", bash("rm x")),
-        a_full_context=([bash("a"), FULL], 9, [["a\n"]], "context_overflow", bash("a")),
+        the_last_turn=([bash("a"), bash("b")], 2, ["a", "b"], "max_turns", bash("b")),
+        cut_off=([bash("a"), CUT_OFF], 9, ["a"], "max_tokens", bash("rm x")),
+        a_full_context=([bash("a"), FULL], 9, ["a"], "context_overflow", bash("a")),
+        an_open_block=([OPEN, "hi"], 9, [], "completed", "hi"),
+        an_open_block_in_a_single_turn=([OPEN], 1, [], "completed", OPEN),
+        an_open_block_in_the_last_turn=([bash("a"), OPEN], 2, ["a"], "max_turns", OPEN),
     )
     def test_how_a_run_ends(self, replies, max_turns, scripts, stop_reason, answer, model):
         done = model.run(replies, max_turns=max_turns, collect_rollout_details=True)
@@ -792,10 +835,9 @@ class TestLoop:
         assert (done.completion, done.recorded) == (answer, model.sampled)
 
     def test_the_model_is_told_what_its_script_printed(self, model):
-        failed = ExecResult(stdout="x\n", stderr="no x", return_code=1)
-        done = model.run([bash("ls"), "done"], FakeEnvironment(failed), max_turns=2)
-        assert done.observations == ["Exit code: 1\nOutput:\nx\nno x"]
-        assert "<|im_start|>user\nExit code: 1\nOutput:\nx\nno x<|im_end|>" in model.prompt_text(1)
+        done = model.run([bash("ls"), "done"], FakeEnvironment("x\ny\n"), max_turns=2)
+        assert done.observations == ["Exit code: 0\nOutput:\nx\ny"]
+        assert "<|im_start|>user\nExit code: 0\nOutput:\nx\ny<|im_end|>" in model.prompt_text(1)
 
     def test_the_model_sees_max_output_bytes_of_an_output(self, tinker):
         replies, environment = [bash("ls"), "done"], FakeEnvironment("abcdef")
@@ -833,11 +875,8 @@ class TestLoop:
         assert done.observations == [f"Exit code: 0\nOutput:\na{shown}b"]
 
     def test_a_lone_surrogate_becomes_a_question_mark(self, tinker):
-        options = {"max_turns": 2, "system_prompt": "\ud800"}
-        run = tinker.new_run([bash("ls"), "done"], FakeEnvironment("a\udc80"), **options)
-        done = run.follow("greet\udc80")
+        done = tinker.new_run(system_prompt="\ud800").follow("greet\udc80")
         assert [step.message for step in done.steps[:2]] == ["?", "greet?"]
-        assert done.observations == ["Exit code: 0\nOutput:\na?"]
 
     def test_sample_without_a_text_to_send_is_an_error(self, tinker):
         agent = tinker.run().agent
@@ -890,16 +929,16 @@ class TestLoop:
 
     def test_a_subclass_may_run_python(self, tinker):
         class PythonAgent(BasicLoopAgent):
-            def bash_blocks(self, reply: str) -> list[str]:
-                return [text for name, text in fenced_blocks(reply) if name == "python"]
+            def bash_blocks(self, reply: str) -> list[str] | None:
+                return fenced_blocks(reply, "python")
 
         replies = [bash("x()", language="python"), bash("ls")]
-        assert tinker.run(replies, agent_class=PythonAgent, max_turns=9).scripts == [["x()\n"]]
+        assert tinker.run(replies, agent_class=PythonAgent, max_turns=9).scripts == ["x()"]
 
     def test_a_client_of_ones_own_may_give_harbors_response(self, chat):
         # ScriptedAgent's client asks no server. Its replies are in examples/fakes.py.
         done = chat.run(agent_class=ScriptedAgent, max_turns=2)
-        assert (done.scripts, done.completion) == ([["ls\n"]], "Hello, world!")
+        assert (done.scripts, done.completion) == (["ls"], "Hello, world!")
 
     def test_an_edited_conversation_is_rendered_anew_once(self, tinker, monkeypatch):
         def edit(agent: OwnLoop) -> None:
@@ -916,7 +955,7 @@ class TestLoop:
         object=({"by": Path("me")}, {"by": "me"}),
         lone_surrogate=({"cut": "\ud83d"}, {"cut": "?"}),
         key_that_is_no_text=({("no", "text"): 1, "last": 1}, {"last": 1}),
-        unless_it_is_the_agents_own=({"stop_reason": "x", "n_episodes": 9}, {}),
+        a_name_of_the_agents=({"stop_reason": "x"}, {"stop_reason": "x"}),
     )
     def test_what_a_loop_keeps_is_in_the_metadata(self, kept, seen, tinker, monkeypatch):
         monkeypatch.setattr(OwnLoop, "after_turn", lambda agent: agent.metadata.update(kept))
@@ -962,11 +1001,11 @@ each_way_to_wait = columns("replies results").rows(
 
 class TestEndings:
     @columns("reply result error_type message").rows(
-        client=(RuntimeError("gone"), "", RuntimeError, "^gone$"),
-        server=(Refusal(400, "no such thing"), "", tinker_sdk.APIStatusError, "no such thing"),
-        clients_timeout=(TimeoutError("slow"), "", RuntimeError, "a call timed out"),
-        sdks_cancellation=(asyncio.CancelledError("x"), "", RuntimeError, "or was cancelled"),
-        environment=(bash("b"), RuntimeError("gone"), RuntimeError, "^gone$"),
+        client=(RuntimeError("gone"), "", RuntimeError, "gone$"),
+        server=(Refusal(404, "no such thing"), "", Exception, "no such thing"),
+        clients_timeout=(TimeoutError("slow"), "", RuntimeRequestError, "^TimeoutError: slow"),
+        sdks_cancellation=(asyncio.CancelledError("x"), "", RuntimeRequestError, "Cancelled"),
+        environment=(bash("b"), RuntimeError("gone"), RuntimeError, "gone$"),
     )
     def test_an_error_ends_the_run(self, reply, result, error_type, message, tinker):
         failed = tinker.new_run([bash("a"), reply], FakeEnvironment("", result), max_turns=3)
@@ -1000,19 +1039,26 @@ class TestEndings:
         vLLM=(FULL, True),
         openAI=(Refusal(400, "code: context_length_exceeded"), True),
         too_long=(Refusal(422, "prompt is too long"), True),
+        gemini=(Refusal(413, "exceeds the token limit"), True),
+        xAI=(Refusal(400, "This model's maximum prompt length is 131072"), True),
+        glm=(Refusal(400, "Prompt exceeds max length"), True),
+        dashscope=(Refusal(400, "Range of input length should be [1, 30720]"), True),
+        llama_cpp=(Refusal(500, "the request exceeds the available context size"), True),
+        harbors=(ContextLengthExceededError(), True),
         tinkers_user=(tinker_error("too long", "user"), True),
         tinkers_server=(tinker_error("too long", "server"), False),
         a_gateways_timeout=(Refusal(504, "the upstream took too long"), False),
+        a_servers_timeout=(Refusal(500, "the request took too long"), False),
         another_bad_request=(Refusal(400, "no such model"), False),
         no_status=(RuntimeError("too long"), False),
     )
     def test_only_a_refused_request_is_a_full_context(self, error, expected):
-        assert module.says_context_is_full(error) is expected
+        assert module.is_context_full(error) is expected
 
     @columns("choice").rows(no_ids={"token_ids": None}, no_logprobs={"logprobs": None})
     def test_a_first_turn_without_ids_is_an_error(self, choice, server):
         failed = server.new_run([Reply("hi", choice=choice)], collect_rollout_details=True)
-        with pytest.raises(RuntimeError, match="collect_rollout_details=true, but no token ids"):
+        with pytest.raises(RuntimeError, match="no token ids or logprobs came: set"):
             failed.follow()
         assert (failed.stop_reason, failed.completion) == ("error", "hi")
 
@@ -1064,6 +1110,11 @@ styles = columns("opening thinking closing").rows(
     qwen=("<think>", "\nhm\n", "</think>\n\n"),
     mistral=("[THINK]", "hm", "[/THINK]"),
     seed=("<seed:think>", "hm", "</seed:think>"),
+    minimax=("<mm:think>", "hm", "</mm:think>"),
+    hy3=("<think:opensource>", "hm", "</think:opensource>"),
+    k2_horizon=("<ifm|think>", "hm", "</ifm|think>"),
+    k2_horizon_fast=("<ifm|think_fast>", "hm", "</ifm|think_fast>"),
+    kimi_k3=("<|open|>think<|sep|>", "hm", "<|close|>think<|sep|>"),
     cohere=("<|START_THINKING|>", "hm", "<|END_THINKING|>"),
     gemma=("<|channel>", "thought\nhm", "<channel|>"),
     gpt_oss=("<|channel|>", GPT_OSS_HM, "<|channel|>final<|message|>"),
@@ -1111,7 +1162,7 @@ class TestThinking:
     )
     def test_a_lone_closing_tag_ends_the_thinking(self, thought):
         reply = f"{thought}\n</think>\n{bash('ls')}"
-        assert module.split_untagged_thinking(reply) == (f"{thought}\n", bash("ls"))
+        assert module.split_unopened_thinking(reply) == (f"{thought}\n", bash("ls"))
 
     # Whole answers of such an endpoint.
     @columns("answer").rows(
@@ -1122,13 +1173,13 @@ class TestThinking:
         both_tags_in_a_line="It is <think>hm</think> in Qwen's format.",
     )
     def test_a_tag_that_an_answer_quotes_is_text(self, answer):
-        assert module.split_untagged_thinking(answer) == ("", answer)
+        assert module.split_unopened_thinking(answer) == ("", answer)
 
     # If the time grew with the square of the length, `clean_process` would end this after a minute.
     # (Its alarm also interrupts a regular expression.)
     @columns("reply").rows(backticks="`" * 400_000, fences="```a\n" * 80_000, blanks=" " * 400_000)
     def test_a_degenerate_reply_is_split_in_time(self, reply):
-        assert module.split_untagged_thinking(reply) == ("", reply)
+        assert module.split_unopened_thinking(reply) == ("", reply)
 
 
 # --------------------------------------------------------------------------------------- blocks
@@ -1136,29 +1187,43 @@ class TestThinking:
 
 class TestBlocks:
     DOCSTRING = 'cat >f.py <<E\ndef f():\n    """\n    ```\n    x\n    ```\n    """\nE\n'
-    TWO = [("bash", "a\n"), ("sh", "b\n")]
 
     @columns("reply blocks").rows(
-        two=("```bash\na\n```\n```sh\nb\n```", TWO),
-        without_a_language=("```\na\n```", [("", "a\n")]),
-        a_language_with_more=("```Bash title=x\na\n```", [("bash", "a\n")]),
-        empty=("```bash\n```", [("bash", "")]),
-        in_a_list=("1. so:\n   ```bash\n   if a\n     b\n   ```", [("bash", "if a\n  b\n")]),
-        at_a_lists_marker=("- ```bash\n  a\n  ```\n- ```sh\n  b\n  ```", TWO),
-        indented_fences_inside=(f"```bash\n{DOCSTRING}```", [("bash", DOCSTRING)]),
-        a_longer_fence=("````bash\na\n```\n````", [("bash", "a\n```\n")]),
-        with_a_nul=("```bash\nprintf 'a\0b'\n```", [("bash", "printf 'ab'\n")]),
-        inside_another=("````md\n```bash\nx\n```\n````", [("md", "```bash\nx\n```\n")]),
+        two=("```bash\na\n```\n```sh\nb\n```", ["a\n", "b\n"]),
+        none=("hello", []),
+        a_language_with_more=("```Bash title=x\na\n```", ["a\n"]),
+        empty=("```bash\n```", [""]),
+        in_a_list=("1. so:\n   ```bash\n   if a\n     b\n   ```", ["if a\n  b\n"]),
+        at_a_lists_marker=("- ```bash\n  a\n  ```\n- ```sh\n  b\n  ```", ["a\n", "b\n"]),
+        indented_fences_inside=(f"```bash\n{DOCSTRING}```", [DOCSTRING]),
+        a_longer_fence=("````bash\na\n```\n````", ["a\n```\n"]),
+        with_a_nul=("```bash\nprintf 'a\0b'\n```", ["printf 'ab'\n"]),
+        with_carriage_returns=("```bash\r\na\r\n```\r\n", ["a\n"]),
+        another_language=("```python\nx\n```", []),
+        without_a_language=("```\na\n```", []),
+        inside_another=("````md\n```bash\nx\n```\n````", []),
         inside_tildes=("~~~\n```bash\nrm x\n```\n~~~", []),
         tildes=("~~~bash\nrm x\n~~~", []),
-        never_closed=("```bash\nrm x", []),
-        # The last fence is outside of the item.
-        never_closed_in_a_list=("- ```bash\n  rm x\n```\n", []),
         in_a_line=("run ```bash rm x``` now", []),
         indented_as_code=("    ```bash\n    rm x\n    ```", []),
+        another_language_never_closed=("```python\nx", []),
     )
-    def test_whole_fenced_blocks_are_found(self, reply, blocks):
-        assert fenced_blocks(reply) == blocks
+    def test_the_blocks_of_a_language_are_found(self, reply, blocks):
+        assert fenced_blocks(reply, "bash", "sh") == blocks
+
+    # In each, a block is not closed by a fence of its own.
+    @columns("reply").rows(
+        at_the_end="```bash\nrm x",
+        with_a_newline="```bash\nrm x\n",
+        beside_a_whole_block="```bash\na\n```\n```bash\nrm x\n",
+        closed_outside_of_its_item="- ```bash\n  rm x\n```\n",
+        here_document_that_ends_its_item="- ```bash\n  cat >f <<E\nx\nE\n  rm x\n  ```\n",
+        fence_behind_the_last_command="```bash\nrm x```\nNow:\n",
+        by_a_shorter_fence="````bash\nrm x\n```\n",
+        only_its_opening_fence="```bash",
+    )
+    def test_a_block_that_is_not_closed_is_told_from_none(self, reply):
+        assert fenced_blocks(reply, "bash") is None
 
     def test_blocks_of_the_shell_are_run(self, tinker):
         languages = ["bash", "", "sh", "python", "shell", "console", "zsh", "bashrc"]
@@ -1168,15 +1233,17 @@ class TestBlocks:
 
 # -------------------------------------------------------------------------------------- scripts
 
-CUT = "[the output is cut: more than 4000000 bytes, or its reader was killed]"
+CUT = "[cut: only 4000 KiB are kept, or less if memory is full]"
 LIMIT = "[ended: the time limit of 1 seconds was reached]"
+NO_ANSWER = "[no answer: what runs scripts was killed, or it could not start]"
 # A command that no other process on the machine runs.
 SLEEP = f"sleep {60 + uuid4().int % 10**9}"
 
 
 def run_shell(environment: Any, *blocks: str, seconds: int = 9, shown_bytes: int = 10_000) -> str:
     """Run blocks as one script. Returns what the model is told."""
-    return asyncio.run(module.run_script(list(blocks), environment, seconds, shown_bytes))
+    result = asyncio.run(module.run_script(list(blocks), environment, seconds))
+    return result.text(shown_bytes)
 
 
 def told(code: int, output: str) -> str:
@@ -1215,39 +1282,44 @@ class TestScripts:
         invalid_utf8=(r"printf 'caf\351 \0x\344\270'", "caf\ufffd \0x\ufffd"),
         of_a_long_script=(f"cat <<E | wc -c\n{40_000 * 'x'}\nE", "40001"),
         late=("exec > >(sleep 0.1; cat) 2>&1\necho hello", "hello"),
-        of_a_script_like_an_option=("-n\necho y", "bash: line 1: -n: command not found\ny"),
+        of_a_script_like_an_option=("-n\necho y", "/dev/fd/3: line 1: -n: command not found\ny"),
+        of_a_script_with_quotes=("""echo "it's" '"$HOME"'""", 'it\'s "$HOME"'),
+        of_a_block_left_open=("cat <<E\nx", "/dev/fd/3: line 3: warning: here-document"),
     )
     def test_the_model_sees_what_a_script_prints(self, script, output, shell):
-        assert run_shell(shell, script) == told(0, output)
+        # bash's own message on a block left open differs by version.
+        assert run_shell(shell, script).startswith(told(0, output))
 
-    # What a script could notice of the program that runs it. hBc are the options of any `bash -c`.
+    # What a script could notice of the program that runs it. hB are the options of any script.
     # pgrep leaves itself out, but would find a bash that has the script as an argument.
     @columns("script output").rows(
         its_stdin=("cat", "(none)"),
-        its_shell_options=("shopt -p lastpipe; echo $-", "shopt -u lastpipe\nhBc"),
+        its_shell_options=("shopt -p lastpipe; echo $-", "shopt -u lastpipe\nhB"),
         its_variables_but_the_mark=("env | sed 's/=.*//' | grep BASIC", "BASIC_LOOP_MARK"),
-        its_command_line=("! pgrep -s 0 -f 'pgrep|BASIC_LOOP_BLOCKS'", "(none)"),
+        its_command_line=("! pgrep -s 0 -f 'pgrep|patience'", "(none)"),
+        its_files=("ls /dev/shm /tmp | grep $BASIC_LOOP_MARK || true", "(none)"),
     )
     def test_a_script_is_shut_off_from_its_runner(self, script, output, shell):
-        assert run_shell(shell, script) == told(0, output)
+        text = run_shell(shell, script)
+        assert (
+            text.removeprefix("Exit code: 1").removeprefix("Exit code: 0") == f"\nOutput:\n{output}"
+        )
+
+    def test_pkill_finds_no_word_of_the_runner(self, shell):
+        """Its own text holds these words, and so does the script."""
+        words = ["read", "output", "timeout", "patience", "script", "limit", "server", "memory"]
+        kills = "; ".join(
+            f"pkill -s 0 -f {word}" for word in words if word not in ("timeout", "script")
+        )
+        assert run_shell(shell, f"{kills}; echo alive") == told(0, "alive")
 
     def test_a_trailing_backslash_does_not_join_two_blocks(self, shell):
         assert run_shell(shell, "x=a; echo b \\", "echo $x") == told(0, "b\na")
 
-    @columns("half rest").rows(
-        quote=("echo 'x", "'"),
-        if_=("if a; then", "fi"),
-        here_document_after_extglob=("shopt -s extglob\nls !(keep)\ncat <<E\nx", "E"),
-    )
-    def test_a_block_left_open_runs_nothing(self, half, rest, shell, tmp_path):
-        text = run_shell(shell, f"touch {tmp_path}/ran", half, rest)
-        assert text == told(2, "[nothing was run: a block is unfinished]")
-        assert list(tmp_path.iterdir()) == []
-
     def test_a_script_that_is_too_long_is_not_run(self):
-        # Base64 makes 65,336 bytes of this. The limit is 65,000.
-        text = run_shell(environment := FakeEnvironment(), 49_000 * "x")
-        assert text == "Not run: the script is too long. Split it into smaller ones."
+        text = run_shell(environment := FakeEnvironment(), 65_000 * "x")
+        note = "[not run: the script is too long; split it into smaller ones]"
+        assert text == told(137, note)
         assert environment.commands == []
 
     @columns("output shown_bytes expected").rows(
@@ -1256,72 +1328,77 @@ class TestScripts:
         halves_of_characters=("ßß".encode(), 2, "\ufffd\n[... 2 bytes left out ...]\n\ufffd"),
     )
     def test_long_output_loses_its_middle(self, output, shown_bytes, expected):
-        assert module.middle_cut(output, shown_bytes) == expected
+        assert module.ScriptResult(0, 1.0, output).text(shown_bytes) == told(0, expected)
 
-    # The end words hold the exit code and the seconds that have passed. The time limit is 1.
+    # The reports of the bash program: the exit code and the seconds, and "cut" before or after it.
+    # The time limit is 1. YQo= is the output, "a" and a newline.
     @columns("printed expected").rows(
-        forged=("end-of-M 1 0\nend-of-M 2 0\n", (2, b"end-of-M 1 0\n", "")),
-        another_code_at_the_limit=("end-of-M 3 1\n", (3, b"", "")),
-        limit=("a\nend-of-M 137 1\n", (124, b"a\n", LIMIT)),
-        limit_by_uutils=("a\nend-of-M 124 2\n", (124, b"a\n", LIMIT)),
-        half_an_end=("hi\nend-of-M 3 0", (137, b"hi\nend-of-M 3 0", CUT)),
+        whole=(":M:exit 3 0 :YQo=:", told(3, "a")),
+        after_other_text=("12:30:45 99:1\n:M:exit 3 0 :YQo=:\n", told(3, "a")),
+        cut_before_the_end=(":M:cut exit 0 0 :YQo=:", told(0, f"a\n{CUT}")),
+        cut_by_a_server=(":M:exit 0 0 cut :YQo=:", told(0, f"a\n{CUT}")),
+        another_code_at_the_limit=(":M:exit 3 1 ::", told(3, "(none)")),
+        limit=(":M:exit 137 1 :YQo=:", told(124, f"a\n{LIMIT}")),
+        limit_by_uutils=(":M:exit 124 2 :YQo=:", told(124, f"a\n{LIMIT}")),
+        before_the_limit=(":M:exit 124 0 :YQo=:", told(124, "a")),
+        half_an_answer=(":M:exit 0 0 :YQo", told(127, f":M:exit 0 0 :YQo\n{NO_ANSWER}")),
+        no_answer=("bash: not found", told(127, f"bash: not found\n{NO_ANSWER}")),
     )
-    def test_the_end_words_say_how_a_script_ended(self, printed, expected):
-        stdout = f"noise\n:M:{base64.b64encode(printed.encode()).decode()}\n"
-        assert module.parse_output(ExecResult(stdout=stdout, return_code=0), "M", 1) == expected
+    def test_the_bash_program_says_how_a_script_ended(self, printed, expected):
+        result = ExecResult(stdout=printed, return_code=127)
+        assert module.parse_output(result, "M", 1).text(99) == expected
 
-    def test_broken_base64_is_a_cut_output(self):
-        result = ExecResult(stdout=":M:A", return_code=0)
-        assert module.parse_output(result, "M", 1) == (137, b"", CUT)
-
-    def test_printing_the_process_list_does_not_end_the_output(self, shell):
-        # The session's list holds the program's own `sed "/[e]nd-of-MARK/q"`, once sed has started.
-        text = run_shell(shell, "until pgrep -s 0 -a sed; do sleep 0.1; done; exit 3")
-        assert re.fullmatch(r"Exit code: 3\nOutput:\n\d+ sed /\[e\]nd-of-\w+/q", text)
-
-    @columns("missing text").rows(
-        base64=("base64", "not run: it needs bash 4.4 and base64"), bash=("bash", "bash: not found")
-    )
-    def test_a_program_that_the_image_lacks_is_named(self, missing, text, shell, tmp_path):
-        for name in {"bash", "base64", "sed", "head", "timeout"} - {missing}:
+    @columns("missing text").rows(base64=("base64", NO_ANSWER), bash=("bash", NO_ANSWER))
+    def test_an_image_that_lacks_a_program_is_told(self, missing, text, shell, tmp_path):
+        for name in {"bash", "base64", "cat", "rm", "timeout"} - {missing}:
             (tmp_path / name).symlink_to(shutil.which(name))
         shell.variables["PATH"] = str(tmp_path)
-        shown = run_shell(shell, "true")
-        assert shown.startswith("Exit code: 127\n") and shown.endswith(text)
+        assert run_shell(shell, "true").endswith(text)
 
-    def test_the_program_writes_no_file(self, shell, tmp_path):
-        # A bash under this limit cannot write a byte to a file.
-        (tmp_path / "limit").write_text("ulimit -f 0")
-        shell.variables["BASH_ENV"] = f"{tmp_path}/limit"
-        assert run_shell(shell, "seq 2") == told(0, "1\n2")
+    def test_without_memory_for_files_the_disk_is_used(self, shell):
+        real_exec = shell.exec
+        shell.exec = lambda command, timeout_sec: real_exec(
+            command.replace("/dev/shm/", "/dev/shm/none/"), timeout_sec
+        )
+        assert run_shell(shell, "echo a") == told(0, "a")
 
     def test_shell_options_of_the_image_break_nothing(self, shell):
-        shell.variables["SHELLOPTS"] = "errexit:monitor:noclobber:nounset:pipefail:posix"
+        shell.variables["SHELLOPTS"] = "errexit:monitor:noclobber:nounset:pipefail"
         assert run_shell(shell, "echo a; (exit 3)") == told(3, "a")
 
-    def test_busybox_sed_does_not_hold_up_the_turn(self, shell, tmp_path):
-        # busybox's sed handles a line only once it has the next one. So does this: N reads it. (The
-        # background process keeps the pipe open, so sed would wait for it.)
-        (tmp_path / "sed").write_text('#!/bin/bash\nexec /bin/sed "${1%q}{N;P;Q}"')
-        (tmp_path / "sed").chmod(0o755)
-        shell.variables["PATH"] = f"{tmp_path}:{os.environ['PATH']}"
-        assert run_shell(shell, f"{SLEEP} & echo a") == told(0, "a")
+    def test_a_script_leaves_no_file_of_its_own(self, shell):
+        def files() -> set[str]:
+            return {*os.listdir("/dev/shm"), *os.listdir("/tmp")}
+
+        before = files()
+        run_shell(shell, "echo a; sleep 9", seconds=1)
+        assert files() - before == set()
+
+    def test_removing_all_files_in_memory_loses_no_output(self, shell):
+        script = (
+            "echo a; for f in /proc/$PPID/fd/*; do :; done; : >/dev/shm/x; rm -f /dev/shm/x; echo b"
+        )
+        assert run_shell(shell, script) == told(0, "a\nb")
 
     def test_the_time_limit_ends_all_that_a_script_started(self, shell):
-        # A process in a session of its own, one without the mark, and one that ignores SIGTERM.
-        script = f"echo a; setsid {SLEEP} & env -i {SLEEP} & trap '' TERM; {SLEEP}"
+        # A process in a session of its own, one with a time limit of its own, one without the mark,
+        # and one that ignores SIGTERM.
+        script = (
+            f"echo a; setsid {SLEEP} & timeout 90 {SLEEP} & env -i {SLEEP} & trap '' TERM; {SLEEP}"
+        )
         assert run_shell(shell, script, seconds=1) == told(124, f"a\n{LIMIT}")
         wait_until_sleep_ends()
 
-    @columns("flood output").rows(
-        lines=("yes", f"y\n\n[... {4_000_000 - 4} bytes left out ...]\ny\n{CUT}"),
-        # sed reads a whole line before it prints it, so it is killed first.
-        one_line_on_stderr=("yes | tr '\\n' y >&2", CUT),
+    @columns("flood").rows(
+        lines="yes | head -c 9000000", one_line="head -c 9000000 /dev/zero | tr '\\0' y"
     )
-    def test_a_flood_ends_all_that_a_script_started(self, flood, output, shell):
-        text = run_shell(shell, f"setsid {SLEEP} & {flood}", shown_bytes=4)
-        assert text == told(137, output)
-        wait_until_sleep_ends()
+    def test_a_flood_is_cut_and_its_script_goes_on(self, flood, shell, tmp_path):
+        text = run_shell(shell, f"{flood}; touch {tmp_path}/end; exit 3", shown_bytes=2)
+        assert re.fullmatch(
+            rf"Exit code: 3\nOutput:\ny\n\[\.\.\. 4095998 bytes left out \.\.\.\]\n.?\n?{re.escape(CUT)}",
+            text,
+        )
+        assert (tmp_path / "end").exists()
 
     def test_a_server_that_a_script_left_lives_on(self, shell, tmp_path):
         # It outlives its script, a kill of the next one, and its own flood: without a reader of the
@@ -1336,15 +1413,15 @@ class TestScripts:
     # the limit of 100, 30 more until the agent gives up, and at most 15 for the kill.
     @columns("answer killing seconds").rows(
         environments_limit=(TimeoutError(), "", 0),
-        gone=(fails_when_cancelled, RuntimeError("gone"), 130),
+        gone=(forever, RuntimeError("gone"), 130),
         kill_hangs=(forever, forever, 145),
     )
     def test_a_script_without_an_answer_is_killed(self, answer, killing, seconds):
         environment = FakeEnvironment(answer, killing)
 
         async def main() -> tuple[str, float]:
-            text = await module.run_script(["x"], environment, seconds=100, shown_bytes=99)
-            return text, asyncio.get_running_loop().time()
+            result = await module.run_script(["x"], environment, seconds=100)
+            return result.text(99), asyncio.get_running_loop().time()
 
         text = told(124, "[no answer; the limit is 100 seconds]")
         assert asyncio.run(main(), loop_factory=virtual_loop) == (text, seconds)
@@ -1353,37 +1430,24 @@ class TestScripts:
         assert environment.timeouts == [100 + 90, 15 + 90]
 
     # `wait_for` raises TimeoutError only for a cancellation. Other errors come through.
-    @columns("result limit error_type message").rows(
-        failed=(RuntimeError("no container"), 9, RuntimeError, "no container"),
-        failed_when_cancelled=(fails_when_cancelled, 0.01, TimeoutError, "^$"),
+    @columns("result limit error_type").rows(
+        failed=(RuntimeError("no container"), 9, RuntimeError),
+        cancelled=(forever, 0.01, TimeoutError),
     )
-    def test_if_exec_fails_its_script_is_killed(self, result, limit, error_type, message):
+    def test_if_exec_ends_early_its_script_is_killed(self, result, limit, error_type):
         environment = FakeEnvironment(result)
-        run = module.run_script(["x"], environment, seconds=100, shown_bytes=99)
-        with pytest.raises(error_type, match=message):
+        run = module.run_script(["x"], environment, seconds=100)
+        with pytest.raises(error_type):
             asyncio.run(asyncio.wait_for(run, limit))
         assert environment.first_script_was_killed
 
     def test_cancelling_run_script_kills_the_script(self, shell):
         # The script also suspends the program that runs it.
         script = f"setsid {SLEEP} & env -i {SLEEP} & kill -STOP $PPID; {SLEEP}"
-        run = module.run_script([script], shell, seconds=7000, shown_bytes=99)
+        run = module.run_script([script], shell, seconds=7000)
         with pytest.raises(TimeoutError):
             asyncio.run(asyncio.wait_for(run, 1))
         wait_until_sleep_ends()
-
-    def test_cancelling_a_kill_does_not_end_it(self):
-        async def slow() -> None:
-            await asyncio.sleep(0.1)
-            ended.set()
-
-        async def main() -> None:
-            with pytest.raises(TimeoutError):
-                await asyncio.wait_for(module.kill_script("abc", FakeEnvironment(slow)), 0.01)
-            await asyncio.wait_for(ended.wait(), 9)
-
-        ended = asyncio.Event()
-        asyncio.run(main())
 
 
 # ------------------------------------------------------------------------------ prompts on Tinker
@@ -1464,15 +1528,37 @@ class TestTinker:
         )
         assert done.metadata["n_prefix_breaks"] == n_breaks
 
-    @columns("room ending").rows(one=(1, ("max_tokens", 1)), none=(0, ("context_overflow", 0)))
-    def test_a_prompt_needs_room_for_one_token(self, room, ending, tinker):
+    def test_a_prompt_that_leaves_one_token_is_sampled(self, tinker):
         length = len(tinker.run().recorded[0].prompt)
-        ended = tinker.run(context_limit=length + room)
-        assert (ended.stop_reason, ended.context.n_output_tokens) == ending
+        ended = tinker.run(context_limit=length + 1)
+        assert (ended.stop_reason, ended.context.n_output_tokens) == ("max_tokens", 1)
 
-    def test_tinkers_context_has_32000_tokens_by_default(self, tinker):
-        tinker.run(max_tokens=99_999)
-        assert tinker.params[0].max_tokens == 32_000 - len(tinker.sampled[0].prompt)
+    def test_a_later_prompt_that_fills_the_context_ends_the_run(self, tinker, caplog):
+        turns = tinker.run([bash("ls"), "done"], max_turns=2).agent.turns
+        limit = len(turns[1].prompt_token_ids)
+        ended = tinker.run([bash("ls"), "done"], max_turns=2, context_limit=limit)
+        assert (ended.stop_reason, ended.metadata["n_episodes"]) == ("context_overflow", 1)
+        assert f"the context is full: the prompt fills the context: {limit} tokens" in caplog.text
+
+    @pytest.mark.skipif(IS_OLD_SDK, reason="the SDK does not tell the limit")
+    @columns("servers given limit").rows(
+        servers=(50_000, None, 50_000),
+        lower=(50_000, 300, 300),
+        higher=(50_000, 60_000, 50_000),
+        unknown=(None, None, 32_000),
+    )
+    def test_tinkers_context_limit_is_the_smaller_one(self, servers, given, limit, tinker):
+        tinker.context_limit = servers
+        tinker.run(max_tokens=99_999, context_limit=given)
+        assert tinker.params[0].max_tokens == limit - len(tinker.sampled[0].prompt)
+
+    @pytest.mark.skipif(IS_OLD_SDK, reason="the SDK does not tell the limit")
+    def test_a_tinker_server_that_does_not_answer_is_named(self, tinker, monkeypatch):
+        silent = SimpleNamespace(get_server_capabilities=lambda: Future())
+        monkeypatch.setattr("tinker.RestClient", lambda **arguments: silent)
+        monkeypatch.setattr(module, "FIRST_ANSWER_SEC", 0.01)
+        with pytest.raises(RuntimeError, match="no answer from http://own in"):
+            set_up(tinker.agent(api_base="http://own"))
 
     def test_a_base_models_end_of_text_is_taken_off(self, tinker):
         # cut_off: the renderer's stop token does not follow.
@@ -1503,13 +1589,12 @@ class TestTinker:
         done = tinker.run(model_name=INKLING, renderer_name=None, max_tokens=1)
         assert "<|message_user|>" in get_tokenizer(INKLING).decode(done.recorded[0].prompt)
 
-    # The tokenizer is used to build the client, to render the prompt, and to decode the reply.
-    @columns("name n_uses").rows(tokenizer=("_tokenizer_lock", 3), service=("_service_lock", 1))
-    def test_what_threads_share_is_used_under_its_lock(self, name, n_uses, tinker, monkeypatch):
+    def test_threads_use_the_tokenizer_under_a_lock(self, tinker, monkeypatch):
+        """To build the client, to render the prompt, for its end, and to decode the reply."""
         lock = MagicMock()
-        monkeypatch.setattr(module, name, lock)
+        monkeypatch.setattr(module, "_tokenizer_lock", lock)
         tinker.run()
-        assert lock.__enter__.call_count == n_uses
+        assert lock.__enter__.call_count == 4
 
     def test_tinkers_clients_share_a_session_for_each_key(self, tinker):
         own = {"TINKER_API_KEY": "own", "TINKER_BASE_URL": "http://own"}
@@ -1522,7 +1607,9 @@ class TestTinker:
     def test_a_session_that_has_ended_is_replaced(self, tinker):
         set_up(tinker.agent())
         tinker.sessions[0].status = 410
-        set_up(tinker.agent(max_tokens=1), tinker.agent(max_tokens=2))
+        with pytest.raises(tinker_sdk.APIStatusError):
+            set_up(tinker.agent(max_tokens=1))
+        set_up(tinker.agent(max_tokens=2), tinker.agent(max_tokens=3))
         assert len(tinker.sessions) == 2
 
     def test_a_given_service_needs_no_key(self, tinker, no_key):
@@ -1556,7 +1643,7 @@ class TestTinker:
         texts = ["\n\n \t hm \n" + bash("a"), bash("b"), "\n" + bash("c"), bash("d")]
         replies = [Reply(ids=family.reply(text)) for text in texts]
         done = tinker.run(replies, FakeEnvironment("\n o \n"), **family.options, max_turns=4)
-        assert done.scripts == [["a\n"], ["b\n"], ["c\n"], ["d\n"]]
+        assert done.scripts == ["a", "b", "c", "d"]
         assert done.recorded == tinker.sampled
         assert bool(done.metadata["n_prefix_breaks"]) is family.renders_again
 
@@ -1583,7 +1670,7 @@ class TestTinker:
         (client,) = set_up(tinker.agent(**family.options))
 
         def special_tokens(text: str) -> list[str]:
-            ids, _ = asyncio.run(client.render([{"role": "user", "content": text}]))
+            ids = asyncio.run(client.render([{"role": "user", "content": text}]))
             pieces = [family.renderer.tokenizer.decode([token]) for token in ids]
             return [piece for piece in pieces if piece in names]
 
@@ -1611,21 +1698,23 @@ class TestVllm:
             "model": VLLM_MODEL,
             "prompt": vllm.sampled[0].prompt,
             "max_tokens": 7,
+            "top_p": 1.0,
+            "top_k": -1,
+            "min_p": 0.0,
+            "repetition_penalty": 1.0,
+            "session_id": vllm.options["logs_dir"].parent.name,
             "logprobs": 0,
             "return_token_ids": True,
             "skip_special_tokens": False,
         }
 
-    def test_vllm_gets_these_requests_for_a_prompt(self, vllm):
+    def test_vllm_gets_this_request_for_a_prompt(self, vllm):
         arguments = {"enable_thinking": True}
         vllm.run(llm_kwargs={"extra_body": {"chat_template_kwargs": arguments}})
-        in_setup, in_run = vllm.bodies("/tokenize")
-        both = {"model": VLLM_MODEL, "return_token_strs": True}
-        names = {"prompt": module.SPECIAL_NAMES, "add_special_tokens": False}
-        assert in_setup == both | names
+        (body,) = vllm.bodies("/tokenize")
         messages = {"messages": [{"role": "user", "content": "do it"}]}
         template = {"add_generation_prompt": True, "chat_template_kwargs": arguments}
-        assert in_run == both | messages | template
+        assert body == {"model": VLLM_MODEL, **messages, **template}
 
     @columns("given name value").rows(
         extra_body_wins=({"llm_kwargs": {"top_k": 1, "extra_body": {"top_k": 5}}}, "top_k", 5),
@@ -1637,20 +1726,29 @@ class TestVllm:
         assert vllm.bodies("/v1/completions")[0][name] == value
 
     def test_the_http_client_for_vllm_takes_llm_kwargs(self, vllm):
-        """The run makes three requests. openai sends the time limit in a header, too."""
+        """openai sends the time limit in a header, too."""
         vllm.run(llm_kwargs={"extra_headers": {"X-Other": "1"}, "timeout": 77})
-        assert vllm.headers("X-Other") == ["1"] * 3
-        assert vllm.headers("X-Stainless-Read-Timeout") == ["77"] * 3
+        assert set(vllm.headers("X-Other")) == {"1"}
+        assert vllm.headers("X-Stainless-Read-Timeout")[-1] == "77"
+
+    def test_vllm_may_take_any_time_for_a_reply(self, vllm):
+        vllm.run()
+        assert vllm.headers("X-Stainless-Read-Timeout")[-1] is None
+
+    def test_the_first_question_to_vllm_has_30_seconds(self, vllm):
+        set_up(vllm.agent())
+        assert vllm.headers("X-Stainless-Read-Timeout") == ["30"]
 
     def test_vllm_does_not_get_the_key_of_openai(self, vllm):
         set_up(vllm.agent())
         assert vllm.headers("Authorization") == ["Bearer none"]
 
     def test_a_turn_on_vllm_costs_two_requests(self, vllm):
-        """One more in `setup` finds the special tokens, and one more the template's tail."""
+        """For all turns one more finds the template's tail, and one shows a prompt's end."""
         vllm.run([bash("a"), bash("b"), "done"], max_turns=3)
         assert len(vllm.bodies("/v1/completions")) == 3
-        assert len(vllm.bodies("/tokenize")) == 1 + 3 + 1
+        assert len(vllm.bodies("/tokenize")) == 3 + 1
+        assert len(vllm.bodies("/detokenize")) == 1
 
     def test_a_prompt_on_vllm_begins_with_the_ids_so_far(self, vllm):
         first, second = vllm.new_run(max_tokens=200).follow("one", "two").recorded
@@ -1664,7 +1762,7 @@ class TestVllm:
         replies = [f"so {bash('rm x')}</think>{bash('ls')}", "</think>done"]
         # For this system message the fake's template opens thinking.
         done = vllm.run(replies, max_turns=2, system_prompt="/think")
-        assert (done.scripts, done.completion) == ([["ls\n"]], "done")
+        assert (done.scripts, done.completion) == (["ls"], "done")
 
     def test_a_later_prompt_depends_on_the_system_message(self, vllm):
         vllm.run([f"</think>{bash('a')}", "done"], max_turns=2, system_prompt="/think")
@@ -1685,24 +1783,25 @@ class TestVllm:
     def test_a_busy_vllm_is_asked_again_five_times(self, vllm):
         assert vllm.run([*[Refusal(503)] * 5, "hello"]).completion == "hello"
 
-    BY_SHAPE = ["<|im_end|>", "<|turn>", "<turn|>", "[|user|]", "<\uff5cUser\uff5c>", "<unused42>"]
+    SPECIAL = "<|im_end|> <|turn> <turn|> [|user|] <\uff5cUser\uff5c> <s> </s> <bos> <end_of_turn>"
+    MORE = "[INST] [/INST] [TOOL_RESULTS] [gMASK] <seed:eos> ]~b] ]~!b[ [e~["
 
-    @pytest.mark.parametrize("name", [*BY_SHAPE, "<think>", "</think>"])
-    def test_a_special_token_of_vllms_model_becomes_plain(self, vllm, name):
+    @pytest.mark.parametrize("name", f"{SPECIAL} {MORE}".split())
+    def test_a_special_token_becomes_plain_text_on_vllm(self, vllm, name):
         (client,) = set_up(vllm.agent())
         broken = f"{name[0]}\u200b{name[1:]}"
         assert client.plain_text(f"a{name}{name}b") == f"a{broken}{broken}b"
 
-    # Other models have the tokens [ARGS] and <s>. Ordinary text may look like special tokens.
-    @pytest.mark.parametrize("text", ["[ARGS]", "<s>", "a<file_t>", "A<?>", "a[:]", "x<()>"])
-    def test_a_text_that_is_no_token_of_vllms_model_is_kept(self, vllm, text):
+    # Ordinary text may look like special tokens.
+    @pytest.mark.parametrize("text", ["[ARGS]", "<img>", "a<file_t>", "A<?>", "a[:]", "x<()>"])
+    def test_other_text_is_kept_on_vllm(self, vllm, text):
         (client,) = set_up(vllm.agent())
         assert client.plain_text(text) == text
 
-    @columns("answer").rows(no_strings={"token_strs": None}, no_limit={"token_strs": ["a"]})
-    def test_setup_refuses_a_server_without_vllms_tokenize(self, answer, vllm, monkeypatch):
+    @columns("answer").rows(no_list={"data": None}, no_limit={"data": [{"id": VLLM_MODEL}]})
+    def test_setup_refuses_a_server_without_a_limit(self, answer, vllm, monkeypatch):
         monkeypatch.setattr(vllm, "answer", lambda path, body: answer)
-        with pytest.raises(RuntimeError, match="no such model, or no vLLM server"):
+        with pytest.raises(RuntimeError, match="is no vLLM or SGLang server with the model"):
             set_up(vllm.agent())
 
 
@@ -1735,7 +1834,7 @@ class TestChat:
     def test_the_model_output_limit_is_max_tokens(self, chat):
         """With use_responses_api LiteLLM sends this, and not max_tokens."""
         (client,) = set_up(chat.agent(max_tokens=7))
-        assert client.get_model_output_limit() == 7
+        assert client.llm.get_model_output_limit() == 7
 
     def test_a_client_leaves_the_options_as_they_are(self, chat):
         # LiteLLM writes the session_id into its extra_body.
@@ -1756,9 +1855,9 @@ class TestChat:
     @pytest.mark.parametrize("reason", ["STOP", "end_turn"])
     def test_a_complete_reply_is_run(self, server, reason):
         reply = Reply(bash("ls"), choice={"finish_reason": reason})
-        assert server.run([reply, "done"], max_turns=2).scripts == [["ls\n"]]
+        assert server.run([reply, "done"], max_turns=2).scripts == ["ls"]
 
-    @pytest.mark.parametrize("reason", ["length", "abort", "MALFORMED", "content_filter"])
+    @pytest.mark.parametrize("reason", ["length", "repetition", "MALFORMED", "content_filter"])
     def test_a_reply_that_was_cut_off_is_not_run(self, server, reason, caplog):
         reply = Reply(bash("rm x"), choice={"finish_reason": reason})
         done = server.run([reply], max_turns=2)
@@ -1767,9 +1866,7 @@ class TestChat:
 
     @columns("is_wanted sent").rows(yes=(True, {"reasoning_content": "hm"}), no=(False, {}))
     def test_reasoning_goes_back_only_if_wanted(self, is_wanted, sent, chat):
-        # Thinking in the text is recorded, but not sent back.
-        text = f"<think>so</think>{bash('ls')}"
-        replies = [Reply(text, message={"reasoning_content": "hm"}), "done"]
+        replies = [Reply(bash("ls"), message={"reasoning_content": "hm"}), "done"]
         chat.run(replies, max_turns=2, interleaved_thinking=is_wanted)
         answer = chat.bodies("/v1/chat/completions")[1]["messages"][2]
         assert answer == {"role": "assistant", "content": bash("ls"), **sent}
@@ -1848,16 +1945,27 @@ class TestSharedClient:
         first, second = asyncio.run(finish(*runs), loop_factory=virtual_loop)
         assert (first is second) is stays
 
-    def test_a_run_uses_the_client_that_replaced_its_own(self, tinker):
-        """Between `setup` and `run` another trial has an error, so their client is replaced."""
-        tinker.will_reply(RuntimeError("gone"), "hello")
-        run, other = tinker.new_run(), tinker.new_run()
-        with asyncio.Runner() as runner:
-            runner.run(run.agent.setup(run.environment))
-            with pytest.raises(RuntimeError, match="gone"):
-                runner.run(other.go())
-            runner.run(run.step())
-        assert run.agent.client is not other.agent.client
+    def test_an_error_of_the_environment_replaces_no_client(self, tinker):
+        tinker.will_reply(bash("ls"), "hello")
+        failed = tinker.new_run((), FakeEnvironment(RuntimeError("gone")), max_turns=2)
+        first, second = asyncio.run(finish(failed, tinker.new_run(max_turns=2)))
+        assert first is second
+
+    def test_a_failed_client_leaves_the_clients_of_other_trials(self, tinker):
+        tinker.will_reply(RuntimeError("gone"))
+        other = {"max_tokens": 1}
+
+        async def main() -> list[Any]:
+            before = await finish(tinker.new_run(["hello"], **other))
+            await finish(tinker.new_run([RuntimeError("gone")]))
+            return before + await finish(tinker.new_run(["hello"], **other))
+
+        first, second = asyncio.run(main())
+        assert first is second
+
+    def test_trials_with_their_own_session_ids_share_a_client(self, server, tmp_path):
+        agents = [server.agent(session_id=str(n)) for n in range(9)]
+        assert len(set(set_up(*agents))) == 1
 
 
 # ----------------------------------------------------------------------------- files with ATIF
@@ -1886,10 +1994,19 @@ class TestFiles:
         assert done.completion == done.steps[-1].message == "hello"
         assert sorted(os.listdir(tmp_path)) == ["completion.txt", "trajectory.json"]
 
+    @pytest.mark.parametrize("name", ["completion.txt", "trajectory.json"])
+    def test_a_folder_at_a_files_name_is_moved_aside(self, name, tinker, tmp_path):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "kept").touch()
+        done = tinker.run()
+        assert done.completion == done.steps[-1].message == "hello"
+        assert [path.name for path in tmp_path.glob("*/*")] == ["kept"]
+
     def test_a_file_that_cannot_be_written_is_an_error(self, tinker, tmp_path):
-        (tmp_path / "completion.txt").mkdir()
-        failed = tinker.new_run()
-        with pytest.raises(IsADirectoryError):
+        # The log folder is a file.
+        (tmp_path / "logs").touch()
+        failed = tinker.new_run(logs_dir=tmp_path / "logs")
+        with pytest.raises(RuntimeRequestError, match=r"logs/completion\.txt cannot be written"):
             failed.follow()
         assert failed.recorded == tinker.sampled
 
@@ -1998,7 +2115,8 @@ class TestTrainingData:
     @columns("wrong message").rows(
         a_logprob_is_missing=({"logprobs": [[-0.5]]}, "differ in length"),
         a_logprob_is_NaN=({"logprobs": [[-0.5, math.nan]]}, "is not finite"),
-        an_extra_list_is_too_short=({"extra": {"a": []}}, "is shorter"),
+        a_list_is_too_short=({"prompt_token_ids": []}, "zip.*longer"),
+        an_extra_list_is_too_short=({"extra": {"a": []}}, "zip.*shorter"),
     )
     def test_a_broken_rollout_is_an_error(self, wrong, message):
         (detail,) = module.rollout_details(ONE_TURN)
@@ -2184,7 +2302,9 @@ class TestTrainer:
     def test_a_step_with_some_failed_trials_is_trained(self, trainer):
         trainer.train(RIGHT, WRONG, RIGHT, GONE)
         assert len(trainer.training.batches[0]) == 3
-        assert trainer.metric("rollout_errors/RuntimeError") == {0: 1.0}
+        # Harbor 0.25 and later would score a RuntimeError.
+        name = "RuntimeRequestError" if module.would_be_scored(GONE) else "RuntimeError"
+        assert trainer.metric(f"rollout_errors/{name}") == {0: 1.0}
 
     @columns("settings message").rows(
         environments_module=({"environment": "nothing:Environment"}, "nothing"),
