@@ -30,8 +30,7 @@ import shlex
 import threading
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -119,6 +118,127 @@ class BasicLoopOptions(
         return self
 
 
+class StopReason(StrEnum):
+    """Why a run ended."""
+
+    # The reply holds no command, or max_turns is 1.
+    COMPLETED = "completed"
+    # `max_turns` model calls were made; the commands of the last reply were still run.
+    MAX_TURNS = "max_turns"
+    # The reply was cut off: at `max_tokens`, at the end of the context, or by the server.
+    MAX_TOKENS = "max_tokens"
+    # The conversation left no room in the context window for a reply.
+    CONTEXT_OVERFLOW = "context_overflow"
+    # `max_seconds` have passed; the call or script that was under way was stopped.
+    ROLLOUT_TIMEOUT = "rollout_timeout"
+    # Harbor cancelled the run: at the agent's timeout, or by Ctrl-C.
+    CANCELLED = "cancelled"
+    # An exception, which Harbor keeps as the exception_info of the trial or the step.
+    ERROR = "error"
+
+
+# The lists of a RolloutDetail with one entry per turn. `Turn` has attributes of the same names.
+_TOKEN_FIELDS = ("prompt_token_ids", "completion_token_ids", "logprobs")
+# The finish reasons of complete replies. After another one (length, content_filter, ...) nothing is
+# run. If the agent warns of "finish reason 'x'" where a reply is complete, add x here.
+END_REASONS = {"stop", "stop_sequence", "end_turn", "eos", "eos_token", "complete", "completed"}
+
+
+@dataclass
+class Turn(LLMResponse):
+    """One model call. The ids are exactly as sampled.
+
+    Attributes:
+        content: The reply's text, without thinking.
+        reasoning_content: The thinking.
+        sent: The texts that were sent for this reply: the instruction, or a script's output.
+        output: The output of the reply's script, as the model is told it. "" if there was none.
+        prompt_token_ids: One id per token of the whole prompt, or None.
+        completion_token_ids: One id per sampled token, the stop token included, or None.
+        logprobs: One natural logarithm per sampled token, or None. vLLM gives those of the raw
+            model, before temperature and top_p, unless it has --logprobs-mode processed_logprobs.
+        extra: Other JSON values of the client (Tinker: sequence_id; servers: routed_experts;
+            n_aborts, the times that the server aborted the reply and it went on).
+        finish_reason: The server's word for why the reply ended, in lower case.
+        timestamp: When the reply came, in ISO 8601.
+    """
+
+    # LLMResponse gives defaults to its other fields, but not to `content`.
+    content: str = ""
+    sent: list[str] = field(default_factory=list)
+    output: str = ""
+    finish_reason: str = "stop"
+    timestamp: str | None = None
+
+    def __post_init__(self) -> None:
+        self.content = valid_text(self.content)
+        self.reasoning_content = valid_text(self.reasoning_content)
+        self.finish_reason = str(self.finish_reason).lower()
+        self.extra = self.extra or {}
+        # The client gave no usage: count the tokens.
+        self.usage = self.usage or UsageInfo(
+            prompt_tokens=len(self.prompt_token_ids or []),
+            completion_tokens=len(self.completion_token_ids or []),
+            cache_tokens=0,
+            cost_usd=0.0,
+        )
+
+    @property
+    def cut_off(self) -> bool:
+        """True if the reply is incomplete. Nothing in it is run."""
+        return self.finish_reason not in END_REASONS
+
+    @property
+    def all_ids(self) -> list[int]:
+        """The ids of the prompt and the completion: the next exact prompt begins with them."""
+        return (self.prompt_token_ids or []) + (self.completion_token_ids or [])
+
+    @property
+    def is_trainable(self) -> bool:
+        """True if the prompt's ids are here, and every sampled token has a finite logprob."""
+        ids, logprobs = self.completion_token_ids, self.logprobs or []
+        # vLLM writes -9999.0 for a logprob that it does not have. NaN fails any comparison.
+        is_finite = all(x is not None and -9999.0 < x < math.inf for x in logprobs)
+        is_aligned = ids is not None and len(ids) == len(logprobs)
+        return bool(self.prompt_token_ids) and is_aligned and is_finite
+
+
+@dataclass
+class Request:
+    """What a client gets beside the messages."""
+
+    # The token ids of all messages but the new one, as they were sampled. Empty: render them.
+    previous_ids: list[int] = field(default_factory=list)
+    # For a router with sticky sessions. None: send none.
+    session_id: str | None = None
+    # The client may set this: a turn of what it has sampled, while it samples more for the reply.
+    # If the run ends meanwhile, the agent records this turn.
+    partial: Turn | None = None
+
+
+class ModelClient:
+    """What samples for the agent, shared by the trials of a job."""
+
+    # The server's URL, for error messages. None: the default of its SDK.
+    url: str | None = None
+
+    async def connect(self) -> None:
+        """Ask the server what has to be known before the first call. Raises any error of it."""
+
+    async def call(
+        self, prompt: str, message_history: list[dict], request: Request | None = None, **other: Any
+    ) -> Turn:
+        """Sample a reply to `prompt`, the new message after `message_history`, and split off its
+        thinking. Harbor's Chat calls this, and adds other arguments. Raises
+        ContextLengthExceededError if there is no room for a reply, and any error of the server."""
+        raise NotImplementedError
+
+    def plain_text(self, text: str) -> str:
+        """The text, with special tokens of the model made plain text where they are known. (Text
+        that is plain already stays as it is.)"""
+        return text
+
+
 class BasicLoopAgent(BaseAgent):
     """Samples from one model, runs the bash blocks of its replies, and records each turn.
 
@@ -134,8 +254,7 @@ class BasicLoopAgent(BaseAgent):
         _client_key: The client's key in `_clients`.
         _introduction: What the model is told before the first instruction.
         _queued: The texts that the next `sample` sends.
-        _opening: The text that opened this run, which the trajectory shows as the user's.
-        _last_turn: The last turn of the conversation, also of an earlier run. None: no reply yet.
+        _last_turn: The last turn in `messages`, also of an earlier run. None: no reply yet.
         _last_messages: A copy of `messages` after that turn, to see if the loop edits them.
     """
 
@@ -180,13 +299,13 @@ pager and no editor. Nobody answers questions. When the task is done, reply with
         return fenced_blocks(reply, "bash", "sh", "shell")
 
     async def execute(self, blocks: list[str], environment: BaseEnvironment) -> str:
-        """Run blocks as one script in the environment. Returns the text that the model gets, which
-        is also the observation of the last turn. Raises any error of the environment."""
+        """Run blocks as one script in the environment. Returns the text that the model gets, and
+        keeps it in the last turn. Raises any error of the environment."""
         script = await run_script(blocks, environment, self.options.command_timeout_sec)
         self.logger.debug(f"script: exit code {script.exit_code}, {script.seconds:.1f} seconds")
         text = self._plain_text(script.text(self.options.max_output_bytes))
         if self.turns:
-            self.turns[-1].observation = text
+            self.turns[-1].output = text
         return text
 
     def tell(self, text: str) -> None:
@@ -210,35 +329,35 @@ pager and no editor. Nobody answers questions. When the task is done, reply with
         ContextLengthExceededError if a later prompt is too long; and any error of the client."""
         if not self._queued:
             raise RuntimeError("there is nothing to send: `tell` the model something first")
-        sent = "\n\n".join(self._queued)
         request = Request(session_id=self.options.session_id)
         if self.options.model_client != "litellm":
             request.session_id = request.session_id or self._trial_name
         if self.messages == self._last_messages:
+            # The next prompt begins with the ids so far.
             request.previous_ids = self._last_turn.all_ids
         else:
-            # The loop has edited them. The Responses API has the old ones on its server.
+            # The loop has edited the messages. A server of the Responses API has the old ones.
             self.chat.reset_response_chain()
+        turn = None
         try:
-            # Chat gives the request to the client, and appends text and reply to `messages`.
-            turn = await self.chat.chat(sent, request=request)
-        except BaseException as error:
-            if request.partial:
-                self._add_turn(request.partial, sent)
-            if not isinstance(error, Exception):
-                raise
+            # Chat calls `self.client.call(prompt=..., message_history=self.messages, request=...)`,
+            # and then appends the text and the reply to `messages`.
+            turn = await self.chat.chat("\n\n".join(self._queued), request=request)
+        except Exception as error:
             if not is_context_full(error):
-                forget_client(self._client_key)
-                error.add_note(f"The model's server: {self.client.url}")
+                forget_after_error(self._client_key)
+                if self.client.url:
+                    error.add_note(f"The model's server is {self.client.url}")
                 raise
-            # Harbor's LiteLLM gives no message of its own. The context of its error has one.
-            message = str(error) or str(error.__context__)
             if not self._last_turn:
-                raise RuntimeError(f"the first prompt is too long: {message}") from error
-            self.logger.warning(f"the context is full: {message}")
-            raise ContextLengthExceededError(message) from error
+                raise RuntimeError(f"the first prompt is too long: {error}") from error
+            self.logger.warning(f"the context is full: {error}")
+            raise ContextLengthExceededError(str(error)) from error
+        finally:
+            if turn is None and request.partial:
+                self._add_turn(request.partial)
 
-        self._add_turn(turn, sent)
+        self._add_turn(turn)
         self._queued.clear()
         self._last_turn = turn
         self._last_messages = copy.deepcopy(self.messages)
@@ -247,15 +366,12 @@ pager and no editor. Nobody answers questions. When the task is done, reply with
         ids = (turn.prompt_token_ids, turn.completion_token_ids, turn.logprobs)
         if self.options.collect_rollout_details and len(self.turns) == 1 and None in ids:
             raise RuntimeError("no token ids or logprobs came: set collect_rollout_details=false")
-        # Not yet with ids: at turn 100 they would take a quarter of a second. (Without: 4 ms.)
+        # Without ids, which take long to write. `_record` writes them once, at the end.
         self._write_trajectory()
         return turn
 
-    def _add_turn(self, turn: Turn, sent: str) -> None:
-        if self.turns:
-            self.turns[-1].observation = sent
-        else:
-            self._opening = sent
+    def _add_turn(self, turn: Turn) -> None:
+        turn.sent = [*self._queued]
         turn.timestamp = datetime.now(UTC).isoformat()
         self.turns.append(turn)
         n_in, n_out = turn.usage.prompt_tokens, turn.usage.completion_tokens
@@ -267,8 +383,8 @@ pager and no editor. Nobody answers questions. When the task is done, reply with
         """Create the agent of one trial. `kwargs` hold Harbor's arguments (logs_dir, model_name,
         ...) and the options, each by its name in BasicLoopOptions. `extra_env` holds the variables
         of `--ae KEY=value`, such as API keys. Raises ValueError for a bad option."""
-        # Harbor does not get the variables: from 0.16 on it would give them to each command in the
-        # container.
+        # Harbor does not get the variables: from 0.16 on it gives them to each command in the
+        # container, where a script could read the keys.
         self._agent_env = extra_env or {}
         # From 0.23 on Harbor parses the options in here, and sets `self.options`.
         super().__init__(**kwargs)
@@ -285,7 +401,6 @@ pager and no editor. Nobody answers questions. When the task is done, reply with
         self._client_key: tuple | None = None
         self._introduction: list[str] = []
         self._queued: list[str] = []
-        self._opening = ""
         self._last_turn: Turn | None = None
         self._last_messages: list[dict] | None = None
 
@@ -341,14 +456,14 @@ pager and no editor. Nobody answers questions. When the task is done, reply with
     async def resume(
         self, instruction: str, environment: BaseEnvironment, context: AgentContext
     ) -> None:
-        """Continue the conversation of the last `run`, for the later steps of a task. It begins
-        with the output of the last script, if the model has not seen it. Raises RuntimeError before
-        the first `run`, and what `run` raises."""
+        """Continue the conversation of the last `run`, for the later steps of a task. The model is
+        first told the output of its last script. Raises RuntimeError before the first `run`, and
+        what `run` raises."""
         if self.chat is None:
             raise RuntimeError("`resume` continues a conversation: call `run` first")
         self._queued = []
-        if self._last_turn and self._last_turn.observation:
-            self._queued.append(self._last_turn.observation)
+        if self._last_turn and self._last_turn.output:
+            self._queued.append(self._last_turn.output)
         await self._follow(instruction, environment, context)
 
     async def _follow(
@@ -359,18 +474,19 @@ pager and no editor. Nobody answers questions. When the task is done, reply with
         self.metadata = {}
         # Not by `tell`: the task's author may use special tokens on purpose.
         self._queued.append(self.instruction)
-        self._opening = "\n\n".join(self._queued)
         stop_reason = StopReason.ERROR
         try:
             async with asyncio.timeout(self.options.max_seconds) as timer:
                 stop_reason = await self.converse(environment)
         except (Exception, asyncio.CancelledError) as error:
+            # Ask the task who ended the run, not the error: a client may turn a cancellation into
+            # an error of its own, and an SDK may raise CancelledError by itself.
             if asyncio.current_task().cancelling():
-                # Harbor ended the run. (The error may be the client's answer to that.)
+                # Harbor did.
                 stop_reason = StopReason.CANCELLED
                 raise asyncio.CancelledError from error
             if timer.expired():
-                # `max_seconds` ended the run. No error is raised, so that Harbor scores the trial.
+                # `max_seconds` did. No error is raised, so that Harbor scores the trial.
                 stop_reason = StopReason.ROLLOUT_TIMEOUT
             elif would_be_scored(error):
                 raise RuntimeRequestError(f"{type(error).__name__}: {error}") from error
@@ -380,7 +496,14 @@ pager and no editor. Nobody answers questions. When the task is done, reply with
             self._record(stop_reason, context)
 
     def _record(self, stop_reason: StopReason | str, context: AgentContext) -> None:
-        """Write what the run leaves: the context and the files."""
+        """Write what the run leaves: first the context, then the files."""
+        usages = [turn.usage for turn in self.turns]
+        costs = [usage.cost_usd for usage in usages]
+        context.n_input_tokens = sum(usage.prompt_tokens for usage in usages)
+        context.n_output_tokens = sum(usage.completion_tokens for usage in usages)
+        context.n_cache_tokens = sum(usage.cache_tokens for usage in usages)
+        # Harbor's clients give 0.0 for an unknown price.
+        context.cost_usd = sum(costs) if costs and all(costs) else None
         # SkyRL and verl call the number of turns n_episodes.
         metadata = {"stop_reason": stop_reason, "n_episodes": len(self.turns)}
         if self.options.collect_rollout_details:
@@ -391,7 +514,8 @@ pager and no editor. Nobody answers questions. When the task is done, reply with
             metadata["n_prefix_breaks"] = 0
             for earlier, later in itertools.pairwise(trainable):
                 ids = earlier.all_ids
-                metadata["n_prefix_breaks"] += later.prompt_token_ids[: len(ids)] != ids
+                if later.prompt_token_ids[: len(ids)] != ids:
+                    metadata["n_prefix_breaks"] += 1
         # Harbor saves JSON only: other values become text, and keys such as tuples are left out.
         text = json.dumps(metadata | self.metadata, default=str, skipkeys=True, ensure_ascii=False)
         context.metadata = json.loads(valid_text(text))
@@ -399,15 +523,9 @@ pager and no editor. Nobody answers questions. When the task is done, reply with
         self._warn(stop_reason, answer)
         # This file is written even without a turn: it may hold the previous step's answer.
         write_file(self.logs_dir / "completion.txt", answer.content)
-        ids = (*_TOKEN_FIELDS, "extra") if self.options.collect_rollout_details else ()
-        trajectory = self._write_trajectory(ids, context.metadata)
-        totals = trajectory.final_metrics
-        context.n_input_tokens = totals.total_prompt_tokens
-        context.n_output_tokens = totals.total_completion_tokens
-        context.n_cache_tokens = totals.total_cached_tokens
-        context.cost_usd = totals.total_cost_usd
-        # Set here, so that Harbor (0.24 and later) need not read trajectory.json for it, which a
-        # script may have replaced.
+        trajectory = self._write_trajectory(context)
+        # Harbor 0.24 and later would read trajectory.json for this, which a script may have
+        # replaced.
         with suppress(ImportError):
             from harbor.utils.trajectory_utils import compute_model_usage
 
@@ -422,43 +540,48 @@ pager and no editor. Nobody answers questions. When the task is done, reply with
         if stop_reason == StopReason.COMPLETED and not answer.content.strip():
             self.logger.warning("the answer is empty: the reply may hold nothing but thinking")
 
-    def _write_trajectory(
-        self, token_fields: tuple[str, ...] = (), extra: dict | None = None
-    ) -> atif.Trajectory:
-        """Write trajectory.json, in which the turns have these fields."""
-        steps = [{"source": "user", "message": self._opening}]
+    def _write_trajectory(self, context: AgentContext | None = None) -> atif.Trajectory:
+        """Write trajectory.json. At the end of the run, `context` adds its totals and the ids."""
+        steps = []
         if self.messages and self.messages[0]["role"] == "system":
-            steps.insert(0, {"source": "system", "message": self.messages[0]["content"]})
-        steps += [self.trajectory_step(turn, token_fields) for turn in self.turns]
-        usages = [turn.usage for turn in self.turns]
-        costs = [usage.cost_usd for usage in usages]
+            steps.append({"source": "system", "message": self.messages[0]["content"]})
+        # The output of a script is the observation of its turn, and not a message of the user.
+        output = None
+        for turn in self.turns:
+            told = [text for text in turn.sent if text != output]
+            if told:
+                steps.append({"source": "user", "message": "\n\n".join(told)})
+            steps.append(self.trajectory_step(turn, with_ids=context is not None))
+            output = turn.output
+        if not self.turns:
+            steps.append({"source": "user", "message": "\n\n".join(self._queued)})
         trajectory = atif.Trajectory(
             session_id=self.options.session_id or self._trial_name,
             agent={"name": self.name(), "version": self.version(), "model_name": self.model_name},
             steps=[{**step, "step_id": n} for n, step in enumerate(steps, start=1)],
-            final_metrics={
-                "total_prompt_tokens": sum(usage.prompt_tokens for usage in usages),
-                "total_completion_tokens": sum(usage.completion_tokens for usage in usages),
-                "total_cached_tokens": sum(usage.cache_tokens for usage in usages),
-                # Harbor's clients give 0.0 for an unknown price.
-                "total_cost_usd": sum(costs) if costs and all(costs) else None,
+            final_metrics=context
+            and {
+                "total_prompt_tokens": context.n_input_tokens,
+                "total_completion_tokens": context.n_output_tokens,
+                "total_cached_tokens": context.n_cache_tokens,
+                "total_cost_usd": context.cost_usd,
             },
-            extra=extra,
+            extra=context and context.metadata,
         )
         write_file(self.logs_dir / "trajectory.json", trajectory.model_dump_json(exclude_none=True))
         return trajectory
 
-    def trajectory_step(self, turn: Turn, token_fields: tuple[str, ...]) -> dict:
-        """A turn as a step of trajectory.json, with these of its fields, but no step_id. Override
-        it for a reader of its own: NeMo Gym trains no step that has reasoning_content."""
+    def trajectory_step(self, turn: Turn, with_ids: bool) -> dict:
+        """A turn as a step of trajectory.json, without a step_id. A subclass may override this: for
+        instance, NeMo Gym does not train a step that has reasoning_content."""
         metrics = {
             "prompt_tokens": turn.usage.prompt_tokens,
             "completion_tokens": turn.usage.completion_tokens,
             "cached_tokens": turn.usage.cache_tokens,
             "cost_usd": turn.usage.cost_usd or None,
         }
-        if turn.is_trainable:
-            metrics |= {name: getattr(turn, name) for name in token_fields}
+        if with_ids and self.options.collect_rollout_details and turn.is_trainable:
+            metrics |= {name: getattr(turn, name) for name in (*_TOKEN_FIELDS, "extra")}
         step = {
             "source": "agent",
             "message": turn.content,
@@ -467,8 +590,8 @@ pager and no editor. Nobody answers questions. When the task is done, reply with
             # This skips Pydantic's validation, which would look at each id of each prompt.
             "metrics": atif.Metrics.model_construct(**metrics),
         }
-        if turn.observation:
-            step["observation"] = {"results": [{"content": turn.observation}]}
+        if turn.output:
+            step["observation"] = {"results": [{"content": turn.output}]}
         return step
 
     @property
@@ -500,29 +623,37 @@ pager and no editor. Nobody answers questions. When the task is done, reply with
     async def _shared_client(self) -> ModelClient:
         """The client of all trials with the same options. The first trial builds it, the others
         wait. If that fails, the next one tries."""
-        options = repr(self.options.model_dump(exclude={"session_id"}))
-        # A lock and an HTTP client belong to one event loop.
-        loop = asyncio.get_running_loop()
-        key = (loop, type(self), self.model_name, options, repr(self._agent_env), _given_service)
+        key = (
+            # A lock and an HTTP client belong to one event loop.
+            asyncio.get_running_loop(),
+            type(self),
+            self.model_name,
+            repr(self.options.model_dump(exclude={"session_id"})),
+            repr(self._agent_env),
+            _given_service,
+        )
         self._client_key = key
         async with _client_locks[key]:
             if key not in _clients:
                 try:
-                    client = await in_daemon_thread(self._build_llm)
+                    client = await asyncio.to_thread(self._build_llm)
+                    if not isinstance(client, ModelClient):
+                        client = HarborClient(client)
+                    await client.connect()
                 except Exception:
-                    forget_client(key)
+                    forget_after_error(key)
                     raise
-                _clients[key] = client if isinstance(client, ModelClient) else HarborClient(client)
+                _clients[key] = client
             return _clients[key]
 
 
 # The state of the process:
-# - The clients that trials share. An entry dies by `forget_client`.
+# - The clients that trials share. An entry dies by `forget_after_error`.
 _clients: dict[tuple, ModelClient] = {}
 # - A lock for each of these clients, held while it is built. No entry dies.
 _client_locks: defaultdict[tuple, asyncio.Lock] = defaultdict(asyncio.Lock)
 # - Tinker's services, by URL and key: each has a session with Tinker and about 11 file descriptors.
-#   All die by `forget_client`.
+#   All die by `forget_after_error`.
 _tinker_services: dict[tuple[str | None, str | None], Any] = {}
 # - The service of `use_service`, None by default.
 _given_service: Any = None
@@ -538,27 +669,11 @@ def use_service(service: Any) -> None:
     _given_service = service
 
 
-def forget_client(key: tuple) -> None:
-    """After an error, have the next trial build a new client, in a new session with Tinker: these
-    may be broken."""
-    _clients.pop(key, None)
+def forget_after_error(client_key: tuple) -> None:
+    """Drop a client that has failed, for the next trial to build a new one, and all of Tinker's
+    services, because a session may have ended."""
+    _clients.pop(client_key, None)
     _tinker_services.clear()
-
-
-async def in_daemon_thread(function: Callable[[], Any]) -> Any:
-    """Like asyncio.to_thread, but a function that hangs does not keep the process from ending."""
-    future: Future = Future()
-    # From here on a cancellation of this coroutine leaves the future alone.
-    future.set_running_or_notify_cancel()
-
-    def work() -> None:
-        try:
-            future.set_result(function())
-        except BaseException as error:
-            future.set_exception(error)
-
-    threading.Thread(target=work, daemon=True).start()
-    return await asyncio.wrap_future(future)
 
 
 def url_and_key(
@@ -609,15 +724,14 @@ def tinker_has_key() -> bool:
 
 
 class RuntimeRequestError(RuntimeError):
-    """The run failed, and its model is not to blame. Harbor 0.26 scores a trial that ends in an
-    error, unless it knows the name of the error's class as a failure of something else. It knows
-    this name."""
+    """The run failed, and its model is not to blame. Harbor 0.26 decides by the name of the error's
+    class if it scores the trial: a name that it does not know is scored, this one is not."""
 
 
 def would_be_scored(error: BaseException) -> bool:
     """True if Harbor would score a trial that ends in this error."""
     if isinstance(error, TimeoutError | asyncio.CancelledError):
-        # Harbor takes a TimeoutError for the agent's own, and a CancelledError for Ctrl-C.
+        # Every version takes a TimeoutError for the agent's timeout. A CancelledError ends the job.
         return True
     try:
         from harbor.models.trial.error_policy import ERROR_POLICIES
@@ -638,111 +752,10 @@ def is_context_full(error: Exception) -> bool:
     """True if the error says that the prompt is too long."""
     if isinstance(error, ContextLengthExceededError):
         return True
-    # HTTP's status or Tinker's category has to blame the request. llama.cpp answers 500.
+    # HTTP's status or Tinker's category says that the request was at fault. (500 is llama.cpp's.)
     is_refused = getattr(error, "status_code", None) in (400, 413, 422, 500)
     is_refused |= str(getattr(error, "category", "")) == "user"
     return is_refused and bool(re.search(CONTEXT_IS_FULL, str(error)))
-
-
-class StopReason(StrEnum):
-    """Why a run ended. What Harbor does after ERROR and CANCELLED depends on its version, but it
-    never takes such a trial's reward for the model's. `trial_to_trajectory` leaves out ERROR."""
-
-    # The reply holds no command, or max_turns is 1.
-    COMPLETED = "completed"
-    # `max_turns` model calls were made; the commands of the last reply were still run.
-    MAX_TURNS = "max_turns"
-    # The reply was cut off: at `max_tokens`, at the end of the context, or by the server.
-    MAX_TOKENS = "max_tokens"
-    # The conversation left no room in the context window for a reply.
-    CONTEXT_OVERFLOW = "context_overflow"
-    # `max_seconds` have passed; the call or script that was under way was stopped.
-    ROLLOUT_TIMEOUT = "rollout_timeout"
-    # Harbor cancelled the run: at the agent's timeout, or by Ctrl-C.
-    CANCELLED = "cancelled"
-    # An exception, which Harbor keeps as the exception_info of the trial or the step.
-    ERROR = "error"
-
-
-# The lists of a RolloutDetail with one entry per turn. `Turn` has attributes of the same names.
-_TOKEN_FIELDS = ("prompt_token_ids", "completion_token_ids", "logprobs")
-# The finish reasons of complete replies. After another one (length, content_filter, ...) nothing is
-# run. If the agent warns of "finish reason 'x'" where a reply is complete, add x here.
-END_REASONS = {"stop", "stop_sequence", "end_turn", "eos", "eos_token", "complete", "completed"}
-
-
-@dataclass
-class Turn(LLMResponse):
-    """One model call. The ids are exactly as sampled.
-
-    Attributes:
-        content: The reply's text, without thinking.
-        reasoning_content: The thinking.
-        observation: The text that the model was told after this reply. In the last turn of a run:
-            the output of its script.
-        prompt_token_ids: One id per token of the whole prompt, or None.
-        completion_token_ids: One id per sampled token, the stop token included, or None.
-        logprobs: One natural logarithm per sampled token, or None. vLLM gives those of the raw
-            model, before temperature and top_p, unless it has --logprobs-mode processed_logprobs.
-        extra: Other JSON values of the client (Tinker: sequence_id; servers: routed_experts;
-            n_aborts, the times that the server aborted the reply and it went on).
-        finish_reason: The server's word for why the reply ended, in lower case.
-        timestamp: When the reply came, in ISO 8601.
-    """
-
-    # LLMResponse gives defaults to its other fields, but not to `content`.
-    content: str = ""
-    observation: str = ""
-    finish_reason: str = "stop"
-    timestamp: str | None = None
-
-    def __post_init__(self) -> None:
-        self.content = valid_text(self.content)
-        self.reasoning_content = valid_text(self.reasoning_content)
-        self.finish_reason = str(self.finish_reason).lower()
-        self.extra = self.extra or {}
-        # The client gave no usage: count the tokens.
-        self.usage = self.usage or UsageInfo(
-            prompt_tokens=len(self.prompt_token_ids or []),
-            completion_tokens=len(self.completion_token_ids or []),
-            cache_tokens=0,
-            cost_usd=0.0,
-        )
-
-    @property
-    def cut_off(self) -> bool:
-        """True if the reply is incomplete. Nothing in it is run."""
-        return self.finish_reason not in END_REASONS
-
-    @property
-    def all_ids(self) -> list[int]:
-        """The ids of the prompt and the completion: the next exact prompt begins with them."""
-        return (self.prompt_token_ids or []) + (self.completion_token_ids or [])
-
-    @property
-    def is_trainable(self) -> bool:
-        """True if the prompt's ids are here, and every sampled token has a finite logprob."""
-        ids, logprobs = self.completion_token_ids, self.logprobs or []
-        # vLLM writes -9999.0 for a logprob that it does not have. NaN fails any comparison.
-        is_finite = all(x is not None and -9999.0 < x < math.inf for x in logprobs)
-        is_aligned = ids is not None and len(ids) == len(logprobs)
-        return bool(self.prompt_token_ids) and is_aligned and is_finite
-
-
-def joined(turn: Turn, part: Turn) -> Turn:
-    """The turn of a reply that went on: `part` was sampled from the ids of `turn`."""
-    usage = turn.usage.model_copy()
-    usage.completion_tokens += part.usage.completion_tokens
-    ids, logprobs = part.completion_token_ids, part.logprobs
-    return replace(
-        part,
-        content=turn.content + part.content,
-        usage=usage,
-        prompt_token_ids=turn.prompt_token_ids,
-        completion_token_ids=None if ids is None else turn.completion_token_ids + ids,
-        logprobs=None if None in (turn.logprobs, logprobs) else turn.logprobs + logprobs,
-        extra=part.extra | {"n_aborts": turn.extra.get("n_aborts", 0) + 1},
-    )
 
 
 # How models mark thinking: what opens it and what closes it, as regular expressions, below a reply.
@@ -763,8 +776,8 @@ THINKING_TAGS = [
     # <|message_model|><|content_thinking|>hm<|end_message|><|message_model|><|content_text|>hi
     (r"<\|message_model\|>", r"<\|message_model\|><\|content_text\|>"),
 ]
-_OPENING = "|".join(opening for opening, _ in THINKING_TAGS)
-_CLOSING = "|".join(closing for _, closing in THINKING_TAGS)
+_OPENING_TAGS = "|".join(opening for opening, _ in THINKING_TAGS)
+_CLOSING_TAGS = "|".join(closing for _, closing in THINKING_TAGS)
 
 
 def split_thinking(text: str) -> tuple[str, str]:
@@ -772,9 +785,9 @@ def split_thinking(text: str) -> tuple[str, str]:
     its closing tag, or to the end of the text."""
     thinking = ""
     for opening, closing in THINKING_TAGS:
-        # There may be several thoughts. One whose opening tag is missing is empty.
+        # A reply may hold several thoughts. A closing tag alone closes an empty one.
         while begin := re.match(rf"\s*(?:{opening}|{closing})", text):
-            # From the front of the text, because some closing tags begin with the opening one.
+            # Two closing tags begin with their opening tag, so the search starts at the front.
             end = re.search(closing, text)
             if not end:
                 return thinking + text[begin.end() :], ""
@@ -789,7 +802,8 @@ def without_thinking(turn: Turn, split: Callable[[str], tuple[str, str]] = split
     return replace(turn, content=content, reasoning_content=turn.reasoning_content + thinking)
 
 
-# A fenced block (``` with a language would open another one), or `a piece of a line`.
+# Code in Markdown: a block between ``` (and not "```bash", which opens another one), or a piece of
+# a line between single backticks.
 _CODE = r"(?s)```(?:(?!```).)*```(?!\w)|(?<!`)`[^`\n]+`(?!`)"
 
 
@@ -799,42 +813,10 @@ def split_unopened_thinking(text: str) -> tuple[str, str]:
     hold </think>."""
     # Blanks replace the code, so that the tag keeps its position.
     text_without_code = re.sub(_CODE, lambda code: " " * len(code[0]), text)
-    first_tag = re.search(f"(?P<opening>{_OPENING})|{_CLOSING}", text_without_code)
+    first_tag = re.search(f"(?P<opening>{_OPENING_TAGS})|{_CLOSING_TAGS}", text_without_code)
     if not first_tag or first_tag["opening"]:
         return split_thinking(text)
     return text[: first_tag.start()], text[first_tag.end() :].lstrip()
-
-
-@dataclass
-class Request:
-    """What a client gets beside the messages."""
-
-    # The token ids of all messages but the new one, as they were sampled. Empty: render them.
-    previous_ids: list[int] = field(default_factory=list)
-    # For a router with sticky sessions. None: send none.
-    session_id: str | None = None
-    # What has been sampled so far, from a client that makes several calls for a reply. The agent
-    # records it if the run ends before the reply is whole.
-    partial: Turn | None = None
-
-
-class ModelClient(ABC):
-    """What samples for the agent, shared by the trials of a job."""
-
-    # The server's URL, for error messages. None: the default of its SDK.
-    url: str | None = None
-
-    def plain_text(self, text: str) -> str:
-        """The text, with the model's special tokens made plain text where they are known."""
-        return text
-
-    @abstractmethod
-    async def call(
-        self, prompt: str, message_history: list[dict], request: Request | None = None, **other: Any
-    ) -> Turn:
-        """Sample a reply to `prompt`, the new message after `message_history`, and split off its
-        thinking. Harbor's Chat calls this, and adds other arguments. Raises
-        ContextLengthExceededError if there is no room for a reply, and any error of the server."""
 
 
 class HarborClient(ModelClient):
@@ -878,6 +860,9 @@ def chat_llm(
                 request["extra_headers"] = headers | {"X-Session-ID": session_id}
             try:
                 reply = await super().call(prompt, **request)
+            except ContextLengthExceededError as error:
+                # Harbor's error has no message. The server's error has one.
+                raise ContextLengthExceededError(str(error.__context__)) from error
             except OutputLengthExceededError as error:
                 # With use_responses_api (in llm_kwargs) nothing is kept but the text.
                 return Turn(error.truncated_response, finish_reason="length")
@@ -901,11 +886,27 @@ def chat_llm(
     return ChatLLM(model_name=model, api_base=url, api_key=key, **args)
 
 
+def joined(turn: Turn, part: Turn) -> Turn:
+    """The turn of a reply that went on: `part` was sampled from the ids of `turn`."""
+    usage = turn.usage.model_copy()
+    usage.completion_tokens += part.usage.completion_tokens
+    ids, logprobs = part.completion_token_ids, part.logprobs
+    return replace(
+        part,
+        content=turn.content + part.content,
+        usage=usage,
+        prompt_token_ids=turn.prompt_token_ids,
+        completion_token_ids=None if ids is None else turn.completion_token_ids + ids,
+        logprobs=None if None in (turn.logprobs, logprobs) else turn.logprobs + logprobs,
+        extra=part.extra | {"n_aborts": turn.extra.get("n_aborts", 0) + 1},
+    )
+
+
 # How long a client waits after a server has aborted its call, before it goes on.
 ABORT_PAUSE_SEC = 1.0
 
 
-class TokenClient(ModelClient):
+class TokenClient(ModelClient, ABC):
     """A client that sends exact prompts: the token ids of a prompt begin with the previous turn's
     prompt and completion ids. The limits count tokens."""
 
@@ -913,7 +914,8 @@ class TokenClient(ModelClient):
     max_tokens: int
     # Regular expressions that match the model's special tokens.
     special_tokens: list[str]
-    # The ids of `_tail`'s made-up conversation up to its reply. None until they are known.
+    # The ids of `_tail`'s made-up conversation up to its reply, kept for the next call. (Other
+    # trials may have another system message. Then they are found again.)
     _made_up_start: list[int] | None = None
 
     @abstractmethod
@@ -964,7 +966,7 @@ class TokenClient(ModelClient):
         not.) The reply lacks this tag."""
         # Four tokens hold a tag and a newline, and are the same in nearly every prompt.
         end = await self.decode(prompt_ids[-4:])
-        tag = re.search(rf"({_OPENING})\s*$", end)
+        tag = re.search(rf"({_OPENING_TAGS})\s*$", end)
         return tag[1] if tag else ""
 
     async def next_prompt(self, messages: list[dict], previous_ids: list[int]) -> list[int]:
@@ -977,7 +979,8 @@ class TokenClient(ModelClient):
         """
         if previous_ids:
             tail = await self._tail(messages)
-            # The sampled reply ends in the stop token already. Inkling's reply ends in two.
+            # The reply was sampled with its stop token (the model Inkling samples two), and the
+            # tail begins with it.
             for n_stop in (1, 2):
                 if tail and previous_ids[-n_stop:] == tail[:n_stop]:
                     return previous_ids + tail[n_stop:]
@@ -985,7 +988,7 @@ class TokenClient(ModelClient):
 
     async def _tail(self, messages: list[dict]) -> list[int]:
         """Render a made-up conversation that ends in the new message, and cut it after the made-up
-        reply, which is b:
+        reply, which is "b":
 
             <|im_start|>user a<|im_end|><|im_start|>assistant b
             <|im_end|><|im_start|>user NEW<|im_end|><|im_start|>assistant
@@ -998,7 +1001,8 @@ class TokenClient(ModelClient):
         ids = await self.render([*start, {"role": "assistant", "content": "b"}, new])
         known = self._made_up_start
         if known is None or ids[: len(known)] != known:
-            # To find the reply, render it again with c. Both are one token each.
+            # Where is the reply? Render the conversation with "c" in its place: the first token
+            # that differs is the reply. ("b" and "c" are one token each.)
             other = await self.render([*start, {"role": "assistant", "content": "c"}, new])
             if ids == other:
                 # The template does not show the reply.
@@ -1026,8 +1030,6 @@ class TinkerClient(TokenClient):
             raise ValueError("llm_kwargs holds stop: on Tinker the renderer sets it")
         self.url = url
         self.max_tokens = options.max_tokens
-        limit = tinker_context_limit(model, url, key)
-        self.context_limit = min(limit, options.context_limit or limit)
         name = options.renderer_name or get_recommended_renderer_name(model)
         self._tokenizer = get_tokenizer(model)
         with _tokenizer_lock:
@@ -1051,13 +1053,38 @@ class TinkerClient(TokenClient):
         # The prices are Tinker's, not those of a server of your own.
         self._rates = None if url else tinker_rates(model)
         source = {"model_path": options.model_path} if options.model_path else {"base_model": model}
+        self._source = source | args
+        self._model, self._key, self._given_limit = model, key, options.context_limit
+
+    async def connect(self) -> None:
+        import tinker
+
+        limit = 32_000
+        # SDKs before 0.38 do not tell the model's limit.
+        if hasattr(tinker, "RestClient"):
+            # After an error the limit is unknown. `_open` raises the same error again.
+            with suppress(tinker.TinkerError):
+                client = tinker.RestClient(base_url=self.url, api_key=self._key)
+                models = (
+                    await first_answer(client.get_server_capabilities(), self.url)
+                ).supported_models
+                limits = {card.model_name: card.max_context_length for card in models}
+                limit = limits.get(self._model) or limit
+        self.context_limit = min(limit, self._given_limit or limit)
+        # In a thread, because older SDKs wait for the server.
+        self._sampling_client = await asyncio.to_thread(self._open)
+
+    def _open(self) -> Any:
+        import tinker
+
+        url, key = self.url, self._key
         service = _given_service or _tinker_services.get((url, key))
         if not service:
             # If URL or key are None, the SDK finds its own.
             service = _tinker_services[url, key] = tinker.ServiceClient(base_url=url, api_key=key)
-        created = service.create_sampling_client(**source, **args)
+        created = service.create_sampling_client(**self._source)
         # SDK 0.38 and later give a future.
-        self._sampling_client = created.result() if hasattr(created, "result") else created
+        return created.result() if hasattr(created, "result") else created
 
     async def render(self, messages: list[dict]) -> list[int]:
         with _tokenizer_lock:
@@ -1112,24 +1139,12 @@ def tinker_rates(model: str) -> Any:
         return fetch_model_pricing(model, timeout=2)
 
 
-def tinker_context_limit(model: str, url: str | None, key: str | None) -> int:
-    """The tokens of prompt and reply that the server allows: 32,000 if it does not say. Raises
-    RuntimeError if it does not answer."""
-    import tinker
-
-    # SDKs before 0.38 have no RestClient. A TinkerError comes again when the checkpoint is opened.
-    with suppress(AttributeError, tinker.TinkerError):
-        answer = tinker.RestClient(base_url=url, api_key=key).get_server_capabilities()
-        try:
-            models = answer.result(timeout=FIRST_ANSWER_SEC).supported_models
-        except TimeoutError as error:
-            raise RuntimeError(
-                f"no answer from {url or 'Tinker'} in {FIRST_ANSWER_SEC} s"
-            ) from error
-        for card in models:
-            if card.model_name == model and card.max_context_length:
-                return card.max_context_length
-    return 32_000
+async def first_answer(answer: Awaitable[Any], url: str | None) -> Any:
+    """The answer to the first question to a server. Raises RuntimeError if it takes too long."""
+    try:
+        return await asyncio.wait_for(answer, FIRST_ANSWER_SEC)
+    except TimeoutError as error:
+        raise RuntimeError(f"no answer from {url or 'Tinker'} in {FIRST_ANSWER_SEC} s") from error
 
 
 # Special tokens, as regular expressions. A server does not list its model's, so these become plain
@@ -1149,8 +1164,8 @@ SPECIAL_TOKENS = [
 ]
 # How long the first question to a server may take.
 FIRST_ANSWER_SEC = 30
-# What a request leaves out, vLLM takes from the model's generation_config.json. So the defaults are
-# sent, which change nothing.
+# vLLM would take what a request leaves out from the model's generation_config.json. These values
+# leave the model's distribution as it is.
 NEUTRAL_SAMPLING = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
 
 
@@ -1162,37 +1177,40 @@ class ServerClient(TokenClient):
     def __init__(
         self, options: BasicLoopOptions, model: str, url: str, key: str | None, **args: Any
     ) -> None:
-        from openai import APIError, AsyncOpenAI, OpenAI, Timeout
+        from openai import AsyncOpenAI, Timeout
 
         # /tokenize is not under /v1.
         self.url = url.rstrip("/").removesuffix("/v1")
         self.max_tokens = options.max_tokens
+        self._given_limit = options.context_limit
         # litellm calls a model on vLLM hosted_vllm/<its name>.
         self._model = model.removeprefix("hosted_vllm/")
-        server = {
-            "base_url": self.url,
-            # The openai package wants a key. A server without keys takes any.
-            "api_key": key or "none",
-            "default_headers": args.pop("extra_headers", None),
-        }
-        # By default an answer may take any time: a call that times out would be sampled again. The
-        # limits of the run end it.
-        timeout = Timeout(args.pop("timeout", None), connect=FIRST_ANSWER_SEC)
-        retries = args.pop("max_retries", 5)
         # It is never closed, because Harbor does not say when a job ends.
-        self._http = AsyncOpenAI(**server, timeout=timeout, max_retries=retries)
+        self._http = AsyncOpenAI(
+            base_url=self.url,
+            # The openai package wants a key. A server without keys takes any.
+            api_key=key or "none",
+            default_headers=args.pop("extra_headers", None),
+            # No limit for an answer, unless it is given: after a timeout the package would ask
+            # again, and the reply would be sampled twice. The limits of the run end the call.
+            timeout=Timeout(args.pop("timeout", None), connect=FIRST_ANSWER_SEC),
+            max_retries=args.pop("max_retries", 5),
+        )
         # The other arguments go into each request for a completion.
         extra_body = args.pop("extra_body", {})
         self._body = NEUTRAL_SAMPLING | args | extra_body
         self._template_kwargs = self._body.pop("chat_template_kwargs", {})
         # The texts of the last ids of prompts.
         self._decoded: dict[tuple[int, ...], str] = {}
+
+    async def connect(self) -> None:
+        from openai import APIError
+
+        http = self._http.with_options(timeout=FIRST_ANSWER_SEC, max_retries=1)
         try:
-            # This client is synchronous, because `_build_llm` runs in a thread. cast_to=object: the
-            # answer is plain JSON.
-            with OpenAI(**server, timeout=FIRST_ANSWER_SEC, max_retries=1) as http:
-                cards = http.get("/v1/models", cast_to=object)["data"]
-            limits = {card["id"]: card["max_model_len"] for card in cards}
+            # cast_to=object: the answer is plain JSON.
+            answer = await http.get("/v1/models", cast_to=object)
+            limits = {card["id"]: card["max_model_len"] for card in answer["data"]}
             # SGLang gives a LoRA adapter no limit of its own.
             limit = limits[self._model] or max(filter(None, limits.values()))
         except (APIError, KeyError, TypeError) as error:
@@ -1200,7 +1218,7 @@ class ServerClient(TokenClient):
                 f"{self.url} is no vLLM or SGLang server with the model {self._model} (for another "
                 f"one set model_client=litellm): {error!r}"
             ) from error
-        self.context_limit = min(limit, options.context_limit or limit)
+        self.context_limit = min(limit, self._given_limit or limit)
 
     async def render(self, messages: list[dict]) -> list[int]:
         body = {
@@ -1320,12 +1338,20 @@ def turns_of(context: AgentContext) -> Iterator[Turn]:
     """The trainable turns of a run, from its `rollout_details`. Raises ValueError if the lists do
     not align."""
     for detail in context.rollout_details or []:
-        columns = {name: detail.get(name) or [] for name in _TOKEN_FIELDS}
+        prompts, completions, logprobs = (detail.get(name) or [] for name in _TOKEN_FIELDS)
         extra = detail.get("extra") or {}
         # Each list has one entry per turn.
-        for row in zip(*columns.values(), *extra.values(), strict=True):
-            turn = Turn(**dict(zip(columns, row, strict=False)))
-            turn.extra = dict(zip(extra, row[len(columns) :], strict=True))
+        if any(
+            len(entries) != len(prompts) for entries in (completions, logprobs, *extra.values())
+        ):
+            raise ValueError("the lists of a rollout differ in length")
+        for n, prompt in enumerate(prompts):
+            turn = Turn(
+                prompt_token_ids=prompt,
+                completion_token_ids=completions[n],
+                logprobs=logprobs[n],
+                extra={name: entries[n] for name, entries in extra.items()},
+            )
             if not turn.is_trainable:
                 raise ValueError("ids and logprobs differ in length, or a logprob is not finite")
             yield turn
@@ -1363,8 +1389,8 @@ def fenced_blocks(text: str, *languages: str) -> list[str] | None:
     lines = text.split("\n")
     blocks = []
     for token in _MARKDOWN.parse(text):
-        language = token.info.lower().split(maxsplit=1)[:1]
-        if not token.markup.startswith("`") or language not in [[name] for name in languages]:
+        words = token.info.lower().split()
+        if not token.markup.startswith("`") or not words or words[0] not in languages:
             continue
         # The last line of a closed block is its closing fence.
         _, end = token.map
@@ -1392,33 +1418,35 @@ KILLED = 137
 #
 #     :MARK:exit CODE SECONDS :<the output in base64>:
 #
-# with the word "cut" before or after the exit code if the output did not fit. Base64, because some
-# environments change what a command prints. It needs bash 4.2 and coreutils.
+# and the word "cut" before or after the exit code, if the output did not fit. (Base64, because some
+# environments change what a command prints.) It needs bash 4.2 and coreutils.
 _RUNNER = r"""
 # bash reports killed processes on stderr.
 exec </dev/null 2>/dev/null
 files=${0%runner}
-exec 3<"${files}script" 4>"${files}output" 5<"${files}output"
-# From here on the files have no names. So no script finds them, and a kill leaves none.
+# {name}: bash opens a descriptor, and puts its number into this variable.
+exec {script}<"${files}script" {output}>"${files}output" {kept}<"${files}output"
+# From here on the files have no names: no script finds them, and a kill leaves none.
 rm -f "$files"*
-# The script writes to a pipe. A reader writes this to the output file, up to the limit, and then
-# reads on: without a reader the script, or a server that it left, would die. Both report to fd 6.
-exec 6< <(
-  exec 5<&- 7>&1
-  { timeout -s KILL "$1" bash /dev/fd/3 2>&1 4>&- 7>&-; echo "exit $? $SECONDS" >&7; } |
-    { ulimit -c 0 -f "$2"; cat >&4 || { (echo cut); cat >/dev/null; }; }
+# Two processes, with a pipe between them: the script, and a reader of what it prints. Each sends a
+# report: how the script ended, and that its output is cut.
+exec {reports}< <(
+  exec {report}>&1
+  { timeout -s KILL "$1" bash "/dev/fd/$script" 2>&1; echo "exit $? $SECONDS" >&"$report"; } |
+    # At the limit the first cat is killed. The second one swallows the rest: without a reader, the
+    # script, or a server that it left, would be killed. So would this one by its own report, if
+    # nobody reads that any more: hence the parentheses.
+    { ulimit -c 0 -f "$2"; cat >&"$output" || { (echo cut); cat >/dev/null; }; }
 )
-exec 3<&- 4>&-
 printf ":%s:" "$BASIC_LOOP_MARK"
-# Pass the reports on. They end with the reader, which ends with the script, unless a server still
-# has the pipe: it gets 0.2 seconds for what it has to say.
-patience=$(($1 + 9))
-while read -r -t "$patience" report <&6; do
+until [[ $report = exit* ]]; do
+  read -r report <&"$reports" || break
   printf "%s " "$report"
-  [ "$report" = cut ] || patience=0.2
 done
+# The reader ends with the script, unless a server still has the pipe. Do not wait for a server.
+read -r -t 0.2 report <&"$reports" && printf "%s " "$report"
 printf ":"
-base64 <&5 && printf ":"
+base64 <&"$kept" && printf ":"
 """
 
 
@@ -1450,16 +1478,17 @@ async def run_script(blocks: list[str], environment: BaseEnvironment, seconds: i
     # An empty line after each block keeps a trailing backslash from joining two blocks.
     script = "".join(f"{block}\n\n" for block in blocks)
     mark = uuid4().hex
-    # Each process of the script has the mark in its environment, where `kill_script` finds it. The
-    # texts are written to files, because a script's own `pkill -f` would find them in an argument.
-    # -p: the image's BASH_ENV and SHELLOPTS do not count.
+    # The first shell writes two files, to /dev/shm or else to /tmp, and becomes the runner. From
+    # then on no process has a text of the script as an argument, where its own `pkill -f` would
+    # find it. Each process of the script has the mark in its environment, for `kill_script`. -p:
+    # the image's BASH_ENV and SHELLOPTS do not change the runner. (They may change the script.)
     command = (
         f"export BASIC_LOOP_MARK={mark}; for files in /dev/shm/{mark}. /tmp/{mark}.; do "
         f"printf %s {shlex.quote(script)} >${{files}}script && "
         f"printf %s {shlex.quote(_RUNNER)} >${{files}}runner && "
         f"exec bash -p ${{files}}runner {seconds} {MAX_OUTPUT_KIB}; done"
     )
-    # Modal takes 65,536 bytes of arguments. (An apostrophe takes five.)
+    # Modal takes 65,536 bytes of arguments. (shlex.quote makes five bytes of an apostrophe.)
     if len(command.encode()) > 65_000:
         note = "[not run: the script is too long; split it into smaller ones]"
         return ScriptResult(KILLED, 0, note=note)
@@ -1477,7 +1506,7 @@ async def run_script(blocks: list[str], environment: BaseEnvironment, seconds: i
         raise
     result = parse_output(printed, mark, seconds)
     if result.exit_code in (TIMED_OUT, KILLED):
-        # A process with a time limit of its own (`timeout 300 make`) has outlived the script.
+        # `timeout 300 make` in a script has a process group of its own, and so lives on.
         await kill_script(mark, environment)
     return result
 
@@ -1507,7 +1536,8 @@ def parse_output(result: ExecResult, mark: str, seconds: int) -> ScriptResult:
     notes = []
     if answer[1] or answer[4]:
         notes.append(f"[cut: only {MAX_OUTPUT_KIB} KiB are kept, or less if memory is full]")
-    # At the limit GNU's `timeout` exits with 137, uutils' with 124. Before it, a script may do so.
+    # A script may exit with these codes itself, so the seconds count, too. (At its limit, GNU's
+    # `timeout` exits with 137, that of uutils with 124.)
     if code in (TIMED_OUT, KILLED) and n_seconds >= seconds:
         code = TIMED_OUT
         notes.append(f"[ended: the time limit of {seconds} seconds was reached]")

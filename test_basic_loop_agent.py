@@ -15,7 +15,6 @@ import asyncio
 import base64
 import contextlib
 import importlib.util
-import inspect
 import itertools
 import json
 import math
@@ -76,7 +75,6 @@ from basic_loop_agent import (
     BasicLoopAgent,
     BasicLoopOptions,
     RuntimeRequestError,
-    StopReason,
     Turn,
     fenced_blocks,
 )
@@ -262,9 +260,11 @@ class FakeTinker(Model):
         """Stands in for the class `tinker.RestClient`, of which one method is used."""
         name = self.options["model_name"]
         card = SimpleNamespace(model_name=name, max_context_length=self.context_limit)
-        answer = Future()
-        answer.set_result(SimpleNamespace(supported_models=[card]))
-        return SimpleNamespace(get_server_capabilities=lambda: answer)
+
+        async def answer() -> Any:
+            return SimpleNamespace(supported_models=[card])
+
+        return SimpleNamespace(get_server_capabilities=answer)
 
 
 class Session:
@@ -1282,9 +1282,9 @@ class TestScripts:
         invalid_utf8=(r"printf 'caf\351 \0x\344\270'", "caf\ufffd \0x\ufffd"),
         of_a_long_script=(f"cat <<E | wc -c\n{40_000 * 'x'}\nE", "40001"),
         late=("exec > >(sleep 0.1; cat) 2>&1\necho hello", "hello"),
-        of_a_script_like_an_option=("-n\necho y", "/dev/fd/3: line 1: -n: command not found\ny"),
+        of_a_script_like_an_option=("-n\necho y", "/dev/fd/10: line 1: -n: command not found\ny"),
         of_a_script_with_quotes=("""echo "it's" '"$HOME"'""", 'it\'s "$HOME"'),
-        of_a_block_left_open=("cat <<E\nx", "/dev/fd/3: line 3: warning: here-document"),
+        of_a_block_left_open=("cat <<E\nx", "/dev/fd/10: line 3: warning: here-document"),
     )
     def test_the_model_sees_what_a_script_prints(self, script, output, shell):
         # bash's own message on a block left open differs by version.
@@ -1296,7 +1296,7 @@ class TestScripts:
         its_stdin=("cat", "(none)"),
         its_shell_options=("shopt -p lastpipe; echo $-", "shopt -u lastpipe\nhB"),
         its_variables_but_the_mark=("env | sed 's/=.*//' | grep BASIC", "BASIC_LOOP_MARK"),
-        its_command_line=("! pgrep -s 0 -f 'pgrep|patience'", "(none)"),
+        its_command_line=("! pgrep -s 0 -f 'pgrep|reports'", "(none)"),
         its_files=("ls /dev/shm /tmp | grep $BASIC_LOOP_MARK || true", "(none)"),
     )
     def test_a_script_is_shut_off_from_its_runner(self, script, output, shell):
@@ -1307,7 +1307,7 @@ class TestScripts:
 
     def test_pkill_finds_no_word_of_the_runner(self, shell):
         """Its own text holds these words, and so does the script."""
-        words = ["read", "output", "timeout", "patience", "script", "limit", "server", "memory"]
+        words = ["read", "output", "timeout", "reports", "script", "limit", "server", "memory"]
         kills = "; ".join(
             f"pkill -s 0 -f {word}" for word in words if word not in ("timeout", "script")
         )
@@ -1368,7 +1368,8 @@ class TestScripts:
 
     def test_a_script_leaves_no_file_of_its_own(self, shell):
         def files() -> set[str]:
-            return {*os.listdir("/dev/shm"), *os.listdir("/tmp")}
+            names = os.listdir("/dev/shm") + os.listdir("/tmp")
+            return {name for name in names if re.fullmatch(r"\w{32}\.\w+", name)}
 
         before = files()
         run_shell(shell, "echo a; sleep 9", seconds=1)
@@ -1394,10 +1395,8 @@ class TestScripts:
     )
     def test_a_flood_is_cut_and_its_script_goes_on(self, flood, shell, tmp_path):
         text = run_shell(shell, f"{flood}; touch {tmp_path}/end; exit 3", shown_bytes=2)
-        assert re.fullmatch(
-            rf"Exit code: 3\nOutput:\ny\n\[\.\.\. 4095998 bytes left out \.\.\.\]\n.?\n?{re.escape(CUT)}",
-            text,
-        )
+        assert text.startswith("Exit code: 3\nOutput:\ny\n[... 4095998 bytes left out ...]\n")
+        assert text.endswith(CUT)
         assert (tmp_path / "end").exists()
 
     def test_a_server_that_a_script_left_lives_on(self, shell, tmp_path):
@@ -1554,7 +1553,7 @@ class TestTinker:
 
     @pytest.mark.skipif(IS_OLD_SDK, reason="the SDK does not tell the limit")
     def test_a_tinker_server_that_does_not_answer_is_named(self, tinker, monkeypatch):
-        silent = SimpleNamespace(get_server_capabilities=lambda: Future())
+        silent = SimpleNamespace(get_server_capabilities=forever)
         monkeypatch.setattr("tinker.RestClient", lambda **arguments: silent)
         monkeypatch.setattr(module, "FIRST_ANSWER_SEC", 0.01)
         with pytest.raises(RuntimeError, match="no answer from http://own in"):
@@ -2115,8 +2114,8 @@ class TestTrainingData:
     @columns("wrong message").rows(
         a_logprob_is_missing=({"logprobs": [[-0.5]]}, "differ in length"),
         a_logprob_is_NaN=({"logprobs": [[-0.5, math.nan]]}, "is not finite"),
-        a_list_is_too_short=({"prompt_token_ids": []}, "zip.*longer"),
-        an_extra_list_is_too_short=({"extra": {"a": []}}, "zip.*shorter"),
+        a_list_is_too_short=({"prompt_token_ids": []}, "lists of a rollout differ"),
+        an_extra_list_is_too_short=({"extra": {"a": []}}, "lists of a rollout differ"),
     )
     def test_a_broken_rollout_is_an_error(self, wrong, message):
         (detail,) = module.rollout_details(ONE_TURN)
@@ -2226,8 +2225,7 @@ class TestJob:
 
     def test_a_failed_step_is_no_training_data(self, tinker, tmp_path):
         trial = run_job(tinker, GONE, RIGHT, task=two_steps(tmp_path))
-        # Harbor gives the mean of 0 (for the failed step) and 1.
-        assert trial.verifier_result.rewards == {"reward": 0.5}
+        # Harbor before 0.26 gives the mean of 0 (for the failed step) and 1.
         assert module.trial_to_trajectory(trial) is None
 
     @pytest.mark.skipif(not hasattr(BaseAgent, "resume"), reason="since Harbor 0.20")
