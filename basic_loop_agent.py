@@ -81,7 +81,8 @@ class BasicLoopOptions(
     system_prompt: str | None = None
     """System message; "" sends none. Default: an explanation of bash blocks if max_turns > 1."""
     model_client: Literal["tinker", "litellm", "vllm", "sglang"] = "tinker"
-    """tinker; vllm or sglang for such a server, by token ids; litellm for API models and others."""
+    """What samples. tinker: Tinker. vllm, sglang: such a server, which gets token ids. litellm: any
+    API model or other server, which gets messages."""
     api_base: str | None = Field(None, pattern="^https?://")
     """URL of the server. litellm: /v1 is added after a port. Default: the client's own."""
     top_p: PositiveFloat | None = Field(None, le=1)
@@ -211,8 +212,8 @@ class Request:
     previous_ids: list[int] = field(default_factory=list)
     # For a router with sticky sessions. None: send none.
     session_id: str | None = None
-    # The client may set this: a turn of what it has sampled, while it samples more for the reply.
-    # If the run ends meanwhile, the agent records this turn.
+    # A client that makes several calls for one reply sets this to the turn so far. If the run ends
+    # before the reply is whole, the agent records this turn.
     partial: Turn | None = None
 
 
@@ -223,7 +224,7 @@ class ModelClient:
     url: str | None = None
 
     async def connect(self) -> None:
-        """Ask the server what has to be known before the first call. Raises any error of it."""
+        """Ask the server what the calls need. Raises any error of the server."""
 
     async def call(
         self, prompt: str, message_history: list[dict], request: Request | None = None, **other: Any
@@ -234,8 +235,8 @@ class ModelClient:
         raise NotImplementedError
 
     def plain_text(self, text: str) -> str:
-        """The text, with special tokens of the model made plain text where they are known. (Text
-        that is plain already stays as it is.)"""
+        """The text, with the model's special tokens made plain text where they are known. A second
+        call changes nothing more."""
         return text
 
 
@@ -336,13 +337,33 @@ pager and no editor. Nobody answers questions. When the task is done, reply with
             # The next prompt begins with the ids so far.
             request.previous_ids = self._last_turn.all_ids
         else:
-            # The loop has edited the messages. A server of the Responses API has the old ones.
+            # There is no reply yet, or the loop has edited the messages. (A server of the Responses
+            # API keeps the old messages, unless the chain of its answers is reset.)
             self.chat.reset_response_chain()
         turn = None
         try:
+            turn = await self._call_model(request)
+        finally:
+            if turn is None and request.partial:
+                self._add_turn(request.partial)
+        self._add_turn(turn)
+        self._queued.clear()
+        self._last_turn = turn
+        self._last_messages = copy.deepcopy(self.messages)
+        # The turn is recorded before this check, so that its reply can be looked at. Later turns
+        # without ids are no error: they are left out of the rollout, and counted.
+        ids = (turn.prompt_token_ids, turn.completion_token_ids, turn.logprobs)
+        if self.options.collect_rollout_details and len(self.turns) == 1 and None in ids:
+            raise RuntimeError("no token ids or logprobs came: set collect_rollout_details=false")
+        # This file has no ids yet, because they take long to write. `_record` adds them at the end.
+        self._write_trajectory()
+        return turn
+
+    async def _call_model(self, request: Request) -> Turn:
+        try:
             # Chat calls `self.client.call(prompt=..., message_history=self.messages, request=...)`,
             # and then appends the text and the reply to `messages`.
-            turn = await self.chat.chat("\n\n".join(self._queued), request=request)
+            return await self.chat.chat("\n\n".join(self._queued), request=request)
         except Exception as error:
             if not is_context_full(error):
                 forget_after_error(self._client_key)
@@ -353,22 +374,6 @@ pager and no editor. Nobody answers questions. When the task is done, reply with
                 raise RuntimeError(f"the first prompt is too long: {error}") from error
             self.logger.warning(f"the context is full: {error}")
             raise ContextLengthExceededError(str(error)) from error
-        finally:
-            if turn is None and request.partial:
-                self._add_turn(request.partial)
-
-        self._add_turn(turn)
-        self._queued.clear()
-        self._last_turn = turn
-        self._last_messages = copy.deepcopy(self.messages)
-        # This comes after the record, so that the files show the reply. A later turn without ids is
-        # no error: it is left out of the rollout, and counted.
-        ids = (turn.prompt_token_ids, turn.completion_token_ids, turn.logprobs)
-        if self.options.collect_rollout_details and len(self.turns) == 1 and None in ids:
-            raise RuntimeError("no token ids or logprobs came: set collect_rollout_details=false")
-        # Without ids, which take long to write. `_record` writes them once, at the end.
-        self._write_trajectory()
-        return turn
 
     def _add_turn(self, turn: Turn) -> None:
         turn.sent = [*self._queued]
@@ -413,10 +418,10 @@ pager and no editor. Nobody answers questions. When the task is done, reply with
 
     @classmethod
     def preflight(cls, kwargs: dict | None = None, env: Any = None) -> None:
-        """Check the options, and that Tinker has a key and a server of token ids a URL. Harbor 0.23
-        and later calls this before any trial. Raises ValueError."""
+        """Check the options, Tinker's key, and the URL of a vLLM or SGLang server. Harbor 0.23 and
+        later calls this before any trial. Raises ValueError."""
         options = cls.parse_options(kwargs, env)
-        # A client of a subclass's own needs neither.
+        # A subclass that builds its own client may need no key and no URL.
         if cls._build_llm is BasicLoopAgent._build_llm:
             check_access(options, env or {})
 
@@ -488,7 +493,7 @@ pager and no editor. Nobody answers questions. When the task is done, reply with
             if timer.expired():
                 # `max_seconds` did. No error is raised, so that Harbor scores the trial.
                 stop_reason = StopReason.ROLLOUT_TIMEOUT
-            elif would_be_scored(error):
+            elif needs_another_name(error):
                 raise RuntimeRequestError(f"{type(error).__name__}: {error}") from error
             else:
                 raise
@@ -524,15 +529,15 @@ pager and no editor. Nobody answers questions. When the task is done, reply with
         # This file is written even without a turn: it may hold the previous step's answer.
         write_file(self.logs_dir / "completion.txt", answer.content)
         trajectory = self._write_trajectory(context)
-        # Harbor 0.24 and later would read trajectory.json for this, which a script may have
-        # replaced.
+        # Else Harbor (0.24 and later) would compute this from trajectory.json. A script may have
+        # replaced that file, even by a pipe, at which a reader hangs.
         with suppress(ImportError):
             from harbor.utils.trajectory_utils import compute_model_usage
 
             context.model_usage = compute_model_usage(trajectory)
 
     def _warn(self, stop_reason: StopReason | str, answer: Turn) -> None:
-        """Log what may be why the run earns nothing."""
+        """Log what often explains a reward of 0."""
         if stop_reason == StopReason.MAX_TOKENS:
             self.logger.warning(f"the reply was cut off: finish reason {answer.finish_reason!r}")
         if stop_reason == StopReason.COMPLETED and re.search("```|~~~", answer.content):
@@ -545,7 +550,8 @@ pager and no editor. Nobody answers questions. When the task is done, reply with
         steps = []
         if self.messages and self.messages[0]["role"] == "system":
             steps.append({"source": "system", "message": self.messages[0]["content"]})
-        # The output of a script is the observation of its turn, and not a message of the user.
+        # A user's step shows what was sent, but not the output of a script: that is in the step of
+        # the script's turn.
         output = None
         for turn in self.turns:
             told = [text for text in turn.sent if text != output]
@@ -647,8 +653,10 @@ pager and no editor. Nobody answers questions. When the task is done, reply with
             return _clients[key]
 
 
-# The state of the process:
-# - The clients that trials share. An entry dies by `forget_after_error`.
+# The state of the process. The trials of a job share it.
+#
+# - The clients, by all that a client depends on. An entry dies by `forget_after_error`: the trials
+#   that use the client go on with it, and the next trial builds a new one.
 _clients: dict[tuple, ModelClient] = {}
 # - A lock for each of these clients, held while it is built. No entry dies.
 _client_locks: defaultdict[tuple, asyncio.Lock] = defaultdict(asyncio.Lock)
@@ -724,14 +732,15 @@ def tinker_has_key() -> bool:
 
 
 class RuntimeRequestError(RuntimeError):
-    """The run failed, and its model is not to blame. Harbor 0.26 decides by the name of the error's
-    class if it scores the trial: a name that it does not know is scored, this one is not."""
+    """The run failed, and its model is not to blame. Keep the name: Harbor (0.25 and later) has a
+    table of error names, and this one stands there for a trial that must not be scored. Harbor 0.26
+    scores a trial whose error is not in the table."""
 
 
-def would_be_scored(error: BaseException) -> bool:
-    """True if Harbor would score a trial that ends in this error."""
+def needs_another_name(error: BaseException) -> bool:
+    """True if Harbor would take this error for another one, or would score the trial."""
     if isinstance(error, TimeoutError | asyncio.CancelledError):
-        # Every version takes a TimeoutError for the agent's timeout. A CancelledError ends the job.
+        # Harbor would take them for the agent's timeout, and for Ctrl-C.
         return True
     try:
         from harbor.models.trial.error_policy import ERROR_POLICIES
@@ -741,7 +750,8 @@ def would_be_scored(error: BaseException) -> bool:
     return type(error).__name__ not in ERROR_POLICIES
 
 
-# How servers say it: OpenAI, vLLM, Anthropic, Gemini, llama.cpp, xAI, GLM, DashScope.
+# How servers say that a prompt is too long: OpenAI, vLLM, Anthropic, Gemini, llama.cpp, xAI, GLM,
+# DashScope. (A timeout may say "took too long".)
 CONTEXT_IS_FULL = (
     "(?i)context[ _]?(window|length|size)|maximum context|token limit|(?<!took )too long"
     "|maximum prompt length|exceeds max length|range of input length"
@@ -752,13 +762,14 @@ def is_context_full(error: Exception) -> bool:
     """True if the error says that the prompt is too long."""
     if isinstance(error, ContextLengthExceededError):
         return True
-    # HTTP's status or Tinker's category says that the request was at fault. (500 is llama.cpp's.)
+    # The status of HTTP or Tinker's category has to blame the request. (llama.cpp sends 500.)
     is_refused = getattr(error, "status_code", None) in (400, 413, 422, 500)
     is_refused |= str(getattr(error, "category", "")) == "user"
     return is_refused and bool(re.search(CONTEXT_IS_FULL, str(error)))
 
 
-# How models mark thinking: what opens it and what closes it, as regular expressions, below a reply.
+# How models mark thinking: pairs of regular expressions, for what opens it and what closes it. The
+# comment above each pair is an example of a reply.
 _THINK = r"(?:\w+[:|])?think(?:[:_]\w+)?"
 THINKING_TAGS = [
     # <think>hm</think>hi, and the like: <seed:think>, <ifm|think>, <think:opensource>, <think_fast>
@@ -785,14 +796,16 @@ def split_thinking(text: str) -> tuple[str, str]:
     its closing tag, or to the end of the text."""
     thinking = ""
     for opening, closing in THINKING_TAGS:
-        # A reply may hold several thoughts. A closing tag alone closes an empty one.
-        while begin := re.match(rf"\s*(?:{opening}|{closing})", text):
-            # Two closing tags begin with their opening tag, so the search starts at the front.
-            end = re.search(closing, text)
-            if not end:
-                return thinking + text[begin.end() :], ""
-            thinking += text[begin.end() : end.start()]
-            text = text[end.end() :].lstrip()
+        # A reply may hold several thoughts.
+        while True:
+            # Nothing was thought. (Two closing tags begin with their opening tag, so look first.)
+            if empty := re.match(rf"\s*(?:{closing})\s*", text):
+                text = text[empty.end() :]
+            elif begin := re.match(rf"\s*(?:{opening})", text):
+                thought, _, text = re.split(rf"({closing})\s*|\Z", text[begin.end() :], maxsplit=1)
+                thinking += thought
+            else:
+                break
     return thinking, text
 
 
@@ -802,9 +815,13 @@ def without_thinking(turn: Turn, split: Callable[[str], tuple[str, str]] = split
     return replace(turn, content=content, reasoning_content=turn.reasoning_content + thinking)
 
 
-# Code in Markdown: a block between ``` (and not "```bash", which opens another one), or a piece of
-# a line between single backticks.
-_CODE = r"(?s)```(?:(?!```).)*```(?!\w)|(?<!`)`[^`\n]+`(?!`)"
+# Code in Markdown.
+_CODE = re.compile(
+    r"""(?sx)
+    ```(?:(?!```).)*```(?!\w)    # A block. (A fence with a language would open another one.)
+    | (?<!`)`[^`\n]+`(?!`)       # A piece of a line.
+    """
+)
 
 
 def split_unopened_thinking(text: str) -> tuple[str, str]:
@@ -812,7 +829,7 @@ def split_unopened_thinking(text: str) -> tuple[str, str]:
     not show: then its first tag is a closing one. Tags in code do not count, because a command may
     hold </think>."""
     # Blanks replace the code, so that the tag keeps its position.
-    text_without_code = re.sub(_CODE, lambda code: " " * len(code[0]), text)
+    text_without_code = _CODE.sub(lambda code: " " * len(code[0]), text)
     first_tag = re.search(f"(?P<opening>{_OPENING_TAGS})|{_CLOSING_TAGS}", text_without_code)
     if not first_tag or first_tag["opening"]:
         return split_thinking(text)
@@ -820,7 +837,7 @@ def split_unopened_thinking(text: str) -> tuple[str, str]:
 
 
 class HarborClient(ModelClient):
-    """A `BaseLLM` of Harbor's, which sends messages."""
+    """Wraps a `BaseLLM` of Harbor's, which sends messages."""
 
     def __init__(self, llm: BaseLLM, url: str | None = None) -> None:
         self.llm = llm
@@ -833,7 +850,8 @@ class HarborClient(ModelClient):
             other["session_id"] = request.session_id
         reply = await self.llm.call(prompt=prompt, message_history=message_history, **other)
         turn = Turn(**vars(reply))
-        # A server that gives the reasoning has taken it out of the text.
+        # If the server gives the reasoning apart, the text holds no thinking that was opened in the
+        # prompt.
         split = split_thinking if turn.reasoning_content else split_unopened_thinking
         return without_thinking(turn, split)
 
@@ -851,7 +869,8 @@ def chat_llm(
 
     class ChatLLM(LiteLLM):
         """For the finish reason "length" LiteLLM raises an error, and the ids and the cost are
-        lost. We hide the reason from it, and keep it in the usage."""
+        lost. So `_extract_usage_info`, which LiteLLM calls just before, changes the reason in the
+        response to "stop", and puts the true one into the usage. `call` takes it from there."""
 
         async def call(self, prompt: str, session_id: str | None = None, **request: Any) -> Turn:
             if session_id:
@@ -869,7 +888,7 @@ def chat_llm(
             return Turn(**vars(reply), finish_reason=getattr(reply.usage, "finish_reason", "stop"))
 
         def _extract_usage_info(self, response: Any) -> UsageInfo:
-            # Private (Harbor 0.13 to 0.26). LiteLLM calls it before it looks at the reason.
+            # A private method of Harbor 0.13 to 0.26.
             usage = super()._extract_usage_info(response)
             choice = response["choices"][0]
             # litellm replaces an unknown finish reason by "stop", and keeps the original here.
@@ -886,22 +905,6 @@ def chat_llm(
     return ChatLLM(model_name=model, api_base=url, api_key=key, **args)
 
 
-def joined(turn: Turn, part: Turn) -> Turn:
-    """The turn of a reply that went on: `part` was sampled from the ids of `turn`."""
-    usage = turn.usage.model_copy()
-    usage.completion_tokens += part.usage.completion_tokens
-    ids, logprobs = part.completion_token_ids, part.logprobs
-    return replace(
-        part,
-        content=turn.content + part.content,
-        usage=usage,
-        prompt_token_ids=turn.prompt_token_ids,
-        completion_token_ids=None if ids is None else turn.completion_token_ids + ids,
-        logprobs=None if None in (turn.logprobs, logprobs) else turn.logprobs + logprobs,
-        extra=part.extra | {"n_aborts": turn.extra.get("n_aborts", 0) + 1},
-    )
-
-
 # How long a client waits after a server has aborted its call, before it goes on.
 ABORT_PAUSE_SEC = 1.0
 
@@ -914,9 +917,6 @@ class TokenClient(ModelClient, ABC):
     max_tokens: int
     # Regular expressions that match the model's special tokens.
     special_tokens: list[str]
-    # The ids of `_tail`'s made-up conversation up to its reply, kept for the next call. (Other
-    # trials may have another system message. Then they are found again.)
-    _made_up_start: list[int] | None = None
 
     @abstractmethod
     async def render(self, messages: list[dict]) -> list[int]:
@@ -958,7 +958,7 @@ class TokenClient(ModelClient, ABC):
                 break
             await asyncio.sleep(ABORT_PAUSE_SEC)
             part = await self.generate(turn.all_ids, n_left, request.session_id)
-            turn = joined(turn, part)
+            turn = with_continuation(turn, part)
         return without_thinking(turn)
 
     async def opening_tag(self, prompt_ids: list[int]) -> str:
@@ -979,12 +979,15 @@ class TokenClient(ModelClient, ABC):
         """
         if previous_ids:
             tail = await self._tail(messages)
-            # The reply was sampled with its stop token (the model Inkling samples two), and the
-            # tail begins with it.
+            # Both have the stop token: the reply ends in <|im_end|>, and the tail begins with it.
+            # (With the model Inkling both have two such tokens.)
             for n_stop in (1, 2):
                 if tail and previous_ids[-n_stop:] == tail[:n_stop]:
                     return previous_ids + tail[n_stop:]
         return await self.render(messages)
+
+    # The ids of `_tail`'s conversation up to its reply, for the next call.
+    _start: list[int] | None = None
 
     async def _tail(self, messages: list[dict]) -> list[int]:
         """Render a made-up conversation that ends in the new message, and cut it after the made-up
@@ -993,25 +996,43 @@ class TokenClient(ModelClient, ABC):
             <|im_start|>user a<|im_end|><|im_start|>assistant b
             <|im_end|><|im_start|>user NEW<|im_end|><|im_start|>assistant
         """
-        start = [{"role": "user", "content": "a"}]
-        if messages[0]["role"] == "system":
-            # The tail may depend on it: SmolLM3's system message turns thinking off.
-            start.insert(0, messages[0])
-        new = messages[-1]
-        ids = await self.render([*start, {"role": "assistant", "content": "b"}, new])
-        known = self._made_up_start
-        if known is None or ids[: len(known)] != known:
-            # Where is the reply? Render the conversation with "c" in its place: the first token
-            # that differs is the reply. ("b" and "c" are one token each.)
-            other = await self.render([*start, {"role": "assistant", "content": "c"}, new])
+
+        def conversation(reply: str) -> list[dict]:
+            # The tail may depend on the system message: SmolLM3's turns thinking off.
+            system = [message for message in messages[:1] if message["role"] == "system"]
+            question = {"role": "user", "content": "a"}
+            return [*system, question, {"role": "assistant", "content": reply}, messages[-1]]
+
+        ids = await self.render(conversation("b"))
+        start = self._start
+        # The kept start is wrong for another system message.
+        if start is None or ids[: len(start)] != start:
+            # The first token that differs is the reply. ("b" and "c" are one token each.)
+            other = await self.render(conversation("c"))
             if ids == other:
                 # The template does not show the reply.
                 return []
             n = 0
             while ids[n] == other[n]:
                 n += 1
-            self._made_up_start = known = ids[: n + 1]
-        return ids[len(known) :]
+            start = self._start = ids[: n + 1]
+        return ids[len(start) :]
+
+
+def with_continuation(turn: Turn, part: Turn) -> Turn:
+    """The turn of a reply that was aborted, and then went on with `part`."""
+    usage = turn.usage.model_copy()
+    usage.completion_tokens += part.usage.completion_tokens
+    ids, logprobs = part.completion_token_ids, part.logprobs
+    return replace(
+        part,
+        content=turn.content + part.content,
+        usage=usage,
+        prompt_token_ids=turn.prompt_token_ids,
+        completion_token_ids=None if ids is None else turn.completion_token_ids + ids,
+        logprobs=None if None in (turn.logprobs, logprobs) else turn.logprobs + logprobs,
+        extra=part.extra | {"n_aborts": turn.extra.get("n_aborts", 0) + 1},
+    )
 
 
 class TinkerClient(TokenClient):
@@ -1059,18 +1080,18 @@ class TinkerClient(TokenClient):
     async def connect(self) -> None:
         import tinker
 
-        limit = 32_000
+        limit = None
         # SDKs before 0.38 do not tell the model's limit.
         if hasattr(tinker, "RestClient"):
-            # After an error the limit is unknown. `_open` raises the same error again.
+            client = tinker.RestClient(base_url=self.url, api_key=self._key)
+            # After an error of the SDK the limit is unknown, and `_open` will have the same error.
             with suppress(tinker.TinkerError):
-                client = tinker.RestClient(base_url=self.url, api_key=self._key)
-                models = (
-                    await first_answer(client.get_server_capabilities(), self.url)
-                ).supported_models
-                limits = {card.model_name: card.max_context_length for card in models}
-                limit = limits.get(self._model) or limit
-        self.context_limit = min(limit, self._given_limit or limit)
+                answer = await first_answer(client.get_server_capabilities(), self.url)
+                for card in answer.supported_models:
+                    if card.model_name == self._model:
+                        limit = card.max_context_length
+        limits = [n for n in (limit, self._given_limit) if n]
+        self.context_limit = min(limits, default=32_000)
         # In a thread, because older SDKs wait for the server.
         self._sampling_client = await asyncio.to_thread(self._open)
 
@@ -1151,8 +1172,8 @@ async def first_answer(answer: Awaitable[Any], url: str | None) -> Any:
 # text for any model. FF5C is DeepSeek's full-width bar. Add those of your model.
 SPECIAL_TOKENS = [
     # <|im_end|>, <|turn>, <turn|>, [|user|]
-    r"<[|\uFF5C][^<>\s]{1,99}>",
-    r"<[^<>\s]{1,99}[|\uFF5C]>",
+    r"<[|\uFF5C][^<>\s\u200B]{1,99}>",
+    r"<[^<>\s\u200B]{1,99}[|\uFF5C]>",
     r"\[\|\w+\|\]",
     # Llama, Gemma, Mistral, GLM, Seed, MiniMax
     r"</?s>",
@@ -1160,7 +1181,10 @@ SPECIAL_TOKENS = [
     r"\[/?(?:INST|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_CALLS|TOOL_RESULTS)\]",
     r"\[[gs]MASK\]",
     r"<seed:[be]os>",
-    r"\]~!?b[\[\]]|\[e~\[",
+    # ]~b] ]~!b[ [e~[
+    r"\]~b\]",
+    r"\]~!b\[",
+    r"\[e~\[",
 ]
 # How long the first question to a server may take.
 FIRST_ANSWER_SEC = 30
@@ -1200,7 +1224,7 @@ class ServerClient(TokenClient):
         extra_body = args.pop("extra_body", {})
         self._body = NEUTRAL_SAMPLING | args | extra_body
         self._template_kwargs = self._body.pop("chat_template_kwargs", {})
-        # The texts of the last ids of prompts.
+        # The answers of `decode`, which is asked for the same ids again and again.
         self._decoded: dict[tuple[int, ...], str] = {}
 
     async def connect(self) -> None:
@@ -1213,7 +1237,7 @@ class ServerClient(TokenClient):
             limits = {card["id"]: card["max_model_len"] for card in answer["data"]}
             # SGLang gives a LoRA adapter no limit of its own.
             limit = limits[self._model] or max(filter(None, limits.values()))
-        except (APIError, KeyError, TypeError) as error:
+        except (APIError, KeyError, TypeError, ValueError) as error:
             raise RuntimeError(
                 f"{self.url} is no vLLM or SGLang server with the model {self._model} (for another "
                 f"one set model_client=litellm): {error!r}"
@@ -1300,10 +1324,10 @@ def trial_to_trajectory(trial: TrialResult) -> TrainingData | None:
     rewards = trial.verifier_result.rewards if trial.verifier_result else None
     errors = {part.exception_info.exception_type for part in (trial, *steps) if part.exception_info}
     if rewards and hasattr(trial, "reward_valid"):
-        # Harbor 0.25 and later decides whether the reward is the model's.
+        # Harbor 0.25 and later says whether the reward is the model's.
         failed = not trial.reward_valid
     else:
-        # Harbor scores a trial after these errors. (Without a reward, reward_valid is False.)
+        # Before 0.25, or without a reward: Harbor scores a trial after these errors.
         failed = bool(errors - {"AgentTimeoutError", "NonZeroAgentExitCodeError"})
     if failed or StopReason.ERROR in stop_reasons:
         return None
@@ -1378,24 +1402,23 @@ def valid_text(text: str | None) -> str:
     return (text or "").encode("utf-8", "replace").decode()
 
 
-# "list" finds blocks in list items. With "code" a line that is indented by four is no fence.
+# A parser of nothing but fenced blocks, also in list items. ("code" is on, because without it a
+# fence that is indented by four blanks would count.)
 _MARKDOWN = MarkdownIt("zero").enable(["fence", "list", "code"]).disable("inline")
 
 
 def fenced_blocks(text: str, *languages: str) -> list[str] | None:
     """The ``` blocks of a Markdown text that are in one of these languages (in lower case), without
     NULs. A block inside another one, or inside ~~~, does not count. None: a block is not closed."""
-    text = text.replace("\0", "").replace("\r\n", "\n").replace("\r", "\n")
-    lines = text.split("\n")
     blocks = []
-    for token in _MARKDOWN.parse(text):
+    # With the added newline, each line of a block's content ends in one.
+    for token in _MARKDOWN.parse(text.replace("\0", "") + "\n"):
         words = token.info.lower().split()
         if not token.markup.startswith("`") or not words or words[0] not in languages:
             continue
-        # The last line of a closed block is its closing fence.
-        _, end = token.map
-        last_line = lines[end - 1].strip()
-        if last_line.strip("`") or len(last_line) < len(token.markup):
+        first_line, end_line = token.map
+        # A closed block has two lines beside its content, which are its fences.
+        if end_line - first_line != token.content.count("\n") + 2:
             return None
         blocks.append(token.content)
     return blocks
@@ -1403,48 +1426,57 @@ def fenced_blocks(text: str, *languages: str) -> list[str] | None:
 
 # A script can print this much. (A unit of 1,024 bytes, as in bash's ulimit.)
 MAX_OUTPUT_KIB = 4000
-# The agent waits for a script this long after the script's time limit, and then kills it. The
-# environment waits a minute longer, because Docker's raises a RuntimeError at its limit.
+# Limits of a script with `seconds` to run:
+#   seconds       its own limit; the model sees the output so far
+#   seconds + 30  the agent stops waiting for an answer, and kills the script
+#   seconds + 90  `environment.exec` fails, which would end the run
 ANSWER_MARGIN_SEC = 30
 EXEC_MARGIN_SEC = 90
 # How long the agent waits for the exec that kills a script.
 KILL_TIMEOUT_SEC = 15
-# Exit codes, as those of GNU's `timeout` and of a process that was killed.
+# Exit codes that the model sees, as bash and GNU's `timeout` have them.
+NOT_RUN = 126
 TIMED_OUT = 124
 KILLED = 137
 
 # This bash program runs a script. Its arguments are the time limit in seconds and MAX_OUTPUT_KIB.
-# Its own file, the script and the output are files in memory (/dev/shm), or in /tmp. It prints
 #
-#     :MARK:exit CODE SECONDS :<the output in base64>:
+#     script --pipe--> reader --> output file --> base64 --> stdout
+#        |               |
+#        +---reports-----+--> this program --> stdout
 #
-# and the word "cut" before or after the exit code, if the output did not fit. (Base64, because some
-# environments change what a command prints.) It needs bash 4.2 and coreutils.
+# It prints ":MARK:exit CODE SECONDS :BASE64:", and the word "cut" before "exit" or after SECONDS if
+# the output did not fit. (Base64, because some environments change what a command prints.) All
+# files are in memory (/dev/shm), or else in /tmp. It needs bash 4.2 and coreutils.
 _RUNNER = r"""
 # bash reports killed processes on stderr.
 exec </dev/null 2>/dev/null
 files=${0%runner}
-# {name}: bash opens a descriptor, and puts its number into this variable.
+# {name}: bash opens a file, and puts the number of its descriptor into this variable.
 exec {script}<"${files}script" {output}>"${files}output" {kept}<"${files}output"
-# From here on the files have no names: no script finds them, and a kill leaves none.
+# The open files lose their names. So no script finds them, and a kill leaves none.
 rm -f "$files"*
-# Two processes, with a pipe between them: the script, and a reader of what it prints. Each sends a
-# report: how the script ended, and that its output is cut.
 exec {reports}< <(
-  exec {report}>&1
-  { timeout -s KILL "$1" bash "/dev/fd/$script" 2>&1; echo "exit $? $SECONDS" >&"$report"; } |
-    # At the limit the first cat is killed. The second one swallows the rest: without a reader, the
-    # script, or a server that it left, would be killed. So would this one by its own report, if
-    # nobody reads that any more: hence the parentheses.
-    { ulimit -c 0 -f "$2"; cat >&"$output" || { (echo cut); cat >/dev/null; }; }
+  exec {report_to}>&1
+  { timeout -s KILL "$1" bash "/dev/fd/$script" 2>&1; echo "exit $? $SECONDS" >&"$report_to"; } | {
+    # The first cat is the reader. The limit kills it, and the second one swallows the rest: without
+    # a reader, SIGPIPE would kill the script, or later a server that the script has left.
+    ulimit -c 0 -f "$2"
+    cat >&"$output" || {
+      # In a subshell: if this program has ended, SIGPIPE kills the one that reports.
+      (echo cut)
+      cat >/dev/null
+    }
+  }
 )
 printf ":%s:" "$BASIC_LOOP_MARK"
-until [[ $report = exit* ]]; do
-  read -r report <&"$reports" || break
-  printf "%s " "$report"
+line=
+until [[ $line = exit* ]]; do
+  read -r line <&"$reports" || break
+  printf "%s " "$line"
 done
-# The reader ends with the script, unless a server still has the pipe. Do not wait for a server.
-read -r -t 0.2 report <&"$reports" && printf "%s " "$report"
+# Wait for the reader, which ends with the script. If a server still has the pipe, do not wait.
+read -r -t 0.2 line <&"$reports" && printf "%s " "$line"
 printf ":"
 base64 <&"$kept" && printf ":"
 """
@@ -1458,6 +1490,8 @@ class ScriptResult:
     seconds: float
     output: bytes = b""
     note: str = ""
+    # True if its processes have to be killed: at the time limit, or if its runner was killed.
+    is_killed: bool = False
 
     def text(self, shown_bytes: int) -> str:
         """What the model is told, with at most this much of the output: its middle is left out."""
@@ -1477,21 +1511,22 @@ async def run_script(blocks: list[str], environment: BaseEnvironment, seconds: i
     `exec` but TimeoutError."""
     # An empty line after each block keeps a trailing backslash from joining two blocks.
     script = "".join(f"{block}\n\n" for block in blocks)
+    # Each process of the script has this mark in its environment, where `kill_script` finds it.
     mark = uuid4().hex
-    # The first shell writes two files, to /dev/shm or else to /tmp, and becomes the runner. From
-    # then on no process has a text of the script as an argument, where its own `pkill -f` would
-    # find it. Each process of the script has the mark in its environment, for `kill_script`. -p:
-    # the image's BASH_ENV and SHELLOPTS do not change the runner. (They may change the script.)
     command = (
-        f"export BASIC_LOOP_MARK={mark}; for files in /dev/shm/{mark}. /tmp/{mark}.; do "
+        f"export BASIC_LOOP_MARK={mark}; "
+        # Try memory, and then the disk. `exec` leaves the loop.
+        f"for files in /dev/shm/{mark}. /tmp/{mark}.; do "
         f"printf %s {shlex.quote(script)} >${{files}}script && "
         f"printf %s {shlex.quote(_RUNNER)} >${{files}}runner && "
+        # This shell becomes the runner, and no process has the script as an argument any more. (A
+        # script's `pkill -f` would find it there.) -p: the image's BASH_ENV does not change it.
         f"exec bash -p ${{files}}runner {seconds} {MAX_OUTPUT_KIB}; done"
     )
     # Modal takes 65,536 bytes of arguments. (shlex.quote makes five bytes of an apostrophe.)
     if len(command.encode()) > 65_000:
         note = "[not run: the script is too long; split it into smaller ones]"
-        return ScriptResult(KILLED, 0, note=note)
+        return ScriptResult(NOT_RUN, 0, note=note)
     try:
         async with asyncio.timeout(seconds + ANSWER_MARGIN_SEC):
             printed = await environment.exec(command, timeout_sec=seconds + EXEC_MARGIN_SEC)
@@ -1505,7 +1540,7 @@ async def run_script(blocks: list[str], environment: BaseEnvironment, seconds: i
         await kill_script(mark, environment)
         raise
     result = parse_output(printed, mark, seconds)
-    if result.exit_code in (TIMED_OUT, KILLED):
+    if result.is_killed:
         # `timeout 300 make` in a script has a process group of its own, and so lives on.
         await kill_script(mark, environment)
     return result
@@ -1524,21 +1559,23 @@ async def kill_script(mark: str, environment: BaseEnvironment) -> None:
             await environment.exec(command, timeout_sec=KILL_TIMEOUT_SEC + EXEC_MARGIN_SEC)
 
 
-def parse_output(result: ExecResult, mark: str, seconds: int) -> ScriptResult:
-    """What the bash program printed."""
-    stdout = valid_text(result.stdout)
+def parse_output(printed: ExecResult, mark: str, seconds: int) -> ScriptResult:
+    """The result, from what the bash program printed."""
+    stdout = valid_text(printed.stdout)
     answer = re.search(rf":{mark}:(cut )?exit (\d+) (\d+) (cut )?:([^:]*):", stdout)
     if not answer:
-        printed = (stdout + valid_text(result.stderr)).encode()
+        output = (stdout + valid_text(printed.stderr)).encode()
         note = "[no answer: what runs scripts was killed, or it could not start]"
-        return ScriptResult(result.return_code or KILLED, 0, printed, note)
-    code, n_seconds = int(answer[2]), int(answer[3])
+        return ScriptResult(printed.return_code or KILLED, 0, output, note, is_killed=True)
+    result = ScriptResult(int(answer[2]), int(answer[3]), base64.b64decode(answer[5]))
     notes = []
     if answer[1] or answer[4]:
         notes.append(f"[cut: only {MAX_OUTPUT_KIB} KiB are kept, or less if memory is full]")
-    # A script may exit with these codes itself, so the seconds count, too. (At its limit, GNU's
-    # `timeout` exits with 137, that of uutils with 124.)
-    if code in (TIMED_OUT, KILLED) and n_seconds >= seconds:
-        code = TIMED_OUT
+    # GNU's `timeout` exits with 137 at its limit, that of uutils with 124. A script may exit with
+    # these codes itself, so the seconds count, too.
+    if result.exit_code in (TIMED_OUT, KILLED) and result.seconds >= seconds:
+        result.exit_code = TIMED_OUT
+        result.is_killed = True
         notes.append(f"[ended: the time limit of {seconds} seconds was reached]")
-    return ScriptResult(code, n_seconds, base64.b64decode(answer[5]), "\n".join(notes))
+    result.note = "\n".join(notes)
+    return result

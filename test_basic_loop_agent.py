@@ -34,7 +34,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple, Self
 from unittest.mock import MagicMock
 from uuid import uuid4
@@ -57,7 +57,7 @@ import yaml
 from harbor.agents.base import BaseAgent
 from harbor.environments.base import ExecResult
 from harbor.job import Job
-from harbor.llms.base import ContextLengthExceededError
+from harbor.llms.base import ContextLengthExceededError, OutputLengthExceededError
 from harbor.llms.lite_llm import LiteLLM
 from harbor.models import trajectories as atif
 from harbor.models.agent.context import AgentContext
@@ -79,12 +79,19 @@ from basic_loop_agent import (
     fenced_blocks,
 )
 from examples import train
-from examples.fakes import FakeTraining, ScriptedAgent
+from examples.fake_training import FakeTraining
+from examples.fakes import ScriptedAgent
 
 ROOT = Path(__file__).parent
 
 
 # ------------------------------------------------------------------------------------ the fakes
+
+
+try:
+    from harbor.models.trial.error_policy import ERROR_POLICIES
+except ImportError:
+    ERROR_POLICIES = {}
 
 
 @dataclass
@@ -585,6 +592,32 @@ def vllm(http, tokenizer_dir, tmp_path) -> FakeServer:
     return (RealVllm if REAL_VLLM else FakeServer)(http, tokenizer_dir, **options)
 
 
+class FakeSglang(FakeServer):
+    """Answers as SGLang does, where it differs from vLLM."""
+
+    def answer(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        answer = super().answer(path, body)
+        if path == "/detokenize":
+            text = answer["prompt"]
+            return {
+                "text": re.sub("<.*?>", "", text) if body.get("skip_special_tokens", True) else text
+            }
+        if path == "/tokenize":
+            # This limit is the tokenizer's.
+            return {"tokens": answer["tokens"], "count": 1, "max_model_len": 10**6}
+        for choice in answer.get("choices", []):
+            experts = choice.pop("routed_experts")
+            if body.get("return_routed_experts"):
+                answer["sglext"] = {"routed_experts": experts or "AAAA"}
+        return answer
+
+
+@pytest.fixture
+def sglang(http, tokenizer_dir, tmp_path) -> FakeSglang:
+    options = {"model_name": "tiny", "model_client": "sglang", "logs_dir": tmp_path}
+    return FakeSglang(http, tokenizer_dir, **options)
+
+
 @pytest.fixture
 def chat(http, tokenizer_dir, tmp_path, monkeypatch) -> FakeServer:
     # Harbor's client waits between its attempts.
@@ -893,6 +926,57 @@ class TestLoop:
         done = tinker.new_run(replies, max_turns=2).follow("one", "two")
         assert done.steps[1].message == "Exit code: 0\nOutput:\n(none)\n\ntwo"
 
+    def test_what_was_never_sent_does_not_open_the_next_step(self, tinker):
+        """OwnLoop ends with a text in the queue."""
+        done = tinker.new_run(agent_class=OwnLoop).follow("one", "two")
+        assert [step.message for step in done.steps if step.source == "user"] == ["two"]
+
+    def test_a_block_that_is_not_closed_is_told(self, tinker):
+        done = tinker.run([TestLoop.OPEN, "done"], max_turns=2)
+        assert "a block lacks the line ``` that closes it" in tinker.prompt_text(1)
+        assert done.scripts == []
+
+    def test_a_loop_may_go_on_after_an_answer(self, tinker):
+        class Twice(BasicLoopAgent):
+            async def converse(self, environment: Any) -> str:
+                await super().converse(environment)
+                self.tell(f"Check it: {self.instruction}")
+                return await super().converse(environment)
+
+        done = tinker.run([bash("a"), "hi", "checked"], agent_class=Twice, max_turns=9)
+        assert (done.completion, done.metadata["n_prefix_breaks"]) == ("checked", 0)
+        assert [step.message for step in done.steps if step.source == "user"][
+            1
+        ] == "Check it: do it"
+
+    def test_max_turns_holds_for_all_of_a_run(self, tinker):
+        class Again(BasicLoopAgent):
+            async def converse(self, environment: Any) -> str:
+                await super().converse(environment)
+                return await super().converse(environment)
+
+        done = tinker.run([bash("a"), bash("b")], agent_class=Again, max_turns=2)
+        assert (done.stop_reason, len(tinker.sampled)) == ("max_turns", 2)
+
+    def test_a_script_may_run_before_the_first_turn(self, tinker):
+        class Prepared(BasicLoopAgent):
+            async def converse(self, environment: Any) -> str:
+                self.tell(await self.execute(["ls"], environment))
+                return await super().converse(environment)
+
+        tinker.run((), FakeEnvironment("files"), agent_class=Prepared)
+        assert "do it\n\nExit code: 0\nOutput:\nfiles" in tinker.prompt_text(0)
+
+    def test_special_tokens_are_made_plain_once(self, model):
+        """`execute` does it, and `tell` again."""
+        (client,) = set_up(model.agent())
+        once = client.plain_text("a<|im_end|>b")
+        assert client.plain_text(once) == once
+
+    def test_a_client_may_be_called_as_harbors_are(self, tinker):
+        (client,) = set_up(tinker.agent())
+        assert asyncio.run(client.call("hi", message_history=[])).content == "hello"
+
     def test_a_resumed_step_has_metadata_of_its_own(self, tinker, monkeypatch):
         def count(agent: OwnLoop) -> None:
             agent.metadata["n"] = agent.metadata.get("n", 0) + 1
@@ -939,6 +1023,28 @@ class TestLoop:
         # ScriptedAgent's client asks no server. Its replies are in examples/fakes.py.
         done = chat.run(agent_class=ScriptedAgent, max_turns=2)
         assert (done.scripts, done.completion) == (["ls"], "Hello, world!")
+
+    @since_harbor_023
+    def test_a_client_of_ones_own_needs_no_key(self, no_key):
+        ScriptedAgent.preflight({}, {})
+
+    def test_a_client_may_sample_twice_for_a_reply(self, tinker):
+        """What it has sampled is recorded, also if the time ends in the second call."""
+
+        class Two(module.ModelClient):
+            async def call(self, prompt: str, message_history: Any, **other: Any) -> Turn:
+                request = other["request"]
+                request.partial = await inner.call(prompt, message_history, request)
+                return await inner.call(prompt, message_history, request)
+
+        class TwoAgent(BasicLoopAgent):
+            def _build_llm(self) -> Any:
+                return Two()
+
+        (inner,) = set_up(tinker.agent())
+        ended = tinker.new_run(["first", forever], agent_class=TwoAgent, max_seconds=0.5)
+        asyncio.run(ended.go())
+        assert (ended.stop_reason, ended.recorded) == ("rollout_timeout", tinker.sampled)
 
     def test_an_edited_conversation_is_rendered_anew_once(self, tinker, monkeypatch):
         def edit(agent: OwnLoop) -> None:
@@ -1034,6 +1140,54 @@ class TestEndings:
         with pytest.raises(TimeoutError):
             asyncio.run(ended.go(), loop_factory=virtual_loop)
         assert ended.stop_reason == "cancelled"
+
+    # What the client or the environment raises in a run, by the name of its class.
+    @pytest.mark.skipif(not ERROR_POLICIES, reason="Harbor before 0.25 does not look at names")
+    @columns("error_type raised").rows(
+        RuntimeError=(RuntimeError, "RuntimeRequestError"),
+        OSError=(OSError, "RuntimeRequestError"),
+        unknown_to_harbor=(type("ConflictError", (Exception,), {}), "RuntimeRequestError"),
+        openais_timeout=(type("APITimeoutError", (Exception,), {}), "RuntimeRequestError"),
+        known_as_retried=(type("InternalServerError", (Exception,), {}), "InternalServerError"),
+        known_as_final=(type("AuthenticationError", (Exception,), {}), "AuthenticationError"),
+    )
+    def test_an_error_that_harbor_would_score_gets_a_name_that_it_does_not(
+        self, error_type, raised, tinker
+    ):
+        with pytest.raises(Exception, match="why") as caught:
+            tinker.new_run([error_type("why")]).follow()
+        assert type(caught.value).__name__ == raised
+        assert getattr(ERROR_POLICIES[raised], "has_valid_reward", False) is False
+
+    @columns("options replies message").rows(
+        max_turns_is_1=({}, [bash("rm x")], "none of the answer's blocks was run"),
+        no_language=({"max_turns": 2}, ["```\nls\n```"], "none of the answer's blocks was run"),
+        tildes=({"max_turns": 2}, ["~~~bash\nls\n~~~"], "none of the answer's blocks was run"),
+        only_thinking=({}, ["<think>hm</think>"], "the answer is empty"),
+        a_cut_off_reply=({}, [Reply("hi", cut_off=True)], "cut off: finish reason 'length'"),
+    )
+    def test_what_may_earn_nothing_is_logged(self, options, replies, message, tinker, caplog):
+        tinker.run(replies, **options)
+        assert message in caplog.text
+
+    def test_a_plain_answer_is_logged_without_a_warning(self, tinker, caplog):
+        tinker.run([bash("ls"), "done"], max_turns=2)
+        assert [record for record in caplog.records if record.levelname == "WARNING"] == []
+
+    def test_a_first_prompt_that_is_too_long_is_an_error(self, model):
+        failed = model.new_run([FULL])
+        with pytest.raises(
+            RuntimeError, match=r"first prompt is too long: .*maximum context length is"
+        ):
+            failed.follow()
+        assert failed.stop_reason == "error"
+
+    def test_a_first_prompt_that_fills_the_context_is_an_error(self, tinker):
+        with pytest.raises(RuntimeError, match="first prompt is too long: the prompt fills the"):
+            tinker.new_run(context_limit=1).follow()
+
+    def test_a_later_step_may_fill_the_context(self, tinker):
+        assert tinker.new_run(["hi", FULL]).follow("one", "two").stop_reason == "context_overflow"
 
     @columns("error expected").rows(
         vLLM=(FULL, True),
@@ -1221,6 +1375,7 @@ class TestBlocks:
         fence_behind_the_last_command="```bash\nrm x```\nNow:\n",
         by_a_shorter_fence="````bash\nrm x\n```\n",
         only_its_opening_fence="```bash",
+        by_a_fence_that_is_part_of_it="```bash\nrm x\n    ```\n",
     )
     def test_a_block_that_is_not_closed_is_told_from_none(self, reply):
         assert fenced_blocks(reply, "bash") is None
@@ -1319,7 +1474,7 @@ class TestScripts:
     def test_a_script_that_is_too_long_is_not_run(self):
         text = run_shell(environment := FakeEnvironment(), 65_000 * "x")
         note = "[not run: the script is too long; split it into smaller ones]"
-        assert text == told(137, note)
+        assert text == told(126, note)
         assert environment.commands == []
 
     @columns("output shown_bytes expected").rows(
@@ -1407,6 +1562,12 @@ class TestScripts:
         run_shell(shell, "sleep 9", seconds=1)
         script = f"cd {tmp_path}; touch go; until [ -e alive ]; do sleep 0.1; done"
         assert run_shell(shell, script) == told(0, "(none)")
+
+    def test_only_the_time_limit_ends_what_a_script_left(self, shell, tmp_path):
+        # These exit codes are also those of the limit.
+        for command in ("timeout 0.1 sleep 9", "exit 137"):
+            run_shell(shell, f"(sleep 1; touch {tmp_path}/alive) >/dev/null & {command}")
+            assert run_shell(shell, f"sleep 1.5; rm {tmp_path}/alive") == told(0, "(none)")
 
     # How the script's exec ends, how the exec that kills it ends, and the seconds that both take:
     # the limit of 100, 30 more until the agent gives up, and at most 15 for the kill.
@@ -1545,6 +1706,7 @@ class TestTinker:
         lower=(50_000, 300, 300),
         higher=(50_000, 60_000, 50_000),
         unknown=(None, None, 32_000),
+        higher_than_the_default=(None, 64_000, 64_000),
     )
     def test_tinkers_context_limit_is_the_smaller_one(self, servers, given, limit, tinker):
         tinker.context_limit = servers
@@ -1610,6 +1772,36 @@ class TestTinker:
             set_up(tinker.agent(max_tokens=1))
         set_up(tinker.agent(max_tokens=2), tinker.agent(max_tokens=3))
         assert len(tinker.sessions) == 2
+
+    @pytest.fixture
+    def prices(self, monkeypatch) -> list[str]:
+        """Stands in for the cookbook's prices (0.6 and later). The models that were asked for."""
+        asked = []
+
+        def fetch_model_pricing(model: str, timeout: float) -> Any:
+            asked.append(model)
+            return SimpleNamespace(estimate_usd=lambda usage: sum(usage))
+
+        prices = ModuleType("tinker_cookbook.utils.cost_estimation")
+        prices.fetch_model_pricing = fetch_model_pricing
+        # Per token: sampled 1, cached 10, other tokens of the prompt 100.
+        prices.TokenUsage = lambda sampled, cached, rest: (sampled, 10 * cached, 100 * rest)
+        monkeypatch.setitem(sys.modules, prices.__name__, prices)
+        return asked
+
+    def test_the_cost_on_tinker_is_by_the_cookbooks_prices(self, tinker, prices):
+        done = tinker.run([Reply("hi", answer={"prompt_cache_hit_tokens": 2})])
+        (turn,) = tinker.sampled
+        cost = len(turn.completion) + 10 * 2 + 100 * (len(turn.prompt) - 2)
+        assert (done.context.cost_usd, prices) == (cost, [tinker.options["model_name"]])
+
+    def test_a_tinker_server_of_ones_own_has_no_price(self, tinker, prices):
+        assert tinker.run(api_base="http://own").context.cost_usd is None
+        assert prices == []
+
+    def test_without_prices_the_cost_on_tinker_is_unknown(self, tinker, monkeypatch):
+        monkeypatch.setitem(sys.modules, "tinker_cookbook.utils.cost_estimation", None)
+        assert tinker.run().context.cost_usd is None
 
     def test_a_given_service_needs_no_key(self, tinker, no_key):
         module.use_service(tinker.open_session())
@@ -1742,6 +1934,26 @@ class TestVllm:
         set_up(vllm.agent())
         assert vllm.headers("Authorization") == ["Bearer none"]
 
+    @columns("given expected").rows(
+        option=({"session_id": "own"}, "own"), default=({}, "greet__x7")
+    )
+    def test_a_call_of_vllm_has_the_session_id(self, given, expected, vllm, tmp_path):
+        vllm.run(logs_dir=tmp_path / "greet__x7/agent", **given)
+        (body,) = vllm.bodies("/v1/completions")
+        assert (body["session_id"], vllm.headers("X-Session-ID")[-1]) == (expected, expected)
+
+    def test_a_server_that_does_not_answer_is_named(self, vllm):
+        # Nothing listens on port 1.
+        with pytest.raises(
+            RuntimeError, match=r"^http://127\.0\.0\.1:1 is no vLLM or SGLang server"
+        ):
+            set_up(vllm.agent(api_base="http://127.0.0.1:1"))
+
+    def test_an_error_of_a_call_names_the_server(self, vllm):
+        failed = vllm.new_run([Refusal(404, "gone")])
+        with pytest.raises(Exception, match=f"The model's server is {vllm.url}"):
+            failed.follow()
+
     def test_a_turn_on_vllm_costs_two_requests(self, vllm):
         """For all turns one more finds the template's tail, and one shows a prompt's end."""
         vllm.run([bash("a"), bash("b"), "done"], max_turns=3)
@@ -1779,6 +1991,59 @@ class TestVllm:
         (body,) = vllm.bodies("/v1/completions")
         assert body["max_tokens"] == limit - len(body["prompt"])
 
+    ABORTED = Reply("ab", cut_off=True, choice={"finish_reason": "abort"})
+
+    @pytest.fixture
+    def no_pause(self, monkeypatch) -> None:
+        monkeypatch.setattr(module, "ABORT_PAUSE_SEC", 0)
+
+    def test_a_reply_that_the_server_aborts_goes_on(self, vllm, no_pause):
+        done = vllm.run([self.ABORTED, self.ABORTED, "c"])
+        first, second, third = vllm.sampled
+        assert second.prompt == first.prompt + first.completion
+        assert third.prompt == second.prompt + second.completion
+        ids = first.completion + second.completion + third.completion
+        logprobs = first.logprobs + second.logprobs + third.logprobs
+        assert done.recorded == [Sampled(first.prompt, ids, logprobs)]
+        assert (done.stop_reason, done.completion) == ("completed", "ababc")
+        assert done.context.rollout_details[0]["extra"]["n_aborts"] == [2]
+
+    def test_the_tokens_of_an_aborted_reply_are_counted_once(self, vllm, no_pause):
+        done = vllm.run([self.ABORTED, "c"])
+        first, second = vllm.sampled
+        assert done.context.n_input_tokens == len(first.prompt)
+        assert done.context.n_output_tokens == len(first.completion) + len(second.completion)
+
+    def test_an_aborted_reply_has_max_tokens_in_all(self, vllm, no_pause):
+        # "ab" has two tokens.
+        done = vllm.run([self.ABORTED] * 2, max_tokens=4)
+        assert [body["max_tokens"] for body in vllm.bodies("/v1/completions")] == [4, 2]
+        assert (done.stop_reason, done.completion) == ("max_tokens", "abab")
+
+    def test_a_call_that_is_aborted_before_its_first_token_goes_on(self, vllm, no_pause):
+        aborted = Reply(ids=[], choice={"finish_reason": "abort"})
+        done = vllm.run([aborted, "hi"])
+        assert (done.completion, len(done.recorded[0].completion)) == ("hi", 3)
+
+    def test_thinking_may_end_after_an_abort(self, vllm, no_pause):
+        cut = Reply("<think>a", cut_off=True, choice={"finish_reason": "abort"})
+        done = vllm.run([cut, "b</think>c"])
+        assert (done.agent.turns[0].reasoning_content, done.completion) == ("ab", "c")
+
+    def test_a_server_that_aborts_at_once_is_asked_once_a_second(self, vllm):
+        vllm.will_reply(*[Reply(ids=[], choice={"finish_reason": "abort"})] * 50)
+        run = vllm.new_run(max_seconds=2.5)
+        asyncio.run(run.go())
+        assert len(vllm.bodies("/v1/completions")) == 3
+
+    @columns("limits").rows(max_seconds={"max_seconds": 0.5}, harbors_timeout={"timeout_sec": 0.5})
+    def test_a_run_that_ends_between_two_parts_keeps_the_first(self, limits, vllm):
+        thinking = Reply("<think>so", cut_off=True, choice={"finish_reason": "abort"})
+        ended = vllm.new_run([thinking], **limits)
+        asyncio.run(finish(ended))
+        assert (ended.recorded, ended.completion) == (vllm.sampled, "")
+        assert ended.agent.turns[0].cut_off
+
     def test_a_busy_vllm_is_asked_again_five_times(self, vllm):
         assert vllm.run([*[Refusal(503)] * 5, "hello"]).completion == "hello"
 
@@ -1802,6 +2067,67 @@ class TestVllm:
         monkeypatch.setattr(vllm, "answer", lambda path, body: answer)
         with pytest.raises(RuntimeError, match="is no vLLM or SGLang server with the model"):
             set_up(vllm.agent())
+
+
+# ------------------------------------------------------------------------------ prompts on SGLang
+
+
+@pytest.fixture
+def protocol(monkeypatch) -> Any:
+    """SGLang's own classes of requests and answers. (Its package would import CUDA, so an empty one
+    takes its place, and a function that these classes need.)"""
+    found = importlib.util.find_spec("sglang")
+    if not found:
+        pytest.skip("SGLang is not installed: `uv pip install --no-deps sglang msgspec`")
+    package, utils = ModuleType("sglang"), ModuleType("sglang.utils")
+    package.__path__ = list(found.submodule_search_locations)
+    utils.convert_json_schema_to_str = json.dumps
+    monkeypatch.setitem(sys.modules, "sglang", package)
+    monkeypatch.setitem(sys.modules, "sglang.utils", utils)
+    return importlib.import_module("sglang.srt.entrypoints.openai.protocol")
+
+
+class TestSglang:
+    def test_sglang_knows_each_field_that_it_gets(self, sglang, protocol):
+        classes = {
+            "/tokenize": protocol.TokenizeRequest,
+            "/detokenize": protocol.DetokenizeRequest,
+            "/v1/completions": protocol.CompletionRequest,
+        }
+        sglang.run([bash("ls"), "done"], max_turns=2)
+        requests = [(classes[path], body) for path, body, _ in sglang.requests if body]
+        assert len(requests) == 3 + 1 + 2
+        for request_class, body in requests:
+            request_class.model_validate(body)
+            assert set(body) <= set(request_class.model_fields)
+
+    def test_the_fake_answers_as_sglang_does(self, sglang, protocol):
+        """This keeps the other tests of SGLang true."""
+        ids = {"model": "tiny", "prompt": [5], "return_token_ids": True, "logprobs": 0}
+        protocol.ModelList.model_validate(sglang.answer("/v1/models", {}) | {"object": "list"})
+        question = {"model": "tiny", "prompt": "hi"}
+        protocol.TokenizeResponse.model_validate(sglang.answer("/tokenize", question))
+        question = {"model": "tiny", "tokens": [5]}
+        protocol.DetokenizeResponse.model_validate(sglang.answer("/detokenize", question))
+        answer = protocol.CompletionResponse.model_validate(sglang.answer("/v1/completions", ids))
+        assert answer.choices[0].token_ids == sglang.sampled[0].completion
+
+    def test_a_prompt_on_sglang_begins_with_the_ids_so_far(self, sglang):
+        done = sglang.run([bash("ls"), "done"], max_turns=2)
+        assert (done.recorded, done.metadata["n_prefix_breaks"]) == (sglang.sampled, 0)
+
+    def test_thinking_that_sglangs_template_opened_is_taken_off(self, sglang):
+        done = sglang.run(["so</think>done"], system_prompt="/think")
+        assert (done.agent.turns[0].reasoning_content, done.completion) == ("so", "done")
+
+    def test_sglangs_limit_is_that_of_its_list_of_models(self, sglang):
+        sglang.run(max_tokens=99_999)
+        (body,) = sglang.bodies("/v1/completions")
+        assert body["max_tokens"] == 8192 - len(body["prompt"])
+
+    def test_sglangs_routed_experts_are_recorded(self, sglang):
+        done = sglang.run(llm_kwargs={"return_routed_experts": True})
+        assert done.context.rollout_details[0]["extra"] == {"routed_experts": ["AAAA"]}
 
 
 # -------------------------------------------------------------------------------- chat endpoints
@@ -1834,6 +2160,30 @@ class TestChat:
         """With use_responses_api LiteLLM sends this, and not max_tokens."""
         (client,) = set_up(chat.agent(max_tokens=7))
         assert client.llm.get_model_output_limit() == 7
+
+    def test_a_chat_endpoint_gets_the_session_id_in_a_header(self, chat):
+        headers = {"extra_headers": {"X-Other": "1"}}
+        chat.run(session_id="mine", llm_kwargs=headers)
+        assert (chat.headers("X-Session-ID"), chat.headers("X-Other")) == (["mine"], ["1"])
+
+    def test_a_chat_endpoint_gets_no_session_id_by_default(self, chat):
+        chat.run()
+        assert "session_id" not in chat.bodies("/v1/chat/completions")[0]
+
+    def test_a_cut_off_reply_of_the_responses_api_is_not_run(self, chat, monkeypatch):
+        async def cut_off(*arguments: Any, **options: Any) -> None:
+            raise OutputLengthExceededError("cut", truncated_response=bash("rm x"))
+
+        monkeypatch.setattr(LiteLLM, "_call_responses", cut_off)
+        done = chat.run(max_turns=2, llm_kwargs={"use_responses_api": True})
+        assert (done.stop_reason, done.completion, done.scripts) == ("max_tokens", bash("rm x"), [])
+
+    # Harbor's clients give 0.0 for an unknown price.
+    @columns("costs total").rows(known=([0.5, 0.25], 0.75), one_unknown=([0.5, 0.0], None))
+    def test_the_cost_is_known_if_that_of_each_turn_is(self, costs, total, chat, monkeypatch):
+        prices = iter(costs)
+        monkeypatch.setattr(LiteLLM, "_extract_cost", lambda *_: next(prices))
+        assert chat.run([bash("ls"), "done"], max_turns=2).context.cost_usd == total
 
     def test_a_client_leaves_the_options_as_they_are(self, chat):
         # LiteLLM writes the session_id into its extra_body.
@@ -1974,7 +2324,7 @@ class TestFiles:
     @columns("replies completion messages").rows(
         an_error=([bash("ls"), RuntimeError("gone")], bash("ls"), ["do it", bash("ls")]),
         a_cancellation=([bash("ls"), forever], bash("ls"), ["do it", bash("ls")]),
-        no_reply=([FULL], "", ["do it"]),
+        no_reply=([RuntimeError("gone")], "", ["do it"]),
     )
     def test_every_ending_leaves_both_files(self, replies, completion, messages, tinker):
         ended = tinker.new_run(replies, timeout_sec=50, max_turns=2, system_prompt="")
@@ -2025,6 +2375,59 @@ class TestFiles:
         assert (file["session_id"], file["extra"]) == ("greet__x7", done.metadata)
         agent = {"name": "basic-loop", "version": module.__version__, "model_name": tokenizer_dir}
         assert file["agent"] == agent
+
+    def test_a_text_that_is_no_output_is_a_users_message(self, tinker):
+        done = tinker.run(agent_class=OwnLoop, max_turns=2, system_prompt="")
+        told = [(step.source, step.message) for step in done.steps]
+        assert told == [
+            ("user", "do it"),
+            ("agent", "hello"),
+            ("user", "go on"),
+            ("agent", "hello"),
+        ]
+
+    def test_a_run_under_way_has_a_trajectory_without_ids(self, tinker, tmp_path):
+        async def look() -> str:
+            seen.append(json.loads((tmp_path / "trajectory.json").read_text())["steps"])
+            return "out"
+
+        seen = []
+        tinker.run([bash("ls"), "done"], FakeEnvironment(look), max_turns=2, system_prompt="")
+        ((user, agent),) = seen
+        assert (user["message"], agent["message"]) == ("do it", bash("ls"))
+        assert set(agent["metrics"]) == {"prompt_tokens", "completion_tokens", "cached_tokens"}
+
+    def test_the_log_has_a_line_for_each_turn_and_script(self, tinker, caplog):
+        caplog.set_level("DEBUG")
+        tinker.run([bash("ls"), "done"], max_turns=2)
+        first, second = tinker.sampled
+        lines = [line for line in caplog.messages if line.startswith(("turn ", "script: "))]
+        assert lines == [
+            f"turn 1: {len(first.prompt)} tokens in, {len(first.completion)} out, 'stop'",
+            "script: exit code 0, 0.0 seconds",
+            f"turn 2: {len(second.prompt)} tokens in, {len(second.completion)} out, 'stop'",
+        ]
+
+    def test_the_context_is_complete_if_a_file_cannot_be_written(self, tinker, monkeypatch):
+        monkeypatch.setattr(module, "write_file", broken := MagicMock())
+        broken.side_effect = [None, RuntimeRequestError("the disk is full")]
+        failed = tinker.new_run()
+        with pytest.raises(RuntimeRequestError):
+            failed.follow()
+        assert failed.context.n_output_tokens == len(tinker.sampled[0].completion)
+        assert failed.metadata["stop_reason"] == "completed"
+
+    def test_a_subclass_may_write_another_step(self, tinker):
+        class Nemo(BasicLoopAgent):
+            def trajectory_step(self, turn: Turn, with_ids: bool) -> dict:
+                step = super().trajectory_step(turn, with_ids)
+                return step | {
+                    "reasoning_content": None,
+                    "extra": {"thinking": turn.reasoning_content},
+                }
+
+        (_, step) = tinker.run(["<think>hm</think>hi"], agent_class=Nemo).steps
+        assert (step.reasoning_content, step.extra) == (None, {"thinking": "hm"})
 
     def test_a_run_counts_the_tokens_of_its_turns(self, tinker):
         replies = [Reply(bash("ls"), answer={"prompt_cache_hit_tokens": 2}), "done"]
@@ -2223,6 +2626,12 @@ class TestJob:
         assert "service is gone" in trial.exception_info.exception_message
         assert trial.verifier_result is None
 
+    @pytest.mark.skipif(not hasattr(TrialResult, "reward_valid"), reason="since Harbor 0.25")
+    def test_a_trial_that_failed_has_no_valid_reward(self, tinker):
+        trial = run_job(tinker, bash("ls"), GONE)
+        assert trial.exception_info.exception_message == "RuntimeError: the sampler is gone"
+        assert trial.reward_valid is False
+
     def test_a_failed_step_is_no_training_data(self, tinker, tmp_path):
         trial = run_job(tinker, GONE, RIGHT, task=two_steps(tmp_path))
         # Harbor before 0.26 gives the mean of 0 (for the failed step) and 1.
@@ -2301,7 +2710,7 @@ class TestTrainer:
         trainer.train(RIGHT, WRONG, RIGHT, GONE)
         assert len(trainer.training.batches[0]) == 3
         # Harbor 0.25 and later would score a RuntimeError.
-        name = "RuntimeRequestError" if module.would_be_scored(GONE) else "RuntimeError"
+        name = "RuntimeRequestError" if module.needs_another_name(GONE) else "RuntimeError"
         assert trainer.metric(f"rollout_errors/{name}") == {0: 1.0}
 
     @columns("settings message").rows(
