@@ -210,8 +210,10 @@ class Request:
 
     # The token ids of all messages but the new one, as they were sampled. Empty: render them.
     previous_ids: list[int] = field(default_factory=list)
-    # For a router with sticky sessions. None: send none.
+    # For a router with sticky sessions. By default a TokenClient sends the trial's name, and a
+    # HarborClient nothing.
     session_id: str | None = None
+    trial_name: str | None = None
     # A client that makes several calls for one reply sets this to the turn so far. If the run ends
     # before the reply is whole, the agent records this turn.
     partial: Turn | None = None
@@ -330,9 +332,7 @@ pager and no editor. Nobody answers questions. When the task is done, reply with
         ContextLengthExceededError if a later prompt is too long; and any error of the client."""
         if not self._queued:
             raise RuntimeError("there is nothing to send: `tell` the model something first")
-        request = Request(session_id=self.options.session_id)
-        if self.options.model_client != "litellm":
-            request.session_id = request.session_id or self._trial_name
+        request = Request(session_id=self.options.session_id, trial_name=self._trial_name)
         if self.messages == self._last_messages:
             # The next prompt begins with the ids so far.
             request.previous_ids = self._last_turn.all_ids
@@ -468,7 +468,7 @@ pager and no editor. Nobody answers questions. When the task is done, reply with
             raise RuntimeError("`resume` continues a conversation: call `run` first")
         self._queued = []
         if self._last_turn and self._last_turn.output:
-            self._queued.append(self._last_turn.output)
+            self.tell(self._last_turn.output)
         await self._follow(instruction, environment, context)
 
     async def _follow(
@@ -540,7 +540,8 @@ pager and no editor. Nobody answers questions. When the task is done, reply with
         """Log what often explains a reward of 0."""
         if stop_reason == StopReason.MAX_TOKENS:
             self.logger.warning(f"the reply was cut off: finish reason {answer.finish_reason!r}")
-        if stop_reason == StopReason.COMPLETED and re.search("```|~~~", answer.content):
+        has_blocks = re.search("```|~~~", answer.content) and not answer.output
+        if stop_reason == StopReason.COMPLETED and has_blocks:
             self.logger.warning("none of the answer's blocks was run: see max_turns and `protocol`")
         if stop_reason == StopReason.COMPLETED and not answer.content.strip():
             self.logger.warning("the answer is empty: the reply may hold nothing but thinking")
@@ -948,7 +949,8 @@ class TokenClient(ModelClient, ABC):
         room = min(self.max_tokens, self.context_limit - len(ids))
         if room < 1:
             raise ContextLengthExceededError(f"the prompt fills the context: {len(ids)} tokens")
-        turn = await self.generate(ids, room, request.session_id)
+        session_id = request.session_id or request.trial_name
+        turn = await self.generate(ids, room, session_id)
         turn.content = opening_tag + turn.content
         # A trainer that updates the weights aborts the calls under way. Go on from the ids so far.
         while turn.finish_reason == "abort" and turn.completion_token_ids is not None:
@@ -957,7 +959,7 @@ class TokenClient(ModelClient, ABC):
             if n_left < 1:
                 break
             await asyncio.sleep(ABORT_PAUSE_SEC)
-            part = await self.generate(turn.all_ids, n_left, request.session_id)
+            part = await self.generate(turn.all_ids, n_left, session_id)
             turn = with_continuation(turn, part)
         return without_thinking(turn)
 

@@ -8,7 +8,7 @@ request does not ask for is not in the answer. Tests that do not choose the repl
 a real server:
 
     VLLM_BASE_URL=http://127.0.0.1:8000 VLLM_MODEL=name uv run pytest -k vllm
-    TINKER_BASE_URL=http://127.0.0.1:8000 TINKER_MODEL=name uv run pytest -k real_tinker -W ignore
+    TINKER_BASE_URL=http://127.0.0.1:8010 TINKER_MODEL=name uv run pytest -k real_tinker -W ignore
 """
 
 import asyncio
@@ -2654,7 +2654,7 @@ class TestJob:
 
 class Trainer:
     """Trains on the example task, four trials a step, one after the other. `training.batches` has
-    the sampled ids of each trial, their logprobs and their advantage (see examples/fakes.py)."""
+    the sampled ids of each trial, their logprobs and advantage (see examples/fake_training.py)."""
 
     def __init__(self, tinker: FakeTinker, monkeypatch: Any) -> None:
         self.tinker, self.training = tinker, FakeTraining(tinker.open_session)
@@ -2719,6 +2719,12 @@ class TestTrainer:
         option=({"agent_options": {"max_turn": 2}}, "max_turn"),
         limit_that_is_not_the_trainers=({"agent_options": {"max_tokens": 9}}, "max_tokens"),
         tasks=({"tasks": ["examples/nothing"]}, "examples/nothing"),
+        no_steps=({"steps": 0}, "dataset_builder.steps=0: it has to be 1 or more"),
+        no_trials=({"group_size": 0}, "group_size=0"),
+        fewer_trials=({"group_size": -1}, "group_size=-1"),
+        no_test_trials=({"test_group_size": 0}, "test_group_size=0"),
+        none_at_a_time=({"concurrency": 0}, "concurrency=0"),
+        no_tasks_a_step=({"tasks_per_step": 0}, "tasks_per_step=0"),
     )
     def test_a_wrong_setting_is_found_before_connecting(self, settings, message, trainer):
         with pytest.raises(ValueError, match=message):

@@ -6,15 +6,15 @@ examples/offline.yaml names them by import path. Nothing that a model says is ev
 
 To try a copy of the agent, or a subclass of it, in this folder's parent:
 
-    AGENT=my_agent:BasicLoopAgent uv run --no-dev harbor run -c examples/offline.yaml
+    AGENT=my_agent:BasicLoopAgent PYTHONPATH=. harbor run -c examples/offline.yaml
 """
 
+import base64
 import importlib
 import os
 import re
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, Self
+from typing import Any
 
 from harbor.environments.base import BaseEnvironment, ExecResult
 from harbor.llms.base import BaseLLM, LLMResponse
@@ -30,7 +30,7 @@ module, _, name = os.environ.get("AGENT", "basic_loop_agent:BasicLoopAgent").par
 
 
 class ScriptedAgent(getattr(importlib.import_module(module), name)):
-    """The agent with a model that says REPLIES: how to give it a client of your own."""
+    """The agent with a model that says REPLIES. (A client with token ids: two_candidates.py.)"""
 
     def _build_llm(self) -> BaseLLM:
         return ScriptedLLM()
@@ -109,8 +109,11 @@ class HostEnvironment(BaseEnvironment):
         """The host's files are in place."""
 
     async def exec(self, command: str, **kwargs: Any) -> ExecResult:
-        """What `ls` might print, whatever the command."""
-        return ExecResult(stdout="README.md\n", return_code=0)
+        """What `ls` might print, whatever the command, as the agent's own bash program says it."""
+        mark = re.search(r"BASIC_LOOP_MARK=(\w+)", command)
+        output = base64.b64encode(b"README.md\n").decode()
+        stdout = f":{mark[1]}:exit 0 0 :{output}:" if mark else "README.md\n"
+        return ExecResult(stdout=stdout, return_code=0)
 
 
 class HostVerifier(BaseVerifier):
@@ -132,67 +135,3 @@ def letters(path: Path) -> str:
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     with open(descriptor, encoding="utf-8") as file:
         return re.sub("[^a-z]", "", file.read().lower())
-
-
-class Answer(SimpleNamespace):
-    """An answer of Tinker's training client. Cookbook 0.5 awaits `result_async`, 0.6 itself."""
-
-    async def result_async(self) -> Self:
-        return self
-
-    def __await__(self) -> Any:
-        return self.result_async().__await__()
-
-
-def sampled_in(datum: Any) -> tuple[list[int], list[float], float]:
-    """The sampled ids of a datum, their logprobs, and their advantage."""
-    names = ("target_tokens", "logprobs", "advantages")
-    columns = [datum.loss_fn_inputs[name].to_torch().tolist() for name in names]
-    # A prompt's tokens have the logprob 0.
-    tokens = [token for token in zip(*columns, strict=True) if token[1]]
-    ids, logprobs, advantages = zip(*tokens, strict=True)
-    (advantage,) = set(advantages)
-    return list(ids), [round(logprob, 3) for logprob in logprobs], advantage
-
-
-class FakeTraining:
-    """Stands in for `tinker.ServiceClient` and for its clients. `sampler` samples. `batches` has
-    what `sampled_in` finds in each datum of each batch."""
-
-    def __init__(self, sampler: Any) -> None:
-        self.sampler, self.batches = sampler, []
-
-    def __getattr__(self, name: str) -> Any:
-        # Cookbook 0.5 calls each method by its name with _async, 0.6 without.
-        if name.endswith("_async"):
-            return getattr(self, name.removesuffix("_async"))
-        # What else is asked for does not matter here.
-        return lambda *args, **kwargs: Answer(metrics={}, user_metadata={})
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: Any) -> None: ...
-
-    def create_rest_client(self) -> Self:
-        return self
-
-    async def create_lora_training_client(self, *args: Any, **kwargs: Any) -> Self:
-        return self
-
-    create_training_client_from_state_with_optimizer = create_lora_training_client
-
-    async def save_weights_and_get_sampling_client(self, *args: Any, **kwargs: Any) -> Any:
-        return self.sampler()
-
-    create_sampling_client = save_weights_and_get_sampling_client
-
-    def forward_backward(self, data: list[Any], **kwargs: Any) -> Answer:
-        self.batches.append([sampled_in(datum) for datum in data])
-        outputs = [{"logprobs": datum.loss_fn_inputs["logprobs"]} for datum in data]
-        return Answer(loss_fn_outputs=outputs)
-
-    def save_state(self, name: str, **kwargs: Any) -> Answer:
-        return Answer(path=f"tinker://{name}")
-
-    save_weights_for_sampler = save_state

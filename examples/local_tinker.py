@@ -287,7 +287,7 @@ def start_server(log: Path) -> subprocess.Popen:
 def main() -> None:
     """Serve until Ctrl-C. Raises SystemExit if the server ends."""
     parser = argparse.ArgumentParser(description=f"Serve {NAME} on the CPU, by Tinker's API.")
-    parser.add_argument("--port", type=int, default=8000, help="of 127.0.0.1 (%(default)s)")
+    parser.add_argument("--port", type=int, default=8010, help="of 127.0.0.1 (%(default)s)")
     parser.add_argument("--rank", type=int, default=8, help="highest LoRA rank (%(default)s)")
     # What this script starts itself as: see `start_server`.
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)

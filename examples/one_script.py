@@ -20,7 +20,8 @@ class OneScript(BasicLoopAgent):
         turn = await self.sample()
         if turn.cut_off:
             return StopReason.MAX_TOKENS
+        # If a block is not closed, this is None, and nothing is run.
         blocks = self.bash_blocks(turn.content)
         if blocks:
-            self.tell(await self.execute(blocks, environment))
+            await self.execute(blocks, environment)
         return StopReason.COMPLETED

@@ -12,8 +12,11 @@ Harbor's, and a way to the model's server.
 import asyncio
 import importlib
 import os
+import signal
+import subprocess
 import sys
 from concurrent.futures import Executor
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -25,6 +28,8 @@ from train import Config, main
 # when it is imported.
 os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"
 ray = importlib.import_module("ray")
+# How long the trials of a stopped training, and then the clean-up of a node, may take.
+STOP_SEC = 30
 
 
 class RayExecutor(Executor):
@@ -39,8 +44,16 @@ class RayExecutor(Executor):
         group = task.env_group_builder
         # On its node a group is alone, and cannot say that a whole step has failed.
         alone = replace(task, env_group_builder=replace(group, n_groups=0, step_errors=[]))
+        reference = run_group.remote(run, alone)
+        future = asyncio.wrap_future(reference.future())
         try:
-            result, errors = await asyncio.wrap_future(run_group.remote(run, alone).future())
+            result, errors = await asyncio.shield(future)
+        except asyncio.CancelledError:
+            # The training was stopped. On the node this is a Ctrl-C.
+            ray.cancel(reference)
+            with suppress(ray.exceptions.RayError, TimeoutError):
+                await asyncio.wait_for(future, STOP_SEC)
+            raise
         except ray.exceptions.RayError as error:
             result, errors = None, [f"{type(error).__name__}: {error}"]
             print(f"{group.task}: the group is lost: {str(error)[:200]}", file=sys.stderr)
@@ -56,7 +69,29 @@ def run_group(run: Any, task: Any) -> tuple[Any, list[str]]:
     print(f"{group.task} runs on node {ray.get_runtime_context().get_node_id()[:8]}")
     # Each group has an event loop of its own. Harbor keeps the locks of an earlier one.
     DockerEnvironment._image_build_locks.clear()
+    # Ray's Ctrl-C is no real signal, and wakes no event loop that waits. A timer does.
+    signal.signal(signal.SIGALRM, lambda *_: None)
+    signal.setitimer(signal.ITIMER_REAL, 1, 1)
     return run(task), group.step_errors
+
+
+@ray.remote(num_cpus=0, max_retries=0)
+def run_bash(script: str) -> None:
+    """On a node: run a script."""
+    subprocess.run(["bash", "-c", script], capture_output=True)
+
+
+def run_on_nodes(script: str) -> None:
+    """Run a clean-up on each node that is alive."""
+    on_node = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
+    running = []
+    for node in ray.nodes():
+        if node["Alive"]:
+            place = on_node(node["NodeID"], soft=False)
+            running.append(run_bash.options(scheduling_strategy=place).remote(script))
+    _, late = ray.wait(running, num_returns=len(running), timeout=STOP_SEC)
+    if late:
+        print(f"no clean-up on {len(late)} of {len(running)} nodes", file=sys.stderr)
 
 
 if __name__ == "__main__":
@@ -64,4 +99,4 @@ if __name__ == "__main__":
     settings = {name: os.environ[name] for name in names}
     settings["PYTHONPATH"] = os.pathsep.join([*sys.path[:1], os.getcwd()])
     ray.init(runtime_env={"env_vars": settings})
-    main(chz.entrypoint(Config), RayExecutor())
+    main(chz.entrypoint(Config), RayExecutor(), run_on_nodes)

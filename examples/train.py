@@ -18,6 +18,7 @@ import signal
 import subprocess
 import sys
 import warnings
+from collections.abc import Callable
 from concurrent.futures import Executor
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -246,6 +247,9 @@ class HarborTasks(types.RLDatasetBuilder):
             "environment": {"import_path" if ":" in self.environment else "type": self.environment},
             "verifier": {"import_path": self.verifier} if self.verifier else {},
         }
+        if self.environment == "docker":
+            # Harbor 0.25 and later else copies the container's /logs/agent over the agent's files.
+            config["environment"]["kwargs"] = {"auto_mounting": True}
         return TrialConfig(**config | self.trial_options)
 
 
@@ -277,12 +281,26 @@ class Config(train.Config):
     rolling_ttl_seconds: int = 7 * 24 * 3600
 
 
-def main(config: Config, rollout_executor: Executor | None = None) -> None:
-    """Train, or go on training. Raises ValueError for a wrong configuration before it connects,
-    SystemExit after a signal or if all trials of a step failed, and errors of the SDK."""
+def run_here(script: str) -> None:
+    """Run a clean-up on this machine."""
+    subprocess.run(["bash", "-c", script], capture_output=True, start_new_session=True)
+
+
+def main(
+    config: Config,
+    rollout_executor: Executor | None = None,
+    clean_up: Callable[[str], None] = run_here,
+) -> None:
+    """Train, or go on training. `clean_up` runs a script of bash where the trials ran. Raises
+    ValueError for a wrong configuration before it connects, SystemExit after a signal or if all
+    trials of a step failed, and errors of the SDK."""
     names = {"model_name": config.model_name, "renderer_name": config.renderer_name}
     trials_dir = str(Path(config.log_path, "trials").resolve())
     builder = chz.replace(config.dataset_builder, **names, trials_dir=trials_dir)
+    for name in ("steps", "group_size", "test_group_size", "concurrency", "tasks_per_step"):
+        number = getattr(builder, name)
+        if number is not None and number < 1:
+            raise ValueError(f"dataset_builder.{name}={number}: it has to be 1 or more")
     task = builder.groups([*builder.test_tasks, *builder.tasks], 1)[-1].task
     trial = builder.trial_config(task, config)
     import_symbol(builder.agent).options_model(**trial.agent.kwargs)
@@ -294,13 +312,13 @@ def main(config: Config, rollout_executor: Executor | None = None) -> None:
     if not isinstance(strategy, HarborTrials):
         strategy = HarborTrials(strategy)
     config = chz.replace(config, dataset_builder=builder, rollout_error_tolerance=strategy)
-    clean_up = CLEAN_UP.format(builder.prefix())
-    print(f"If this ends by kill -9, remove what its trials leave in Docker:\n{clean_up}")
+    script = CLEAN_UP.format(builder.prefix())
+    print(f"If this ends by kill -9, remove what its trials leave in Docker:\n{script}")
     try:
         asyncio.run(train_and_evaluate(config, rollout_executor))
     finally:
         # A signal ends each `docker compose`, too, which may leave something.
-        subprocess.run(["bash", "-c", clean_up], capture_output=True, start_new_session=True)
+        clean_up(script)
 
 
 async def train_and_evaluate(config: Config, rollout_executor: Executor | None) -> None:
