@@ -12,6 +12,9 @@ change the loop: `BasicLoopAgent.converse`.
 Harbor calls `run` or `resume` once per instruction: once for most trials, once per step for a task
 with several steps. A run is one such call. A turn is one model call and its reply. A rollout is the
 token ids and log-probabilities of a run's turns.
+
+The model's scripts run in the task's container. They can write to the agent's log folder, because
+Harbor mounts it there. No other file of the host is in their reach.
 """
 
 from __future__ import annotations
@@ -61,6 +64,9 @@ except ImportError:
 
 
 __version__ = "0.11.0"
+# Harbor 0.23 has no fields for them.
+_LATER_NAMES = {"skills", "mcp_servers"} & AgentCapabilities.model_fields.keys()
+_LATER_CAPABILITIES = dict.fromkeys(_LATER_NAMES, True)
 
 
 class BasicLoopOptions(
@@ -81,10 +87,10 @@ class BasicLoopOptions(
     system_prompt: str | None = None
     """System message; "" sends none. Default: an explanation of bash blocks if max_turns > 1."""
     model_client: Literal["tinker", "litellm", "vllm", "sglang"] = "tinker"
-    """What samples. tinker: Tinker. vllm, sglang: such a server, which gets token ids. litellm: any
-    API model or other server, which gets messages."""
+    """Where replies are sampled: tinker; vllm or sglang, your own server, which gets token ids; or
+    litellm, any chat API, which gets messages."""
     api_base: str | None = Field(None, pattern="^https?://")
-    """URL of the server. litellm: /v1 is added after a port. Default: the client's own."""
+    """URL of the server. Default: a variable such as VLLM_BASE_URL, or that of the provider."""
     top_p: PositiveFloat | None = Field(None, le=1)
     """Nucleus sampling: the smallest set of tokens with this total probability. null: not sent."""
     max_seconds: PositiveFloat | None = None
@@ -152,14 +158,14 @@ class Turn(LLMResponse):
     Attributes:
         content: The reply's text, without thinking.
         reasoning_content: The thinking.
-        sent: The texts that were sent for this reply: the instruction, or a script's output.
-        output: The output of the reply's script, as the model is told it. "" if there was none.
+        sent: The texts that were sent for this reply, but for the output of the script before it.
+        output: The output of this reply's script, as the model is told it. "" if none was run.
         prompt_token_ids: One id per token of the whole prompt, or None.
         completion_token_ids: One id per sampled token, the stop token included, or None.
         logprobs: One natural logarithm per sampled token, or None. vLLM gives those of the raw
             model, before temperature and top_p, unless it has --logprobs-mode processed_logprobs.
-        extra: Other JSON values of the client (Tinker: sequence_id; servers: routed_experts;
-            n_aborts, the times that the server aborted the reply and it went on).
+        extra: Other JSON values of the client: sequence_id (Tinker), routed_experts (vLLM, SGLang),
+            and n_aborts, how often the server aborted this reply before it was whole.
         finish_reason: The server's word for why the reply ended, in lower case.
         timestamp: When the reply came, in ISO 8601.
     """
@@ -236,7 +242,7 @@ class ModelClient:
         ContextLengthExceededError if there is no room for a reply, and any error of the server."""
         raise NotImplementedError
 
-    def plain_text(self, text: str) -> str:
+    def escape_special_tokens(self, text: str) -> str:
         """The text, with the model's special tokens made plain text where they are known. A second
         call changes nothing more."""
         return text
@@ -262,9 +268,7 @@ class BasicLoopAgent(BaseAgent):
     """
 
     options_model = BasicLoopOptions
-    # Harbor 0.23 lacks two of these fields.
-    _features = {"atif", "resume", "skills", "mcp_servers"} & AgentCapabilities.model_fields.keys()
-    capabilities = AgentCapabilities(**dict.fromkeys(_features, True))
+    capabilities = AgentCapabilities(atif=True, resume=True, **_LATER_CAPABILITIES)
     # The default system message if max_turns > 1. {seconds} becomes the time limit of a script.
     protocol: ClassVar[str] = """\
 Solve the task by running commands in its environment. Put them in fenced blocks that open with \
@@ -274,6 +278,31 @@ message. Each script starts in a fresh shell (files stay, variables and director
 pager and no editor. Nobody answers questions. When the task is done, reply without such a block."""
     # What the model is told if `bash_blocks` is None.
     unclosed_block: ClassVar[str] = "Nothing was run: a block lacks the line ``` that closes it."
+
+    def __init__(self, *, extra_env: dict[str, str] | None = None, **kwargs: Any) -> None:
+        """Create the agent of one trial. `kwargs` hold Harbor's arguments (logs_dir, model_name,
+        ...) and the options, each by its name in BasicLoopOptions. `extra_env` holds the variables
+        of `--ae KEY=value`, such as API keys. Raises ValueError for a bad option."""
+        # Harbor does not get the variables: from 0.16 on it gives them to each command in the
+        # container, where a script could read the keys.
+        self._agent_env = extra_env or {}
+        # From 0.23 on Harbor parses the options in here, and sets `self.options`.
+        super().__init__(**kwargs)
+        if not hasattr(BaseAgent, "parse_options"):
+            names = self.options_model.model_fields.keys() & kwargs.keys()
+            self.options = self.options_model(**{name: kwargs[name] for name in names})
+
+        # The class docstring says what these are.
+        self.client: ModelClient | None = None
+        self.chat: Chat | None = None
+        self.turns: list[Turn] = []
+        self.metadata: dict[str, Any] = {}
+        self.instruction = ""
+        self._client_key: tuple | None = None
+        self._introduction: list[str] = []
+        self._queued: list[str] = []
+        self._last_turn: Turn | None = None
+        self._last_messages: list[dict] | None = None
 
     async def converse(self, environment: BaseEnvironment) -> StopReason | str:
         """Sample a reply, run its script, tell the model the script's output, and so on. Returns
@@ -306,7 +335,7 @@ pager and no editor. Nobody answers questions. When the task is done, reply with
         keeps it in the last turn. Raises any error of the environment."""
         script = await run_script(blocks, environment, self.options.command_timeout_sec)
         self.logger.debug(f"script: exit code {script.exit_code}, {script.seconds:.1f} seconds")
-        text = self._plain_text(script.text(self.options.max_output_bytes))
+        text = self._escaped(script.text(self.options.max_output_bytes))
         if self.turns:
             self.turns[-1].output = text
         return text
@@ -314,10 +343,10 @@ pager and no editor. Nobody answers questions. When the task is done, reply with
     def tell(self, text: str) -> None:
         """Queue a text for the next `sample`. Special tokens in it become plain text, except with
         model_client=litellm, where they are not known."""
-        self._queued.append(self._plain_text(text))
+        self._queued.append(self._escaped(text))
 
-    def _plain_text(self, text: str) -> str:
-        return self.client.plain_text(valid_text(text))
+    def _escaped(self, text: str) -> str:
+        return self.client.escape_special_tokens(valid_text(text))
 
     @property
     def messages(self) -> list[dict]:
@@ -333,19 +362,19 @@ pager and no editor. Nobody answers questions. When the task is done, reply with
         if not self._queued:
             raise RuntimeError("there is nothing to send: `tell` the model something first")
         request = Request(session_id=self.options.session_id, trial_name=self._trial_name)
+        # Did the loop edit the conversation after the last turn?
         if self.messages == self._last_messages:
-            # The next prompt begins with the ids so far.
             request.previous_ids = self._last_turn.all_ids
         else:
-            # There is no reply yet, or the loop has edited the messages. (A server of the Responses
-            # API keeps the old messages, unless the chain of its answers is reset.)
+            # Yes, or there was no turn yet. With the Responses API, Chat would send the new message
+            # and the id of the last answer. Without this id it sends the whole conversation.
             self.chat.reset_response_chain()
-        turn = None
         try:
             turn = await self._call_model(request)
-        finally:
-            if turn is None and request.partial:
+        except BaseException:
+            if request.partial:
                 self._add_turn(request.partial)
+            raise
         self._add_turn(turn)
         self._queued.clear()
         self._last_turn = turn
@@ -355,7 +384,7 @@ pager and no editor. Nobody answers questions. When the task is done, reply with
         ids = (turn.prompt_token_ids, turn.completion_token_ids, turn.logprobs)
         if self.options.collect_rollout_details and len(self.turns) == 1 and None in ids:
             raise RuntimeError("no token ids or logprobs came: set collect_rollout_details=false")
-        # This file has no ids yet, because they take long to write. `_record` adds them at the end.
+        # trajectory.json has no ids until the run ends: with them it takes long to write.
         self._write_trajectory()
         return turn
 
@@ -366,7 +395,7 @@ pager and no editor. Nobody answers questions. When the task is done, reply with
             return await self.chat.chat("\n\n".join(self._queued), request=request)
         except Exception as error:
             if not is_context_full(error):
-                forget_after_error(self._client_key)
+                forget_after_error(self._client_key, self.client)
                 if self.client.url:
                     error.add_note(f"The model's server is {self.client.url}")
                 raise
@@ -376,38 +405,14 @@ pager and no editor. Nobody answers questions. When the task is done, reply with
             raise ContextLengthExceededError(str(error)) from error
 
     def _add_turn(self, turn: Turn) -> None:
-        turn.sent = [*self._queued]
+        last_output = self.turns[-1].output if self.turns else None
+        turn.sent = [text for text in self._queued if text != last_output]
         turn.timestamp = datetime.now(UTC).isoformat()
         self.turns.append(turn)
         n_in, n_out = turn.usage.prompt_tokens, turn.usage.completion_tokens
         self.logger.debug(
             f"turn {len(self.turns)}: {n_in} tokens in, {n_out} out, {turn.finish_reason!r}"
         )
-
-    def __init__(self, *, extra_env: dict[str, str] | None = None, **kwargs: Any) -> None:
-        """Create the agent of one trial. `kwargs` hold Harbor's arguments (logs_dir, model_name,
-        ...) and the options, each by its name in BasicLoopOptions. `extra_env` holds the variables
-        of `--ae KEY=value`, such as API keys. Raises ValueError for a bad option."""
-        # Harbor does not get the variables: from 0.16 on it gives them to each command in the
-        # container, where a script could read the keys.
-        self._agent_env = extra_env or {}
-        # From 0.23 on Harbor parses the options in here, and sets `self.options`.
-        super().__init__(**kwargs)
-        if not hasattr(BaseAgent, "parse_options"):
-            names = self.options_model.model_fields.keys() & kwargs.keys()
-            self.options = self.options_model(**{name: kwargs[name] for name in names})
-
-        # The class docstring says what these are.
-        self.client: ModelClient | None = None
-        self.chat: Chat | None = None
-        self.turns: list[Turn] = []
-        self.metadata: dict[str, Any] = {}
-        self.instruction = ""
-        self._client_key: tuple | None = None
-        self._introduction: list[str] = []
-        self._queued: list[str] = []
-        self._last_turn: Turn | None = None
-        self._last_messages: list[dict] | None = None
 
     @staticmethod
     def name() -> str:
@@ -456,7 +461,7 @@ pager and no editor. Nobody answers questions. When the task is done, reply with
         self._queued = []
         for text in self._introduction:
             self.tell(text)
-        await self._follow(instruction, environment, context)
+        await self._run_loop(instruction, environment, context)
 
     async def resume(
         self, instruction: str, environment: BaseEnvironment, context: AgentContext
@@ -469,9 +474,9 @@ pager and no editor. Nobody answers questions. When the task is done, reply with
         self._queued = []
         if self._last_turn and self._last_turn.output:
             self.tell(self._last_turn.output)
-        await self._follow(instruction, environment, context)
+        await self._run_loop(instruction, environment, context)
 
-    async def _follow(
+    async def _run_loop(
         self, instruction: str, environment: BaseEnvironment, context: AgentContext
     ) -> None:
         self.instruction = valid_text(instruction)
@@ -493,7 +498,7 @@ pager and no editor. Nobody answers questions. When the task is done, reply with
             if timer.expired():
                 # `max_seconds` did. No error is raised, so that Harbor scores the trial.
                 stop_reason = StopReason.ROLLOUT_TIMEOUT
-            elif needs_another_name(error):
+            elif harbor_would_misread(error):
                 raise RuntimeRequestError(f"{type(error).__name__}: {error}") from error
             else:
                 raise
@@ -529,8 +534,8 @@ pager and no editor. Nobody answers questions. When the task is done, reply with
         # This file is written even without a turn: it may hold the previous step's answer.
         write_file(self.logs_dir / "completion.txt", answer.content)
         trajectory = self._write_trajectory(context)
-        # Else Harbor (0.24 and later) would compute this from trajectory.json. A script may have
-        # replaced that file, even by a pipe, at which a reader hangs.
+        # Else Harbor (0.24 and later) would compute it from trajectory.json, and hang if a script
+        # has put a pipe there.
         with suppress(ImportError):
             from harbor.utils.trajectory_utils import compute_model_usage
 
@@ -551,15 +556,10 @@ pager and no editor. Nobody answers questions. When the task is done, reply with
         steps = []
         if self.messages and self.messages[0]["role"] == "system":
             steps.append({"source": "system", "message": self.messages[0]["content"]})
-        # A user's step shows what was sent, but not the output of a script: that is in the step of
-        # the script's turn.
-        output = None
         for turn in self.turns:
-            told = [text for text in turn.sent if text != output]
-            if told:
-                steps.append({"source": "user", "message": "\n\n".join(told)})
+            if turn.sent:
+                steps.append({"source": "user", "message": "\n\n".join(turn.sent)})
             steps.append(self.trajectory_step(turn, with_ids=context is not None))
-            output = turn.output
         if not self.turns:
             steps.append({"source": "user", "message": "\n\n".join(self._queued)})
         trajectory = atif.Trajectory(
@@ -648,7 +648,7 @@ pager and no editor. Nobody answers questions. When the task is done, reply with
                         client = HarborClient(client)
                     await client.connect()
                 except Exception:
-                    forget_after_error(key)
+                    _tinker_services.clear()
                     raise
                 _clients[key] = client
             return _clients[key]
@@ -678,10 +678,11 @@ def use_service(service: Any) -> None:
     _given_service = service
 
 
-def forget_after_error(client_key: tuple) -> None:
-    """Drop a client that has failed, for the next trial to build a new one, and all of Tinker's
-    services, because a session may have ended."""
-    _clients.pop(client_key, None)
+def forget_after_error(client_key: tuple, client: ModelClient) -> None:
+    """Drop a client that has failed, so that the next trial builds a new one. Drop all of Tinker's
+    services with it, because their sessions may have ended."""
+    if _clients.get(client_key) is client:
+        del _clients[client_key]
     _tinker_services.clear()
 
 
@@ -733,12 +734,12 @@ def tinker_has_key() -> bool:
 
 
 class RuntimeRequestError(RuntimeError):
-    """The run failed, and its model is not to blame. Keep the name: Harbor (0.25 and later) has a
-    table of error names, and this one stands there for a trial that must not be scored. Harbor 0.26
-    scores a trial whose error is not in the table."""
+    """The run failed, and its model is not to blame. Do not rename this class: Harbor's table of
+    error names (`error_policy.py`, 0.25 and later) says that a trial with this error is not graded,
+    and may be repeated. Harbor 0.26 scores a trial whose error is not in the table."""
 
 
-def needs_another_name(error: BaseException) -> bool:
+def harbor_would_misread(error: BaseException) -> bool:
     """True if Harbor would take this error for another one, or would score the trial."""
     if isinstance(error, TimeoutError | asyncio.CancelledError):
         # Harbor would take them for the agent's timeout, and for Ctrl-C.
@@ -763,7 +764,8 @@ def is_context_full(error: Exception) -> bool:
     """True if the error says that the prompt is too long."""
     if isinstance(error, ContextLengthExceededError):
         return True
-    # The status of HTTP or Tinker's category has to blame the request. (llama.cpp sends 500.)
+    # Believe the text only if the request was at fault: by HTTP's status (llama.cpp sends 500), or
+    # by Tinker's category.
     is_refused = getattr(error, "status_code", None) in (400, 413, 422, 500)
     is_refused |= str(getattr(error, "category", "")) == "user"
     return is_refused and bool(re.search(CONTEXT_IS_FULL, str(error)))
@@ -797,16 +799,16 @@ def split_thinking(text: str) -> tuple[str, str]:
     its closing tag, or to the end of the text."""
     thinking = ""
     for opening, closing in THINKING_TAGS:
-        # A reply may hold several thoughts.
-        while True:
-            # Nothing was thought. (Two closing tags begin with their opening tag, so look first.)
-            if empty := re.match(rf"\s*(?:{closing})\s*", text):
-                text = text[empty.end() :]
-            elif begin := re.match(rf"\s*(?:{opening})", text):
-                thought, _, text = re.split(rf"({closing})\s*|\Z", text[begin.end() :], maxsplit=1)
-                thinking += thought
-            else:
-                break
+        # A reply may hold several thoughts. (Two closing tags begin with the opening one.)
+        while tag := re.match(rf"\s*(?:(?P<closing>{closing})|{opening})", text):
+            text = text[tag.end() :]
+            if not tag["closing"]:
+                end = re.search(closing, text)
+                if not end:
+                    return thinking + text, ""
+                thinking += text[: end.start()]
+                text = text[end.end() :]
+            text = text.lstrip()
     return thinking, text
 
 
@@ -819,7 +821,7 @@ def without_thinking(turn: Turn, split: Callable[[str], tuple[str, str]] = split
 # Code in Markdown.
 _CODE = re.compile(
     r"""(?sx)
-    ```(?:(?!```).)*```(?!\w)    # A block. (A fence with a language would open another one.)
+    ```(?:(?!```).)*```(?!\w)    # A block. (A fence before a word opens one, and closes none.)
     | (?<!`)`[^`\n]+`(?!`)       # A piece of a line.
     """
 )
@@ -870,13 +872,18 @@ def chat_llm(
 
     class ChatLLM(LiteLLM):
         """For the finish reason "length" LiteLLM raises an error, and the ids and the cost are
-        lost. So `_extract_usage_info`, which LiteLLM calls just before, changes the reason in the
-        response to "stop", and puts the true one into the usage. `call` takes it from there."""
+        lost. So this class hides the reason from it:
+
+        1. LiteLLM calls `_extract_usage_info`, which saves the reason in the usage, and changes it
+           to "stop".
+        2. LiteLLM looks at the reason, and returns the reply.
+        3. `call` takes the reason from the usage.
+        """
 
         async def call(self, prompt: str, session_id: str | None = None, **request: Any) -> Turn:
             if session_id:
-                request["extra_body"] = {"session_id": session_id}
-                headers = args.get("extra_headers") or {}
+                body, headers = args.get("extra_body") or {}, args.get("extra_headers") or {}
+                request["extra_body"] = body | {"session_id": session_id}
                 request["extra_headers"] = headers | {"X-Session-ID": session_id}
             try:
                 reply = await super().call(prompt, **request)
@@ -918,6 +925,8 @@ class TokenClient(ModelClient, ABC):
     max_tokens: int
     # Regular expressions that match the model's special tokens.
     special_tokens: list[str]
+    # For `_tail`: the ids of its conversation up to the reply, kept for the next call.
+    _tail_start: list[int] | None = None
 
     @abstractmethod
     async def render(self, messages: list[dict]) -> list[int]:
@@ -928,10 +937,10 @@ class TokenClient(ModelClient, ABC):
         """The text of some ids, with special tokens. Raises any server error."""
 
     @abstractmethod
-    async def generate(self, prompt: list[int], max_tokens: int, session_id: str | None) -> Turn:
+    async def generate(self, prompt_ids: list[int], max_tokens: int, session: str | None) -> Turn:
         """Sample a reply to a prompt. Raises any server error."""
 
-    def plain_text(self, text: str) -> str:
+    def escape_special_tokens(self, text: str) -> str:
         """The text with a zero-width space after the first character of each special token. The
         tokenizer then makes ordinary tokens of it."""
         if not self.special_tokens:
@@ -949,8 +958,8 @@ class TokenClient(ModelClient, ABC):
         room = min(self.max_tokens, self.context_limit - len(ids))
         if room < 1:
             raise ContextLengthExceededError(f"the prompt fills the context: {len(ids)} tokens")
-        session_id = request.session_id or request.trial_name
-        turn = await self.generate(ids, room, session_id)
+        session = request.session_id or request.trial_name
+        turn = await self.generate(ids, room, session)
         turn.content = opening_tag + turn.content
         # A trainer that updates the weights aborts the calls under way. Go on from the ids so far.
         while turn.finish_reason == "abort" and turn.completion_token_ids is not None:
@@ -959,14 +968,15 @@ class TokenClient(ModelClient, ABC):
             if n_left < 1:
                 break
             await asyncio.sleep(ABORT_PAUSE_SEC)
-            part = await self.generate(turn.all_ids, n_left, session_id)
+            part = await self.generate(turn.all_ids, n_left, session)
             turn = with_continuation(turn, part)
         return without_thinking(turn)
 
     async def opening_tag(self, prompt_ids: list[int]) -> str:
         """The tag by which the template has opened thinking at the end of a prompt. ("" if it has
         not.) The reply lacks this tag."""
-        # Four tokens hold a tag and a newline, and are the same in nearly every prompt.
+        # Four tokens hold a tag and a newline. They are the same in nearly every prompt, so that
+        # `ServerClient.decode` seldom asks the server.
         end = await self.decode(prompt_ids[-4:])
         tag = re.search(rf"({_OPENING_TAGS})\s*$", end)
         return tag[1] if tag else ""
@@ -981,44 +991,44 @@ class TokenClient(ModelClient, ABC):
         """
         if previous_ids:
             tail = await self._tail(messages)
-            # Both have the stop token: the reply ends in <|im_end|>, and the tail begins with it.
-            # (With the model Inkling both have two such tokens.)
+            # The reply ends in the stop token (<|im_end|>), and the tail begins with it. (The model
+            # Inkling has two such tokens.)
             for n_stop in (1, 2):
                 if tail and previous_ids[-n_stop:] == tail[:n_stop]:
                     return previous_ids + tail[n_stop:]
         return await self.render(messages)
 
-    # The ids of `_tail`'s conversation up to its reply, for the next call.
-    _start: list[int] | None = None
-
     async def _tail(self, messages: list[dict]) -> list[int]:
-        """Render a made-up conversation that ends in the new message, and cut it after the made-up
-        reply, which is "b":
+        """To learn the tail, render a made-up conversation that ends in the new message, and cut it
+        after the made-up reply, which is "b":
 
             <|im_start|>user a<|im_end|><|im_start|>assistant b
             <|im_end|><|im_start|>user NEW<|im_end|><|im_start|>assistant
         """
 
-        def conversation(reply: str) -> list[dict]:
+        async def rendered(reply: str) -> list[int]:
             # The tail may depend on the system message: SmolLM3's turns thinking off.
             system = [message for message in messages[:1] if message["role"] == "system"]
             question = {"role": "user", "content": "a"}
-            return [*system, question, {"role": "assistant", "content": reply}, messages[-1]]
+            answer = {"role": "assistant", "content": reply}
+            return await self.render([*system, question, answer, messages[-1]])
 
-        ids = await self.render(conversation("b"))
-        start = self._start
-        # The kept start is wrong for another system message.
+        ids = await rendered("b")
+        start = self._tail_start
         if start is None or ids[: len(start)] != start:
-            # The first token that differs is the reply. ("b" and "c" are one token each.)
-            other = await self.render(conversation("c"))
-            if ids == other:
-                # The template does not show the reply.
-                return []
-            n = 0
-            while ids[n] == other[n]:
-                n += 1
-            start = self._start = ids[: n + 1]
+            # Where is the reply? It is the first token that differs if the reply is "c". (Both are
+            # one token. If nothing differs, the template shows no replies, and the tail is empty.)
+            n_same = n_common(ids, await rendered("c"))
+            start = self._tail_start = ids[: n_same + 1]
         return ids[len(start) :]
+
+
+def n_common(one: list[int], other: list[int]) -> int:
+    """How many ids both lists begin with."""
+    n = 0
+    while n < min(len(one), len(other)) and one[n] == other[n]:
+        n += 1
+    return n
 
 
 def with_continuation(turn: Turn, part: Turn) -> Turn:
@@ -1086,7 +1096,7 @@ class TinkerClient(TokenClient):
         # SDKs before 0.38 do not tell the model's limit.
         if hasattr(tinker, "RestClient"):
             client = tinker.RestClient(base_url=self.url, api_key=self._key)
-            # After an error of the SDK the limit is unknown, and `_open` will have the same error.
+            # Ignore errors of the SDK here: the opening of the client, below, raises them again.
             with suppress(tinker.TinkerError):
                 answer = await first_answer(client.get_server_capabilities(), self.url)
                 for card in answer.supported_models:
@@ -1117,11 +1127,11 @@ class TinkerClient(TokenClient):
         with _tokenizer_lock:
             return self._tokenizer.decode(ids)
 
-    async def generate(self, prompt: list[int], max_tokens: int, session_id: str | None) -> Turn:
+    async def generate(self, prompt_ids: list[int], max_tokens: int, session: str | None) -> Turn:
         import tinker
 
         response = self._sampling_client.sample(
-            prompt=tinker.ModelInput.from_ints(prompt),
+            prompt=tinker.ModelInput.from_ints(prompt_ids),
             num_samples=1,
             sampling_params=self._params.model_copy(update={"max_tokens": max_tokens}),
         )
@@ -1136,7 +1146,7 @@ class TinkerClient(TokenClient):
             text = text.removesuffix(ending)
         turn = Turn(
             content=text,
-            prompt_token_ids=prompt,
+            prompt_token_ids=prompt_ids,
             completion_token_ids=ids,
             logprobs=sequence.logprobs,
             finish_reason=sequence.stop_reason,
@@ -1148,7 +1158,7 @@ class TinkerClient(TokenClient):
             from tinker_cookbook.utils.cost_estimation import TokenUsage
 
             n_cached = turn.usage.cache_tokens
-            billed = TokenUsage(len(ids), n_cached, len(prompt) - n_cached)
+            billed = TokenUsage(len(ids), n_cached, len(prompt_ids) - n_cached)
             turn.usage.cost_usd = self._rates.estimate_usd(billed)
         return turn
 
@@ -1266,11 +1276,11 @@ class ServerClient(TokenClient):
             self._decoded[key] = answer["text"] if "text" in answer else answer["prompt"]
         return self._decoded[key]
 
-    async def generate(self, prompt: list[int], max_tokens: int, session_id: str | None) -> Turn:
+    async def generate(self, prompt_ids: list[int], max_tokens: int, session: str | None) -> Turn:
         body = {
             **self._body,
             "model": self._model,
-            "prompt": prompt,
+            "prompt": prompt_ids,
             "max_tokens": max_tokens,
             # 0 means the log-probability of the sampled token alone.
             "logprobs": 0,
@@ -1278,10 +1288,10 @@ class ServerClient(TokenClient):
             "skip_special_tokens": False,
         }
         options = {}
-        if session_id:
+        if session:
             # vLLM's router looks at the header first.
-            body["session_id"] = session_id
-            options["headers"] = {"X-Session-ID": session_id}
+            body["session_id"] = session
+            options["headers"] = {"X-Session-ID": session}
         answer = await self._http.post(
             "/v1/completions", body=body, options=options, cast_to=object
         )
@@ -1291,7 +1301,7 @@ class ServerClient(TokenClient):
         turn = Turn(
             # Cohere puts its answer between these marks.
             content=re.sub(r"<\|(START|END)_RESPONSE\|>", "", reply["text"]),
-            prompt_token_ids=prompt,
+            prompt_token_ids=prompt_ids,
             completion_token_ids=reply.get("token_ids"),
             logprobs=(reply.get("logprobs") or {}).get("token_logprobs"),
             finish_reason=reply["finish_reason"],
@@ -1411,19 +1421,22 @@ _MARKDOWN = MarkdownIt("zero").enable(["fence", "list", "code"]).disable("inline
 
 def fenced_blocks(text: str, *languages: str) -> list[str] | None:
     """The ``` blocks of a Markdown text that are in one of these languages (in lower case), without
-    NULs. A block inside another one, or inside ~~~, does not count. None: a block is not closed."""
+    NULs. A block inside another one, or inside ~~~, does not count. None: a block of the text is
+    not closed, so it is not clear where these blocks end."""
     blocks = []
+    is_any_open = False
     # With the added newline, each line of a block's content ends in one.
     for token in _MARKDOWN.parse(text.replace("\0", "") + "\n"):
-        words = token.info.lower().split()
-        if not token.markup.startswith("`") or not words or words[0] not in languages:
+        if not token.map or token.type != "fence":
             continue
-        first_line, end_line = token.map
         # A closed block has two lines beside its content, which are its fences.
+        first_line, end_line = token.map
         if end_line - first_line != token.content.count("\n") + 2:
-            return None
-        blocks.append(token.content)
-    return blocks
+            is_any_open = True
+        words = token.info.lower().split()
+        if token.markup.startswith("`") and words and words[0] in languages:
+            blocks.append(token.content)
+    return None if blocks and is_any_open else blocks
 
 
 # A script can print this much. (A unit of 1,024 bytes, as in bash's ulimit.)
@@ -1447,17 +1460,20 @@ KILLED = 137
 #        |               |
 #        +---reports-----+--> this program --> stdout
 #
-# It prints ":MARK:exit CODE SECONDS :BASE64:", and the word "cut" before "exit" or after SECONDS if
-# the output did not fit. (Base64, because some environments change what a command prints.) All
-# files are in memory (/dev/shm), or else in /tmp. It needs bash 4.2 and coreutils.
+# It prints ":MARK:exit CODE SECONDS :BASE64:". (Base64, because some environments change what a
+# command prints.) All files are in memory (/dev/shm), or else in /tmp. It needs bash 4.2 and
+# coreutils.
 _RUNNER = r"""
 # bash reports killed processes on stderr.
 exec </dev/null 2>/dev/null
+
+# 1. Open the files, and remove their names, so that a kill leaves no file behind. ({name}: bash
+#    puts the number of the descriptor into this variable.)
 files=${0%runner}
-# {name}: bash opens a file, and puts the number of its descriptor into this variable.
 exec {script}<"${files}script" {output}>"${files}output" {kept}<"${files}output"
-# The open files lose their names. So no script finds them, and a kill leaves none.
 rm -f "$files"*
+
+# 2. Start the script and the reader, with a pipe between them. Each sends its report to {reports}.
 exec {reports}< <(
   exec {report_to}>&1
   { timeout -s KILL "$1" bash "/dev/fd/$script" 2>&1; echo "exit $? $SECONDS" >&"$report_to"; } | {
@@ -1471,14 +1487,18 @@ exec {reports}< <(
     }
   }
 )
+
+# 3. Print the reports: that of the script, and "cut" before or after it. The reader ends with the
+#    script. But if a server still has the pipe, wait for 0.2 seconds only.
 printf ":%s:" "$BASIC_LOOP_MARK"
 line=
 until [[ $line = exit* ]]; do
   read -r line <&"$reports" || break
   printf "%s " "$line"
 done
-# Wait for the reader, which ends with the script. If a server still has the pipe, do not wait.
 read -r -t 0.2 line <&"$reports" && printf "%s " "$line"
+
+# 4. Print the output.
 printf ":"
 base64 <&"$kept" && printf ":"
 """
@@ -1493,7 +1513,7 @@ class ScriptResult:
     output: bytes = b""
     note: str = ""
     # True if its processes have to be killed: at the time limit, or if its runner was killed.
-    is_killed: bool = False
+    needs_kill: bool = False
 
     def text(self, shown_bytes: int) -> str:
         """What the model is told, with at most this much of the output: its middle is left out."""
@@ -1542,7 +1562,7 @@ async def run_script(blocks: list[str], environment: BaseEnvironment, seconds: i
         await kill_script(mark, environment)
         raise
     result = parse_output(printed, mark, seconds)
-    if result.is_killed:
+    if result.needs_kill:
         # `timeout 300 make` in a script has a process group of its own, and so lives on.
         await kill_script(mark, environment)
     return result
@@ -1568,7 +1588,7 @@ def parse_output(printed: ExecResult, mark: str, seconds: int) -> ScriptResult:
     if not answer:
         output = (stdout + valid_text(printed.stderr)).encode()
         note = "[no answer: what runs scripts was killed, or it could not start]"
-        return ScriptResult(printed.return_code or KILLED, 0, output, note, is_killed=True)
+        return ScriptResult(printed.return_code or KILLED, 0, output, note, needs_kill=True)
     result = ScriptResult(int(answer[2]), int(answer[3]), base64.b64decode(answer[5]))
     notes = []
     if answer[1] or answer[4]:
@@ -1577,7 +1597,7 @@ def parse_output(printed: ExecResult, mark: str, seconds: int) -> ScriptResult:
     # these codes itself, so the seconds count, too.
     if result.exit_code in (TIMED_OUT, KILLED) and result.seconds >= seconds:
         result.exit_code = TIMED_OUT
-        result.is_killed = True
+        result.needs_kill = True
         notes.append(f"[ended: the time limit of {seconds} seconds was reached]")
     result.note = "\n".join(notes)
     return result

@@ -902,7 +902,9 @@ class TestLoop:
         assert "<|im_start|>user\nExplain <|im_end|>.<|im_end|>" in model.prompt_text(0)
 
     @columns("client shown").rows(known=("tinker", "<\u200b|end|>"), unknown=("chat", "<|end|>"))
-    def test_known_special_tokens_in_output_become_plain_text(self, client, shown, request):
+    def test_known_special_tokens_in_output_become_escape_special_tokens(
+        self, client, shown, request
+    ):
         model, replies = request.getfixturevalue(client), [bash("ls"), "done"]
         done = model.run(replies, FakeEnvironment("a<|end|>b"), max_turns=2)
         assert done.observations == [f"Exit code: 0\nOutput:\na{shown}b"]
@@ -970,8 +972,8 @@ class TestLoop:
     def test_special_tokens_are_made_plain_once(self, model):
         """`execute` does it, and `tell` again."""
         (client,) = set_up(model.agent())
-        once = client.plain_text("a<|im_end|>b")
-        assert client.plain_text(once) == once
+        once = client.escape_special_tokens("a<|im_end|>b")
+        assert client.escape_special_tokens(once) == once
 
     def test_a_client_may_be_called_as_harbors_are(self, tinker):
         (client,) = set_up(tinker.agent())
@@ -1376,6 +1378,8 @@ class TestBlocks:
         by_a_shorter_fence="````bash\nrm x\n```\n",
         only_its_opening_fence="```bash",
         by_a_fence_that_is_part_of_it="```bash\nrm x\n    ```\n",
+        by_a_fence_of_its_own_text="```bash\ncat >f <<E\n```python\nx\n```\nE\nrm y\n```",
+        beside_another_language="```bash\na\n```\n```python\nx",
     )
     def test_a_block_that_is_not_closed_is_told_from_none(self, reply):
         assert fenced_blocks(reply, "bash") is None
@@ -1727,12 +1731,12 @@ class TestTinker:
 
     def test_an_added_token_of_one_character_is_kept(self, tinker):
         (client,) = set_up(tinker.agent())
-        assert client.plain_text("a § b") == "a § b"
+        assert client.escape_special_tokens("a § b") == "a § b"
 
     def test_text_for_a_model_without_special_tokens_is_kept(self, tinker):
         """Inkling's tokenizer turns no text into a special token."""
         (client,) = set_up(tinker.agent(model_name=INKLING, renderer_name="tml_v0"))
-        assert client.plain_text("a<|message_user|>") == "a<|message_user|>"
+        assert client.escape_special_tokens("a<|message_user|>") == "a<|message_user|>"
 
     def test_tinker_opens_a_checkpoint_else_the_base_model(self, tinker, tokenizer_dir):
         more = {"llm_kwargs": {"record_stability_info": True}}
@@ -1865,7 +1869,7 @@ class TestTinker:
             pieces = [family.renderer.tokenizer.decode([token]) for token in ids]
             return [piece for piece in pieces if piece in names]
 
-        assert special_tokens(client.plain_text(hostile)) == special_tokens("out")
+        assert special_tokens(client.escape_special_tokens(hostile)) == special_tokens("out")
 
     def test_a_reply_cut_off_early_shows_no_thinking(self, tinker, family):
         whole = family.reply("It is done.", f"Could <tool_call>.\n{bash('rm x')}")
@@ -2054,13 +2058,13 @@ class TestVllm:
     def test_a_special_token_becomes_plain_text_on_vllm(self, vllm, name):
         (client,) = set_up(vllm.agent())
         broken = f"{name[0]}\u200b{name[1:]}"
-        assert client.plain_text(f"a{name}{name}b") == f"a{broken}{broken}b"
+        assert client.escape_special_tokens(f"a{name}{name}b") == f"a{broken}{broken}b"
 
     # Ordinary text may look like special tokens.
     @pytest.mark.parametrize("text", ["[ARGS]", "<img>", "a<file_t>", "A<?>", "a[:]", "x<()>"])
     def test_other_text_is_kept_on_vllm(self, vllm, text):
         (client,) = set_up(vllm.agent())
-        assert client.plain_text(text) == text
+        assert client.escape_special_tokens(text) == text
 
     @columns("answer").rows(no_list={"data": None}, no_limit={"data": [{"id": VLLM_MODEL}]})
     def test_setup_refuses_a_server_without_a_limit(self, answer, vllm, monkeypatch):
@@ -2710,7 +2714,7 @@ class TestTrainer:
         trainer.train(RIGHT, WRONG, RIGHT, GONE)
         assert len(trainer.training.batches[0]) == 3
         # Harbor 0.25 and later would score a RuntimeError.
-        name = "RuntimeRequestError" if module.needs_another_name(GONE) else "RuntimeError"
+        name = "RuntimeRequestError" if module.harbor_would_misread(GONE) else "RuntimeError"
         assert trainer.metric(f"rollout_errors/{name}") == {0: 1.0}
 
     @columns("settings message").rows(

@@ -34,8 +34,8 @@ class PickingClient(ModelClient):
     async def connect(self) -> None:
         await self.client.connect()
 
-    def plain_text(self, text: str) -> str:
-        return self.client.plain_text(text)
+    def escape_special_tokens(self, text: str) -> str:
+        return self.client.escape_special_tokens(text)
 
     async def call(
         self, prompt: str, message_history: list[dict], request: Request | None = None, **other: Any
