@@ -33,7 +33,7 @@ import shlex
 import threading
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -64,9 +64,6 @@ except ImportError:
 
 
 __version__ = "0.11.0"
-# Harbor 0.23 has no fields for them.
-_LATER_NAMES = {"skills", "mcp_servers"} & AgentCapabilities.model_fields.keys()
-_LATER_CAPABILITIES = dict.fromkeys(_LATER_NAMES, True)
 
 
 class BasicLoopOptions(
@@ -158,7 +155,8 @@ class Turn(LLMResponse):
     Attributes:
         content: The reply's text, without thinking.
         reasoning_content: The thinking.
-        sent: The texts that were sent for this reply, but for the output of the script before it.
+        sent: The texts that were sent before this reply: the instruction, or what the loop told. (A
+            script's output is not here, but in the turn of its script.)
         output: The output of this reply's script, as the model is told it. "" if none was run.
         prompt_token_ids: One id per token of the whole prompt, or None.
         completion_token_ids: One id per sampled token, the stop token included, or None.
@@ -214,7 +212,8 @@ class Turn(LLMResponse):
 class Request:
     """What a client gets beside the messages."""
 
-    # The token ids of all messages but the new one, as they were sampled. Empty: render them.
+    # The token ids of the conversation so far, exactly as they were sent and sampled. Empty: the
+    # client has to render the conversation.
     previous_ids: list[int] = field(default_factory=list)
     # For a router with sticky sessions. By default a TokenClient sends the trial's name, and a
     # HarborClient nothing.
@@ -226,13 +225,13 @@ class Request:
 
 
 class ModelClient:
-    """What samples for the agent, shared by the trials of a job."""
+    """Samples the replies of a model. The trials of a job share it."""
 
     # The server's URL, for error messages. None: the default of its SDK.
     url: str | None = None
 
     async def connect(self) -> None:
-        """Ask the server what the calls need. Raises any error of the server."""
+        """Ask the server for its limits. Raises any error of the server."""
 
     async def call(
         self, prompt: str, message_history: list[dict], request: Request | None = None, **other: Any
@@ -243,9 +242,32 @@ class ModelClient:
         raise NotImplementedError
 
     def escape_special_tokens(self, text: str) -> str:
-        """The text, with the model's special tokens made plain text where they are known. A second
-        call changes nothing more."""
+        """The text, with the model's special tokens made plain text, if the client knows them. The
+        output of a script passes twice, in `execute` and in `tell`: that changes nothing more."""
         return text
+
+
+class RuntimeRequestError(RuntimeError):
+    """The run failed, and its model is not to blame. Do not rename this class. After an exception
+    of `run`, Harbor 0.26 looks for the name of its class in a table (`error_policy.py`). A trial
+    with this name is not scored. A trial with a name that is not in the table is scored."""
+
+
+# The state of the process, which the trials of a job share:
+#
+# - The clients. The key holds all that a client depends on. After an error of a client its entry is
+#   deleted: trials that use the client go on with it, and the next trial builds a new one.
+_clients: dict[tuple, ModelClient] = {}
+# - A lock for each key, held while its client is built.
+_client_locks: defaultdict[tuple, asyncio.Lock] = defaultdict(asyncio.Lock)
+# - Tinker's services, by URL and key. Each has a session with Tinker and about 11 file descriptors.
+#   After an error of any client all are deleted, because a session may have ended.
+_tinker_services: dict[tuple[str | None, str | None], Any] = {}
+# - The service of `use_service`, or None.
+_given_service: Any = None
+# - A lock for all tokenizers. A tokenizer raises "Already borrowed" if two threads use it at once,
+#   and clients are built in threads.
+_tokenizer_lock = threading.Lock()
 
 
 class BasicLoopAgent(BaseAgent):
@@ -268,7 +290,10 @@ class BasicLoopAgent(BaseAgent):
     """
 
     options_model = BasicLoopOptions
-    capabilities = AgentCapabilities(atif=True, resume=True, **_LATER_CAPABILITIES)
+    capabilities = AgentCapabilities(atif=True, resume=True)
+    # Harbor 0.23 has no such fields.
+    if "skills" in AgentCapabilities.model_fields:
+        capabilities = AgentCapabilities(atif=True, resume=True, skills=True, mcp_servers=True)
     # The default system message if max_turns > 1. {seconds} becomes the time limit of a script.
     protocol: ClassVar[str] = """\
 Solve the task by running commands in its environment. Put them in fenced blocks that open with \
@@ -283,7 +308,7 @@ pager and no editor. Nobody answers questions. When the task is done, reply with
         """Create the agent of one trial. `kwargs` hold Harbor's arguments (logs_dir, model_name,
         ...) and the options, each by its name in BasicLoopOptions. `extra_env` holds the variables
         of `--ae KEY=value`, such as API keys. Raises ValueError for a bad option."""
-        # Harbor does not get the variables: from 0.16 on it gives them to each command in the
+        # They are kept from Harbor, which (from 0.16 on) would give them to each command in the
         # container, where a script could read the keys.
         self._agent_env = extra_env or {}
         # From 0.23 on Harbor parses the options in here, and sets `self.options`.
@@ -292,7 +317,6 @@ pager and no editor. Nobody answers questions. When the task is done, reply with
             names = self.options_model.model_fields.keys() & kwargs.keys()
             self.options = self.options_model(**{name: kwargs[name] for name in names})
 
-        # The class docstring says what these are.
         self.client: ModelClient | None = None
         self.chat: Chat | None = None
         self.turns: list[Turn] = []
@@ -362,12 +386,11 @@ pager and no editor. Nobody answers questions. When the task is done, reply with
         if not self._queued:
             raise RuntimeError("there is nothing to send: `tell` the model something first")
         request = Request(session_id=self.options.session_id, trial_name=self._trial_name)
-        # Did the loop edit the conversation after the last turn?
         if self.messages == self._last_messages:
             request.previous_ids = self._last_turn.all_ids
         else:
-            # Yes, or there was no turn yet. With the Responses API, Chat would send the new message
-            # and the id of the last answer. Without this id it sends the whole conversation.
+            # The loop has edited the messages, or this is the first turn. Chat has to send them all
+            # again, where it would send the new one alone (with use_responses_api).
             self.chat.reset_response_chain()
         try:
             turn = await self._call_model(request)
@@ -384,7 +407,7 @@ pager and no editor. Nobody answers questions. When the task is done, reply with
         ids = (turn.prompt_token_ids, turn.completion_token_ids, turn.logprobs)
         if self.options.collect_rollout_details and len(self.turns) == 1 and None in ids:
             raise RuntimeError("no token ids or logprobs came: set collect_rollout_details=false")
-        # trajectory.json has no ids until the run ends: with them it takes long to write.
+        # trajectory.json gets the ids when the run ends. With them it takes long to write.
         self._write_trajectory()
         return turn
 
@@ -489,14 +512,15 @@ pager and no editor. Nobody answers questions. When the task is done, reply with
             async with asyncio.timeout(self.options.max_seconds) as timer:
                 stop_reason = await self.converse(environment)
         except (Exception, asyncio.CancelledError) as error:
-            # Ask the task who ended the run, not the error: a client may turn a cancellation into
-            # an error of its own, and an SDK may raise CancelledError by itself.
+            # Who ended the run? The error does not tell: a client may turn a cancellation into an
+            # error of its own, and an SDK may raise CancelledError by itself. `cancelling` counts
+            # the cancellations from outside; that of `timer` is taken back by now.
             if asyncio.current_task().cancelling():
-                # Harbor did.
+                # Harbor ended it.
                 stop_reason = StopReason.CANCELLED
                 raise asyncio.CancelledError from error
             if timer.expired():
-                # `max_seconds` did. No error is raised, so that Harbor scores the trial.
+                # `max_seconds` ended it. No error is raised, so that Harbor scores the trial.
                 stop_reason = StopReason.ROLLOUT_TIMEOUT
             elif harbor_would_misread(error):
                 raise RuntimeRequestError(f"{type(error).__name__}: {error}") from error
@@ -531,7 +555,7 @@ pager and no editor. Nobody answers questions. When the task is done, reply with
         context.metadata = json.loads(valid_text(text))
         answer = self.turns[-1] if self.turns else Turn()
         self._warn(stop_reason, answer)
-        # This file is written even without a turn: it may hold the previous step's answer.
+        # Even without a turn: the file may hold the answer of the step before.
         write_file(self.logs_dir / "completion.txt", answer.content)
         trajectory = self._write_trajectory(context)
         # Else Harbor (0.24 and later) would compute it from trajectory.json, and hang if a script
@@ -631,7 +655,7 @@ pager and no editor. Nobody answers questions. When the task is done, reply with
         """The client of all trials with the same options. The first trial builds it, the others
         wait. If that fails, the next one tries."""
         key = (
-            # A lock and an HTTP client belong to one event loop.
+            # A client and its lock work in one event loop only.
             asyncio.get_running_loop(),
             type(self),
             self.model_name,
@@ -654,33 +678,15 @@ pager and no editor. Nobody answers questions. When the task is done, reply with
             return _clients[key]
 
 
-# The state of the process. The trials of a job share it.
-#
-# - The clients, by all that a client depends on. An entry dies by `forget_after_error`: the trials
-#   that use the client go on with it, and the next trial builds a new one.
-_clients: dict[tuple, ModelClient] = {}
-# - A lock for each of these clients, held while it is built. No entry dies.
-_client_locks: defaultdict[tuple, asyncio.Lock] = defaultdict(asyncio.Lock)
-# - Tinker's services, by URL and key: each has a session with Tinker and about 11 file descriptors.
-#   All die by `forget_after_error`.
-_tinker_services: dict[tuple[str | None, str | None], Any] = {}
-# - The service of `use_service`, None by default.
-_given_service: Any = None
-# - The lock of all tokenizers, held for milliseconds. A tokenizer raises "Already borrowed" if two
-#   threads use it at once, and clients are built in threads.
-_tokenizer_lock = threading.Lock()
-
-
 def use_service(service: Any) -> None:
-    """Use this `tinker.ServiceClient` in all later trials, such as a trainer's: some losses need
-    that sampling and training share a session. None restores the agent's own services."""
+    """From now on, sample by this `tinker.ServiceClient`, for instance a trainer's: some losses
+    need sampling and training in one session. None: use the agent's own services again."""
     global _given_service
     _given_service = service
 
 
 def forget_after_error(client_key: tuple, client: ModelClient) -> None:
-    """Drop a client that has failed, so that the next trial builds a new one. Drop all of Tinker's
-    services with it, because their sessions may have ended."""
+    """Delete a client that has failed from `_clients`, and all of `_tinker_services`."""
     if _clients.get(client_key) is client:
         del _clients[client_key]
     _tinker_services.clear()
@@ -701,7 +707,7 @@ def url_and_key(
         # No blanks: a key from a file often ends in a newline, and HTTP errors show such a key.
         key = "".join(str(key).split())
     if url and provider in ("openai", "hosted_vllm"):
-        # http://host:8000 becomes http://host:8000/v1, where a server of your own has its API.
+        # A server of your own has its API under /v1: http://host:8000 becomes http://host:8000/v1.
         url = re.sub(r"(:\d+)/?$", r"\1/v1", url)
         # litellm wants a key. A server without keys takes any.
         key = key or "none"
@@ -733,21 +739,15 @@ def tinker_has_key() -> bool:
     return False
 
 
-class RuntimeRequestError(RuntimeError):
-    """The run failed, and its model is not to blame. Do not rename this class: Harbor's table of
-    error names (`error_policy.py`, 0.25 and later) says that a trial with this error is not graded,
-    and may be repeated. Harbor 0.26 scores a trial whose error is not in the table."""
-
-
 def harbor_would_misread(error: BaseException) -> bool:
-    """True if Harbor would take this error for another one, or would score the trial."""
+    """True if Harbor would score a trial with this error, or take the error for another one."""
     if isinstance(error, TimeoutError | asyncio.CancelledError):
-        # Harbor would take them for the agent's timeout, and for Ctrl-C.
+        # Harbor raises these itself, at the agent's timeout and after Ctrl-C.
         return True
     try:
         from harbor.models.trial.error_policy import ERROR_POLICIES
     except ImportError:
-        # Harbor before 0.25 scores no other error.
+        # Harbor before 0.25 scores no trial with another error.
         return False
     return type(error).__name__ not in ERROR_POLICIES
 
@@ -799,7 +799,8 @@ def split_thinking(text: str) -> tuple[str, str]:
     its closing tag, or to the end of the text."""
     thinking = ""
     for opening, closing in THINKING_TAGS:
-        # A reply may hold several thoughts. (Two closing tags begin with the opening one.)
+        # A reply may hold several thoughts. The closing tag is tried first, because two of them
+        # begin with their opening tag.
         while tag := re.match(rf"\s*(?:(?P<closing>{closing})|{opening})", text):
             text = text[tag.end() :]
             if not tag["closing"]:
@@ -818,22 +819,11 @@ def without_thinking(turn: Turn, split: Callable[[str], tuple[str, str]] = split
     return replace(turn, content=content, reasoning_content=turn.reasoning_content + thinking)
 
 
-# Code in Markdown.
-_CODE = re.compile(
-    r"""(?sx)
-    ```(?:(?!```).)*```(?!\w)    # A block. (A fence before a word opens one, and closes none.)
-    | (?<!`)`[^`\n]+`(?!`)       # A piece of a line.
-    """
-)
-
-
 def split_unopened_thinking(text: str) -> tuple[str, str]:
     """Split a reply whose thinking may have been opened in the prompt, which a chat endpoint does
-    not show: then its first tag is a closing one. Tags in code do not count, because a command may
-    hold </think>."""
-    # Blanks replace the code, so that the tag keeps its position.
-    text_without_code = _CODE.sub(lambda code: " " * len(code[0]), text)
-    first_tag = re.search(f"(?P<opening>{_OPENING_TAGS})|{_CLOSING_TAGS}", text_without_code)
+    not show: then its first tag is a closing one, at the end of a line. (Commands may hold such a
+    tag in the middle of a line.)"""
+    first_tag = re.search(rf"(?m)(?P<opening>{_OPENING_TAGS})|(?:{_CLOSING_TAGS})[ \t]*$", text)
     if not first_tag or first_tag["opening"]:
         return split_thinking(text)
     return text[: first_tag.start()], text[first_tag.end() :].lstrip()
@@ -853,8 +843,7 @@ class HarborClient(ModelClient):
             other["session_id"] = request.session_id
         reply = await self.llm.call(prompt=prompt, message_history=message_history, **other)
         turn = Turn(**vars(reply))
-        # If the server gives the reasoning apart, the text holds no thinking that was opened in the
-        # prompt.
+        # If the server gives the reasoning apart, a closing tag in the text belongs to the answer.
         split = split_thinking if turn.reasoning_content else split_unopened_thinking
         return without_thinking(turn, split)
 
@@ -925,8 +914,8 @@ class TokenClient(ModelClient, ABC):
     max_tokens: int
     # Regular expressions that match the model's special tokens.
     special_tokens: list[str]
-    # For `_tail`: the ids of its conversation up to the reply, kept for the next call.
-    _tail_start: list[int] | None = None
+    # The ids of `_tail`'s made-up conversation up to its reply, kept for the next call.
+    _made_up_prefix: list[int] | None = None
 
     @abstractmethod
     async def render(self, messages: list[dict]) -> list[int]:
@@ -1014,13 +1003,13 @@ class TokenClient(ModelClient, ABC):
             return await self.render([*system, question, answer, messages[-1]])
 
         ids = await rendered("b")
-        start = self._tail_start
-        if start is None or ids[: len(start)] != start:
-            # Where is the reply? It is the first token that differs if the reply is "c". (Both are
-            # one token. If nothing differs, the template shows no replies, and the tail is empty.)
+        prefix = self._made_up_prefix
+        if prefix is None or ids[: len(prefix)] != prefix:
+            # The first token that differs from a reply "c" is the reply, and the prefix ends there.
+            # ("b" and "c" are one token each. A template that shows no replies has no tail.)
             n_same = n_common(ids, await rendered("c"))
-            start = self._tail_start = ids[: n_same + 1]
-        return ids[len(start) :]
+            prefix = self._made_up_prefix = ids[: n_same + 1]
+        return ids[len(prefix) :]
 
 
 def n_common(one: list[int], other: list[int]) -> int:
@@ -1048,8 +1037,8 @@ def with_continuation(turn: Turn, part: Turn) -> Turn:
 
 
 class TinkerClient(TokenClient):
-    """Tinker, by tinker-cookbook's renderer. Harbor's TinkerLLM reports a cut-off reply as complete
-    (0.13 to 0.24) or drops its ids (0.25), and opens a session for each checkpoint."""
+    """Tinker, by tinker-cookbook's renderer. (Harbor's TinkerLLM has no ids of cut-off replies, and
+    a session for each checkpoint.)"""
 
     def __init__(
         self, options: BasicLoopOptions, model: str, url: str | None, key: str | None, **args: Any
@@ -1096,9 +1085,15 @@ class TinkerClient(TokenClient):
         # SDKs before 0.38 do not tell the model's limit.
         if hasattr(tinker, "RestClient"):
             client = tinker.RestClient(base_url=self.url, api_key=self._key)
-            # Ignore errors of the SDK here: the opening of the client, below, raises them again.
+            # Ignore the SDK's errors here. `_open` will meet them again.
             with suppress(tinker.TinkerError):
-                answer = await first_answer(client.get_server_capabilities(), self.url)
+                try:
+                    answer = await asyncio.wait_for(
+                        client.get_server_capabilities(), FIRST_ANSWER_SEC
+                    )
+                except TimeoutError as error:
+                    server = self.url or "Tinker"
+                    raise RuntimeError(f"{server} has not answered in 30 seconds") from error
                 for card in answer.supported_models:
                     if card.model_name == self._model:
                         limit = card.max_context_length
@@ -1158,7 +1153,11 @@ class TinkerClient(TokenClient):
             from tinker_cookbook.utils.cost_estimation import TokenUsage
 
             n_cached = turn.usage.cache_tokens
-            billed = TokenUsage(len(ids), n_cached, len(prompt_ids) - n_cached)
+            billed = TokenUsage(
+                sampled=len(ids),
+                prefill_cached=n_cached,
+                prefill_uncached=len(prompt_ids) - n_cached,
+            )
             turn.usage.cost_usd = self._rates.estimate_usd(billed)
         return turn
 
@@ -1172,16 +1171,9 @@ def tinker_rates(model: str) -> Any:
         return fetch_model_pricing(model, timeout=2)
 
 
-async def first_answer(answer: Awaitable[Any], url: str | None) -> Any:
-    """The answer to the first question to a server. Raises RuntimeError if it takes too long."""
-    try:
-        return await asyncio.wait_for(answer, FIRST_ANSWER_SEC)
-    except TimeoutError as error:
-        raise RuntimeError(f"no answer from {url or 'Tinker'} in {FIRST_ANSWER_SEC} s") from error
-
-
-# Special tokens, as regular expressions. A server does not list its model's, so these become plain
-# text for any model. FF5C is DeepSeek's full-width bar. Add those of your model.
+# Special tokens, as regular expressions. A server does not list those of its model, so these become
+# plain text for any model. Add those of yours. (FF5C is DeepSeek's full-width bar. An escaped token
+# holds U+200B, and must not match again.)
 SPECIAL_TOKENS = [
     # <|im_end|>, <|turn>, <turn|>, [|user|]
     r"<[|\uFF5C][^<>\s\u200B]{1,99}>",
@@ -1200,8 +1192,8 @@ SPECIAL_TOKENS = [
 ]
 # How long the first question to a server may take.
 FIRST_ANSWER_SEC = 30
-# vLLM would take what a request leaves out from the model's generation_config.json. These values
-# leave the model's distribution as it is.
+# These values leave the model's distribution as it is. Without them vLLM uses those of the model's
+# generation_config.json.
 NEUTRAL_SAMPLING = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
 
 
@@ -1233,7 +1225,7 @@ class ServerClient(TokenClient):
             max_retries=args.pop("max_retries", 5),
         )
         # The other arguments go into each request for a completion.
-        extra_body = args.pop("extra_body", {})
+        extra_body = args.pop("extra_body", None) or {}
         self._body = NEUTRAL_SAMPLING | args | extra_body
         self._template_kwargs = self._body.pop("chat_template_kwargs", {})
         # The answers of `decode`, which is asked for the same ids again and again.
@@ -1312,6 +1304,10 @@ class ServerClient(TokenClient):
         return turn
 
 
+# Harbor before 0.25 scores a trial with one of these errors.
+SCORED_ERRORS = {"AgentTimeoutError", "NonZeroAgentExitCodeError"}
+
+
 @dataclass(frozen=True)
 class TrainingData:
     """A trial as a trainer sees it."""
@@ -1336,11 +1332,10 @@ def trial_to_trajectory(trial: TrialResult) -> TrainingData | None:
     rewards = trial.verifier_result.rewards if trial.verifier_result else None
     errors = {part.exception_info.exception_type for part in (trial, *steps) if part.exception_info}
     if rewards and hasattr(trial, "reward_valid"):
-        # Harbor 0.25 and later says whether the reward is the model's.
+        # Harbor 0.25 and later decides it.
         failed = not trial.reward_valid
     else:
-        # Before 0.25, or without a reward: Harbor scores a trial after these errors.
-        failed = bool(errors - {"AgentTimeoutError", "NonZeroAgentExitCodeError"})
+        failed = bool(errors - SCORED_ERRORS)
     if failed or StopReason.ERROR in stop_reasons:
         return None
     rewards = rewards or {}
