@@ -157,7 +157,8 @@ class Turn(LLMResponse):
         reasoning_content: The thinking.
         sent: The texts that were sent before this reply: the instruction, or what the loop told. (A
             script's output is not here, but in the turn of its script.)
-        output: The output of this reply's script, as the model is told it. "" if none was run.
+        output: The output of this reply's script, which `execute` sets, or "". (A loop that answers
+            a reply in another way may set it, and `tell` it.)
         prompt_token_ids: One id per token of the whole prompt, or None.
         completion_token_ids: One id per sampled token, the stop token included, or None.
         logprobs: One natural logarithm per sampled token, or None. vLLM gives those of the raw
@@ -219,8 +220,8 @@ class Request:
     # HarborClient nothing.
     session_id: str | None = None
     trial_name: str | None = None
-    # A client that makes several calls for one reply sets this to the turn so far. If the run ends
-    # before the reply is whole, the agent records this turn.
+    # A client that makes several calls for one reply sets this to the turn so far (a client that it
+    # wraps may do so, too). If the run ends before the reply is whole, the agent records this turn.
     partial: Turn | None = None
 
 
@@ -296,11 +297,11 @@ class BasicLoopAgent(BaseAgent):
         capabilities = AgentCapabilities(atif=True, resume=True, skills=True, mcp_servers=True)
     # The default system message if max_turns > 1. {seconds} becomes the time limit of a script.
     protocol: ClassVar[str] = """\
-Solve the task by running commands in its environment. Put them in fenced blocks that open with \
-```bash: the blocks of a reply run as one script, and its exit code and output are the next \
-message. Each script starts in a fresh shell (files stay, variables and directory do not) and has \
-{seconds} seconds. Send long output to a file, and look at it with head, tail or grep. Use no \
-pager and no editor. Nobody answers questions. When the task is done, reply without such a block."""
+Solve the task by running commands in its environment. Nobody answers questions. Put the commands \
+in fenced blocks that open with ```bash: the blocks of a reply run as one script, and its exit \
+code and output are the next message. Each script starts in a fresh shell (files stay, variables \
+and directory do not) and has {seconds} seconds. Use no pager and no editor. Send long output to a \
+file, and look at it with head, tail or grep. When the task is done, reply without such a block."""
     # What the model is told if `bash_blocks` is None.
     unclosed_block: ClassVar[str] = "Nothing was run: a block lacks the line ``` that closes it."
 
@@ -428,7 +429,7 @@ pager and no editor. Nobody answers questions. When the task is done, reply with
             raise ContextLengthExceededError(str(error)) from error
 
     def _add_turn(self, turn: Turn) -> None:
-        last_output = self.turns[-1].output if self.turns else None
+        last_output = self._escaped(self.turns[-1].output) if self.turns else None
         turn.sent = [text for text in self._queued if text != last_output]
         turn.timestamp = datetime.now(UTC).isoformat()
         self.turns.append(turn)
@@ -494,9 +495,11 @@ pager and no editor. Nobody answers questions. When the task is done, reply with
         what `run` raises."""
         if self.chat is None:
             raise RuntimeError("`resume` continues a conversation: call `run` first")
-        self._queued = []
-        if self._last_turn and self._last_turn.output:
-            self.tell(self._last_turn.output)
+        # An instruction that was never sent, because its first call failed, is sent now.
+        if self.instruction not in self._queued:
+            self._queued = []
+            if self._last_turn and self._last_turn.output:
+                self.tell(self._last_turn.output)
         await self._run_loop(instruction, environment, context)
 
     async def _run_loop(

@@ -933,6 +933,27 @@ class TestLoop:
         done = tinker.new_run(agent_class=OwnLoop).follow("one", "two")
         assert [step.message for step in done.steps if step.source == "user"] == ["two"]
 
+    def test_an_instruction_that_was_never_sent_opens_the_next_step(self, tinker):
+        run = tinker.new_run([RuntimeError("gone"), "hi"])
+        asyncio.run(finish(run))
+        asyncio.run(run.step("two"))
+        assert run.steps[0].message == "do it\n\ntwo"
+
+    def test_an_output_that_a_loop_sets_is_shown_once(self, tinker):
+        """Its special tokens are made plain where it is told."""
+
+        def look_up(agent: OwnLoop) -> None:
+            agent.turns[-1].output = "a<|im_end|>"
+            agent.tell(agent.turns[-1].output)
+
+        class Tool(OwnLoop):
+            after_turn = look_up
+
+        done = tinker.run(agent_class=Tool, max_turns=2, system_prompt="")
+        assert done.observations == ["a<|im_end|>"] * 2
+        users = [step.message for step in done.steps if step.source == "user"]
+        assert users == ["do it", "go on"]
+
     def test_a_block_that_is_not_closed_is_told(self, tinker):
         done = tinker.run([TestLoop.OPEN, "done"], max_turns=2)
         assert "a block lacks the line ``` that closes it" in tinker.prompt_text(1)

@@ -25,7 +25,7 @@ class Careful(BasicLoopAgent):
     async def converse(self, environment: BaseEnvironment) -> StopReason | str:
         for _ in range(self.options.n_checks):
             stop_reason = await super().converse(environment)
-            if stop_reason != StopReason.COMPLETED or len(self.turns) == self.options.max_turns:
+            if stop_reason != StopReason.COMPLETED or len(self.turns) >= self.options.max_turns:
                 return stop_reason
             self.tell(
                 f"Before you end, check your work by commands. The task was:\n\n{self.instruction}"

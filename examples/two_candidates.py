@@ -42,9 +42,17 @@ class PickingClient(ModelClient):
     ) -> Turn:
         request = request or Request()
         first = await self.client.call(prompt, message_history, request, **other)
-        # If the time ends in the second call, the first reply is recorded.
+        # If the time ends in the second call, the first reply is recorded, with the usage of both.
         request.partial = first
-        second = await self.client.call(prompt, message_history, request, **other)
+        # The client sets `partial`, too, so the second call has a request of its own.
+        second_request = replace(request, partial=None)
+        try:
+            second = await self.client.call(prompt, message_history, second_request, **other)
+        except BaseException:
+            if second_request.partial:
+                usage = both(first.usage, second_request.partial.usage)
+                request.partial = replace(first, usage=usage)
+            raise
         picked = max(first, second, key=worth)
         return replace(picked, usage=both(first.usage, second.usage))
 
