@@ -51,6 +51,7 @@ from harbor.models.agent.context import AgentContext
 from harbor.models.metric import UsageInfo
 from harbor.models.trial.result import TrialResult
 from markdown_it import MarkdownIt
+from markdown_it.token import Token
 from pydantic import BaseModel, Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
 try:
@@ -155,10 +156,9 @@ class Turn(LLMResponse):
     Attributes:
         content: The reply's text, without thinking.
         reasoning_content: The thinking.
-        sent: The texts that were sent before this reply: the instruction, or what the loop told. (A
-            script's output is not here, but in the turn of its script.)
-        output: The output of this reply's script, which `execute` sets, or "". (A loop that answers
-            a reply in another way may set it, and `tell` it.)
+        sent: The user's texts just before this reply, except the output of a script.
+        output: The output of this reply's script, or "". `execute` sets it. If your loop answers
+            the reply in another way, set it, and pass the same text to `tell`.
         prompt_token_ids: One id per token of the whole prompt, or None.
         completion_token_ids: One id per sampled token, the stop token included, or None.
         logprobs: One natural logarithm per sampled token, or None. vLLM gives those of the raw
@@ -220,8 +220,8 @@ class Request:
     # HarborClient nothing.
     session_id: str | None = None
     trial_name: str | None = None
-    # A client that makes several calls for one reply sets this to the turn so far (a client that it
-    # wraps may do so, too). If the run ends before the reply is whole, the agent records this turn.
+    # A client that makes several calls for one reply sets this to the turn so far. If the run ends
+    # before the reply is whole, the agent records this turn.
     partial: Turn | None = None
 
 
@@ -243,15 +243,15 @@ class ModelClient:
         raise NotImplementedError
 
     def escape_special_tokens(self, text: str) -> str:
-        """The text, with the model's special tokens made plain text, if the client knows them. The
-        output of a script passes twice, in `execute` and in `tell`: that changes nothing more."""
+        """The text, with the model's special tokens made plain text, if the client knows them. It
+        must be idempotent: a script's output is escaped by `execute`, and again by `tell`."""
         return text
 
 
 class RuntimeRequestError(RuntimeError):
-    """The run failed, and its model is not to blame. Do not rename this class. After an exception
-    of `run`, Harbor 0.26 looks for the name of its class in a table (`error_policy.py`). A trial
-    with this name is not scored. A trial with a name that is not in the table is scored."""
+    """The run failed, and its model is not to blame. Do not rename this class: Harbor (0.25 and
+    later) classifies errors by the name of their class, in a table (`error_policy.py`). There this
+    name means "retry, do not score". Harbor 0.26 scores a trial whose error it does not know."""
 
 
 # The state of the process, which the trials of a job share:
@@ -309,8 +309,8 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         """Create the agent of one trial. `kwargs` hold Harbor's arguments (logs_dir, model_name,
         ...) and the options, each by its name in BasicLoopOptions. `extra_env` holds the variables
         of `--ae KEY=value`, such as API keys. Raises ValueError for a bad option."""
-        # They are kept from Harbor, which (from 0.16 on) would give them to each command in the
-        # container, where a script could read the keys.
+        # `extra_env` is not passed on: Harbor (0.16 and later) would give it to each command in the
+        # container, and scripts could read the keys.
         self._agent_env = extra_env or {}
         # From 0.23 on Harbor parses the options in here, and sets `self.options`.
         super().__init__(**kwargs)
@@ -390,8 +390,8 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         if self.messages == self._last_messages:
             request.previous_ids = self._last_turn.all_ids
         else:
-            # The loop has edited the messages, or this is the first turn. Chat has to send them all
-            # again, where it would send the new one alone (with use_responses_api).
+            # The loop has edited the messages, or this is the first turn. With use_responses_api
+            # Chat would send the new message alone, and the id of a response that is outdated now.
             self.chat.reset_response_chain()
         try:
             turn = await self._call_model(request)
@@ -495,7 +495,7 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         what `run` raises."""
         if self.chat is None:
             raise RuntimeError("`resume` continues a conversation: call `run` first")
-        # An instruction that was never sent, because its first call failed, is sent now.
+        # Is the last instruction still queued, because its first call failed? Then keep the queue.
         if self.instruction not in self._queued:
             self._queued = []
             if self._last_turn and self._last_turn.output:
@@ -516,8 +516,8 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
                 stop_reason = await self.converse(environment)
         except (Exception, asyncio.CancelledError) as error:
             # Who ended the run? The error does not tell: a client may turn a cancellation into an
-            # error of its own, and an SDK may raise CancelledError by itself. `cancelling` counts
-            # the cancellations from outside; that of `timer` is taken back by now.
+            # error of its own, and an SDK may raise CancelledError by itself. (`cancelling` does
+            # not count the cancellation by `timer`, which takes it back when it raises.)
             if asyncio.current_task().cancelling():
                 # Harbor ended it.
                 stop_reason = StopReason.CANCELLED
@@ -561,8 +561,8 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         # Even without a turn: the file may hold the answer of the step before.
         write_file(self.logs_dir / "completion.txt", answer.content)
         trajectory = self._write_trajectory(context)
-        # Else Harbor (0.24 and later) would compute it from trajectory.json, and hang if a script
-        # has put a pipe there.
+        # If this is not set, Harbor (0.24 and later) reads trajectory.json to compute it. It would
+        # hang if a process that a script has left running has put a pipe there.
         with suppress(ImportError):
             from harbor.utils.trajectory_utils import compute_model_usage
 
@@ -743,9 +743,9 @@ def tinker_has_key() -> bool:
 
 
 def harbor_would_misread(error: BaseException) -> bool:
-    """True if Harbor would score a trial with this error, or take the error for another one."""
+    """True if Harbor would score a trial whose run raises this error, or would confuse the error
+    with the agent's timeout (TimeoutError) or with Ctrl-C (CancelledError)."""
     if isinstance(error, TimeoutError | asyncio.CancelledError):
-        # Harbor raises these itself, at the agent's timeout and after Ctrl-C.
         return True
     try:
         from harbor.models.trial.error_policy import ERROR_POLICIES
@@ -802,8 +802,8 @@ def split_thinking(text: str) -> tuple[str, str]:
     its closing tag, or to the end of the text."""
     thinking = ""
     for opening, closing in THINKING_TAGS:
-        # A reply may hold several thoughts. The closing tag is tried first, because two of them
-        # begin with their opening tag.
+        # A reply may hold several thoughts. It may also begin with a closing tag, if nothing was
+        # thought. That is tried first, because two closing tags begin with their opening tag.
         while tag := re.match(rf"\s*(?:(?P<closing>{closing})|{opening})", text):
             text = text[tag.end() :]
             if not tag["closing"]:
@@ -823,10 +823,11 @@ def without_thinking(turn: Turn, split: Callable[[str], tuple[str, str]] = split
 
 
 def split_unopened_thinking(text: str) -> tuple[str, str]:
-    """Split a reply whose thinking may have been opened in the prompt, which a chat endpoint does
-    not show: then its first tag is a closing one, at the end of a line. (Commands may hold such a
-    tag in the middle of a line.)"""
-    first_tag = re.search(rf"(?m)(?P<opening>{_OPENING_TAGS})|(?:{_CLOSING_TAGS})[ \t]*$", text)
+    """Split a reply of a chat endpoint, whose template may have written <think> into the prompt:
+    then the first tag of the reply is </think>. It counts only at the start or the end of a line,
+    because commands may hold it, too."""
+    closing = rf"^(?:{_CLOSING_TAGS})|(?:{_CLOSING_TAGS})[ \t]*$"
+    first_tag = re.search(rf"(?m)(?P<opening>{_OPENING_TAGS})|{closing}", text)
     if not first_tag or first_tag["opening"]:
         return split_thinking(text)
     return text[: first_tag.start()], text[first_tag.end() :].lstrip()
@@ -917,7 +918,7 @@ class TokenClient(ModelClient, ABC):
     max_tokens: int
     # Regular expressions that match the model's special tokens.
     special_tokens: list[str]
-    # The ids of `_tail`'s made-up conversation up to its reply, kept for the next call.
+    # See `_tail`.
     _made_up_prefix: list[int] | None = None
 
     @abstractmethod
@@ -983,8 +984,8 @@ class TokenClient(ModelClient, ABC):
         """
         if previous_ids:
             tail = await self._tail(messages)
-            # The reply ends in the stop token (<|im_end|>), and the tail begins with it. (The model
-            # Inkling has two such tokens.)
+            # The reply ends in its stop token, and the tail begins with the same token, such as
+            # <|im_end|>. Join them there. (The model Inkling has two stop tokens.)
             for n_stop in (1, 2):
                 if tail and previous_ids[-n_stop:] == tail[:n_stop]:
                     return previous_ids + tail[n_stop:]
@@ -1006,10 +1007,12 @@ class TokenClient(ModelClient, ABC):
             return await self.render([*system, question, answer, messages[-1]])
 
         ids = await rendered("b")
+        # The prefix is what comes before the tail: the ids up to the reply. It is kept for the next
+        # call, and found again if another trial has another system message.
         prefix = self._made_up_prefix
         if prefix is None or ids[: len(prefix)] != prefix:
-            # The first token that differs from a reply "c" is the reply, and the prefix ends there.
-            # ("b" and "c" are one token each. A template that shows no replies has no tail.)
+            # The first id that changes with the reply "c" is that of the reply. (Both are one
+            # token. A template that does not show replies has no tail.)
             n_same = n_common(ids, await rendered("c"))
             prefix = self._made_up_prefix = ids[: n_same + 1]
         return ids[len(prefix) :]
@@ -1096,7 +1099,8 @@ class TinkerClient(TokenClient):
                     )
                 except TimeoutError as error:
                     server = self.url or "Tinker"
-                    raise RuntimeError(f"{server} has not answered in 30 seconds") from error
+                    text = f"{server} has not answered in {FIRST_ANSWER_SEC} seconds"
+                    raise RuntimeError(text) from error
                 for card in answer.supported_models:
                     if card.model_name == self._model:
                         limit = card.max_context_length
@@ -1423,18 +1427,22 @@ def fenced_blocks(text: str, *languages: str) -> list[str] | None:
     not closed, so it is not clear where these blocks end."""
     blocks = []
     is_any_open = False
-    # With the added newline, each line of a block's content ends in one.
+    # `is_closed` needs the added newline.
     for token in _MARKDOWN.parse(text.replace("\0", "") + "\n"):
-        if not token.map or token.type != "fence":
+        if token.type != "fence":
             continue
-        # A closed block has two lines beside its content, which are its fences.
-        first_line, end_line = token.map
-        if end_line - first_line != token.content.count("\n") + 2:
-            is_any_open = True
+        is_any_open |= not is_closed(token)
         words = token.info.lower().split()
         if token.markup.startswith("`") and words and words[0] in languages:
             blocks.append(token.content)
     return None if blocks and is_any_open else blocks
+
+
+def is_closed(fence: Token) -> bool:
+    """True if a fenced block has its closing fence. Then it has two lines more than its content:
+    "```bash", "ls", "```" are three lines, and the content is "ls" and a newline."""
+    first_line, end_line = fence.map
+    return end_line - first_line == fence.content.count("\n") + 2
 
 
 # A script can print this much. (A unit of 1,024 bytes, as in bash's ulimit.)
@@ -1458,9 +1466,9 @@ KILLED = 137
 #        |               |
 #        +---reports-----+--> this program --> stdout
 #
-# It prints ":MARK:exit CODE SECONDS :BASE64:". (Base64, because some environments change what a
-# command prints.) All files are in memory (/dev/shm), or else in /tmp. It needs bash 4.2 and
-# coreutils.
+# It prints ":MARK:[cut ]exit CODE SECONDS [cut ]:BASE64:". "cut" says that not all output was kept.
+# (Base64, because some environments change what a command prints.) All files are in memory
+# (/dev/shm), or else in /tmp. It needs bash 4.2 and coreutils.
 _RUNNER = r"""
 # bash reports killed processes on stderr.
 exec </dev/null 2>/dev/null
@@ -1474,20 +1482,25 @@ rm -f "$files"*
 # 2. Start the script and the reader, with a pipe between them. Each sends its report to {reports}.
 exec {reports}< <(
   exec {report_to}>&1
-  { timeout -s KILL "$1" bash "/dev/fd/$script" 2>&1; echo "exit $? $SECONDS" >&"$report_to"; } | {
-    # The first cat is the reader. The limit kills it, and the second one swallows the rest: without
-    # a reader, SIGPIPE would kill the script, or later a server that the script has left.
+  {
+    # The script does not get the descriptors of the output and of the reports.
+    timeout -s KILL "$1" bash "/dev/fd/$script" 2>&1 {output}>&- {kept}<&- {report_to}>&-
+    echo "exit $? $SECONDS" >&"$report_to"
+  } | {
+    # The reader is a cat, which is killed at the limit. Then another cat reads on, and drops what
+    # it reads. (A pipe without a reader kills who writes to it, with SIGPIPE: the script, or a
+    # server that it has left running.)
     ulimit -c 0 -f "$2"
     cat >&"$output" || {
-      # In a subshell: if this program has ended, SIGPIPE kills the one that reports.
+      # In a subshell, because this program may have ended: then SIGPIPE kills the subshell only.
       (echo cut)
       cat >/dev/null
     }
   }
 )
 
-# 3. Print the reports: that of the script, and "cut" before or after it. The reader ends with the
-#    script. But if a server still has the pipe, wait for 0.2 seconds only.
+# 3. Print the reports: "exit" once, and "cut" before it, after it, or not at all. The reader ends
+#    with the script. But while a server has the pipe, it does not end: wait 0.2 seconds at most.
 printf ":%s:" "$BASIC_LOOP_MARK"
 line=
 until [[ $line = exit* ]]; do
@@ -1540,7 +1553,7 @@ async def run_script(blocks: list[str], environment: BaseEnvironment, seconds: i
         f"printf %s {shlex.quote(script)} >${{files}}script && "
         f"printf %s {shlex.quote(_RUNNER)} >${{files}}runner && "
         # This shell becomes the runner, and no process has the script as an argument any more. (A
-        # script's `pkill -f` would find it there.) -p: the image's BASH_ENV does not change it.
+        # script's `pkill -f` would find it there.) -p: the image's BASH_ENV is for the script only.
         f"exec bash -p ${{files}}runner {seconds} {MAX_OUTPUT_KIB}; done"
     )
     # Modal takes 65,536 bytes of arguments. (shlex.quote makes five bytes of an apostrophe.)

@@ -1079,6 +1079,15 @@ class TestLoop:
         assert tinker.prompt_text(2).startswith("<|im_start|>system\n(left out)<|im_end|>")
         assert done.metadata["n_prefix_breaks"] == 1
 
+    def test_only_trainable_turns_have_prefix_breaks(self, tinker, monkeypatch):
+        def edit(agent: OwnLoop) -> None:
+            agent.messages[0]["content"] = "(left out)"
+
+        monkeypatch.setattr(OwnLoop, "after_turn", edit)
+        replies = [Reply("hi", logprobs=[-1.0]), "hi"]
+        done = tinker.run(replies, agent_class=OwnLoop, max_turns=2)
+        assert (done.metadata["n_turns_without_ids"], done.metadata["n_prefix_breaks"]) == (1, 0)
+
     @columns("kept seen").rows(
         JSON=({"judge": {"score": 0.5}}, {"judge": {"score": 0.5}}),
         object=({"by": Path("me")}, {"by": "me"}),
@@ -1339,6 +1348,10 @@ class TestThinking:
         reply = f"{thought}</think>\n{bash('ls')}"
         assert module.split_unopened_thinking(reply) == (thought, bash("ls"))
 
+    def test_a_closing_tag_at_the_start_of_a_line_ends_the_thinking(self):
+        thought = f"so\n{bash('rm x')}"
+        assert module.split_unopened_thinking(f"{thought}</think>hi") == (thought, "hi")
+
     # Whole answers of such an endpoint.
     @columns("answer").rows(
         sed="```bash\nsed -i 's#</think>##' f\n```\n",
@@ -1473,6 +1486,7 @@ class TestScripts:
         its_shell_options=("shopt -p lastpipe; echo $-", "shopt -u lastpipe\nhB"),
         its_variables_but_the_mark=("env | sed 's/=.*//' | grep BASIC", "BASIC_LOOP_MARK"),
         its_command_line=("! pgrep -s 0 -f 'pgrep|reports'", "(none)"),
+        its_descriptors=("ls /proc/self/fd | tr '\\n' ' '", "0 1 10 2 3 "),
         its_files=("ls /dev/shm /tmp | grep $BASIC_LOOP_MARK || true", "(none)"),
     )
     def test_a_script_is_shut_off_from_its_runner(self, script, output, shell):
@@ -2662,7 +2676,7 @@ class TestJob:
         # Harbor before 0.26 gives the mean of 0 (for the failed step) and 1.
         assert module.trial_to_trajectory(trial) is None
 
-    @pytest.mark.skipif(not hasattr(BaseAgent, "resume"), reason="since Harbor 0.20")
+    @since_harbor_023
     def test_a_later_step_resumes_the_conversation(self, tinker, tmp_path):
         trial = run_job(tinker, RIGHT, RIGHT, task=two_steps(tmp_path), resume_trajectory=True)
         first, second = module.trial_to_trajectory(trial).turns
