@@ -156,9 +156,10 @@ class Turn(LLMResponse):
     Attributes:
         content: The reply's text, without thinking.
         reasoning_content: The thinking.
-        sent: The user's texts just before this reply, except the output of a script.
-        output: The output of this reply's script, or "". `execute` sets it. If your loop answers
-            the reply in another way, set it, and pass the same text to `tell`.
+        sent: The texts that the model was told for this reply. A script's output is left out: the
+            turn before has it as `output`.
+        output: The output of this reply's script, or "". trajectory.json shows it as observation.
+            `execute` sets it. A loop that answers a reply in another way sets it, and `tell`s it.
         prompt_token_ids: One id per token of the whole prompt, or None.
         completion_token_ids: One id per sampled token, the stop token included, or None.
         logprobs: One natural logarithm per sampled token, or None. vLLM gives those of the raw
@@ -196,7 +197,7 @@ class Turn(LLMResponse):
 
     @property
     def all_ids(self) -> list[int]:
-        """The ids of the prompt and the completion: the next exact prompt begins with them."""
+        """The ids of the prompt and the completion. With token ids the next prompt begins so."""
         return (self.prompt_token_ids or []) + (self.completion_token_ids or [])
 
     @property
@@ -237,21 +238,21 @@ class ModelClient:
     async def call(
         self, prompt: str, message_history: list[dict], request: Request | None = None, **other: Any
     ) -> Turn:
-        """Sample a reply to `prompt`, the new message after `message_history`, and split off its
-        thinking. Harbor's Chat calls this, and adds other arguments. Raises
+        """Sample a reply to `prompt` (Harbor's word for the text of the new message), and split off
+        its thinking. Harbor's Chat calls this, and adds other arguments. Raises
         ContextLengthExceededError if there is no room for a reply, and any error of the server."""
         raise NotImplementedError
 
     def escape_special_tokens(self, text: str) -> str:
-        """The text, with the model's special tokens made plain text, if the client knows them. It
-        must be idempotent: a script's output is escaped by `execute`, and again by `tell`."""
+        """The text, with the model's special tokens made plain text, if the client knows them. To
+        escape a text twice has to change nothing more."""
         return text
 
 
 class RuntimeRequestError(RuntimeError):
-    """The run failed, and its model is not to blame. Do not rename this class: Harbor (0.25 and
-    later) classifies errors by the name of their class, in a table (`error_policy.py`). There this
-    name means "retry, do not score". Harbor 0.26 scores a trial whose error it does not know."""
+    """The run failed, and its model is not to blame. The name is borrowed: Harbor (0.25 and later)
+    has a table of error names (`error_policy.py`), where this one means "retry, do not score". A
+    trial whose error is not in the table is scored by Harbor 0.26."""
 
 
 # The state of the process, which the trials of a job share:
@@ -262,7 +263,7 @@ _clients: dict[tuple, ModelClient] = {}
 # - A lock for each key, held while its client is built.
 _client_locks: defaultdict[tuple, asyncio.Lock] = defaultdict(asyncio.Lock)
 # - Tinker's services, by URL and key. Each has a session with Tinker and about 11 file descriptors.
-#   After an error of any client all are deleted, because a session may have ended.
+#   After an error of any client all are deleted: a session may have ended, and a new one is cheap.
 _tinker_services: dict[tuple[str | None, str | None], Any] = {}
 # - The service of `use_service`, or None.
 _given_service: Any = None
@@ -286,7 +287,8 @@ class BasicLoopAgent(BaseAgent):
         _client_key: The client's key in `_clients`.
         _introduction: What the model is told before the first instruction.
         _queued: The texts that the next `sample` sends.
-        _last_turn: The last turn in `messages`, also of an earlier run. None: no reply yet.
+        _last_turn: The last turn in `messages`, or None. It is not `turns[-1]` at the start of a
+            later step, nor if the last reply was recorded in part.
         _last_messages: A copy of `messages` after that turn, to see if the loop edits them.
     """
 
@@ -390,8 +392,8 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         if self.messages == self._last_messages:
             request.previous_ids = self._last_turn.all_ids
         else:
-            # The loop has edited the messages, or this is the first turn. With use_responses_api
-            # Chat would send the new message alone, and the id of a response that is outdated now.
+            # This is the first turn, or the loop has edited the messages. With use_responses_api
+            # Chat sends the new message and the id of the last response, which is outdated then.
             self.chat.reset_response_chain()
         try:
             turn = await self._call_model(request)
@@ -495,7 +497,7 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         what `run` raises."""
         if self.chat is None:
             raise RuntimeError("`resume` continues a conversation: call `run` first")
-        # Is the last instruction still queued, because its first call failed? Then keep the queue.
+        # If the first call of the last run failed, nothing of the queue was sent: keep it.
         if self.instruction not in self._queued:
             self._queued = []
             if self._last_turn and self._last_turn.output:
@@ -516,10 +518,9 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
                 stop_reason = await self.converse(environment)
         except (Exception, asyncio.CancelledError) as error:
             # Who ended the run? The error does not tell: a client may turn a cancellation into an
-            # error of its own, and an SDK may raise CancelledError by itself. (`cancelling` does
-            # not count the cancellation by `timer`, which takes it back when it raises.)
+            # error of its own, and an SDK may raise CancelledError by itself. But `timer` takes its
+            # own cancellation back when it ends. So `cancelling` tells of a cancellation by Harbor.
             if asyncio.current_task().cancelling():
-                # Harbor ended it.
                 stop_reason = StopReason.CANCELLED
                 raise asyncio.CancelledError from error
             if timer.expired():
@@ -561,8 +562,8 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         # Even without a turn: the file may hold the answer of the step before.
         write_file(self.logs_dir / "completion.txt", answer.content)
         trajectory = self._write_trajectory(context)
-        # If this is not set, Harbor (0.24 and later) reads trajectory.json to compute it. It would
-        # hang if a process that a script has left running has put a pipe there.
+        # Set this, so that Harbor (0.24 and later) need not read trajectory.json for it: a script
+        # can replace that file, for instance by a pipe, at which Harbor would hang.
         with suppress(ImportError):
             from harbor.utils.trajectory_utils import compute_model_usage
 
@@ -743,14 +744,14 @@ def tinker_has_key() -> bool:
 
 
 def harbor_would_misread(error: BaseException) -> bool:
-    """True if Harbor would score a trial whose run raises this error, or would confuse the error
-    with the agent's timeout (TimeoutError) or with Ctrl-C (CancelledError)."""
+    """True if Harbor does not know the name of the error's class, and so may score the trial."""
     if isinstance(error, TimeoutError | asyncio.CancelledError):
+        # It would take them for the agent's timeout and for Ctrl-C.
         return True
     try:
         from harbor.models.trial.error_policy import ERROR_POLICIES
     except ImportError:
-        # Harbor before 0.25 scores no trial with another error.
+        # Harbor before 0.25 has no table, and scores no trial with another error.
         return False
     return type(error).__name__ not in ERROR_POLICIES
 
@@ -803,7 +804,8 @@ def split_thinking(text: str) -> tuple[str, str]:
     thinking = ""
     for opening, closing in THINKING_TAGS:
         # A reply may hold several thoughts. It may also begin with a closing tag, if nothing was
-        # thought. That is tried first, because two closing tags begin with their opening tag.
+        # thought. The closing tag is tried first: those of `<|channel|>` and `<|message_model|>`
+        # begin with the opening tag.
         while tag := re.match(rf"\s*(?:(?P<closing>{closing})|{opening})", text):
             text = text[tag.end() :]
             if not tag["closing"]:
@@ -864,13 +866,12 @@ def chat_llm(
         finish_reason: str = Field(exclude=True)
 
     class ChatLLM(LiteLLM):
-        """For the finish reason "length" LiteLLM raises an error, and the ids and the cost are
-        lost. So this class hides the reason from it:
+        """LiteLLM raises an error for the finish reason "length", and ids and cost are lost. This
+        class changes the reason to "stop" before LiteLLM looks at it, and restores it after:
 
-        1. LiteLLM calls `_extract_usage_info`, which saves the reason in the usage, and changes it
-           to "stop".
+        1. LiteLLM calls `_extract_usage_info`, which changes it, and keeps the true one as usage.
         2. LiteLLM looks at the reason, and returns the reply.
-        3. `call` takes the reason from the usage.
+        3. `call` takes the true reason from the usage.
         """
 
         async def call(self, prompt: str, session_id: str | None = None, **request: Any) -> Turn:
@@ -984,8 +985,8 @@ class TokenClient(ModelClient, ABC):
         """
         if previous_ids:
             tail = await self._tail(messages)
-            # The reply ends in its stop token, and the tail begins with the same token, such as
-            # <|im_end|>. Join them there. (The model Inkling has two stop tokens.)
+            # Usually the last id of the reply is the first one of the tail: the stop token. (The
+            # tail of the model Inkling begins with two stop tokens, and its replies end in them.)
             for n_stop in (1, 2):
                 if tail and previous_ids[-n_stop:] == tail[:n_stop]:
                     return previous_ids + tail[n_stop:]
@@ -993,7 +994,7 @@ class TokenClient(ModelClient, ABC):
 
     async def _tail(self, messages: list[dict]) -> list[int]:
         """To learn the tail, render a made-up conversation that ends in the new message, and cut it
-        after the made-up reply, which is "b":
+        after the made-up reply, which is "b". The second line is the tail:
 
             <|im_start|>user a<|im_end|><|im_start|>assistant b
             <|im_end|><|im_start|>user NEW<|im_end|><|im_start|>assistant
@@ -1007,12 +1008,13 @@ class TokenClient(ModelClient, ABC):
             return await self.render([*system, question, answer, messages[-1]])
 
         ids = await rendered("b")
-        # The prefix is what comes before the tail: the ids up to the reply. It is kept for the next
-        # call, and found again if another trial has another system message.
+        # The prefix is what comes before the tail. It is kept for the next call, and learned anew
+        # if it does not fit, because another trial has another system message.
         prefix = self._made_up_prefix
         if prefix is None or ids[: len(prefix)] != prefix:
-            # The first id that changes with the reply "c" is that of the reply. (Both are one
-            # token. A template that does not show replies has no tail.)
+            # Render the reply "c", too. The first id that differs is the reply, and the prefix ends
+            # with it. ("b" and "c" are one token each. If a template shows no replies, nothing
+            # differs, and the tail is empty.)
             n_same = n_common(ids, await rendered("c"))
             prefix = self._made_up_prefix = ids[: n_same + 1]
         return ids[len(prefix) :]
@@ -1396,9 +1398,9 @@ def turns_of(context: AgentContext) -> Iterator[Turn]:
 
 
 def write_file(path: Path, text: str) -> None:
-    """Write a file without opening what is there: the folder may be mounted as /logs/agent in the
-    container, and a script may have left a link, a pipe or a folder there. Raises
-    RuntimeRequestError if the file cannot be written."""
+    """Write a file into the log folder. Scripts may have tampered with it: a link, a pipe or a
+    folder may have the file's name. So nothing there is opened, and a new file gets the name.
+    Raises RuntimeRequestError if the file cannot be written."""
     fresh = path.with_name(f"{path.name}.{uuid4().hex}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -1427,7 +1429,7 @@ def fenced_blocks(text: str, *languages: str) -> list[str] | None:
     not closed, so it is not clear where these blocks end."""
     blocks = []
     is_any_open = False
-    # `is_closed` needs the added newline.
+    # Without the added newline, an open block at the end of the text would look closed.
     for token in _MARKDOWN.parse(text.replace("\0", "") + "\n"):
         if token.type != "fence":
             continue
@@ -1440,7 +1442,7 @@ def fenced_blocks(text: str, *languages: str) -> list[str] | None:
 
 def is_closed(fence: Token) -> bool:
     """True if a fenced block has its closing fence. Then it has two lines more than its content:
-    "```bash", "ls", "```" are three lines, and the content is "ls" and a newline."""
+    of "```bash", "ls", "```" the content is "ls". An open block, "```bash", "ls", has one more."""
     first_line, end_line = fence.map
     return end_line - first_line == fence.content.count("\n") + 2
 
@@ -1460,47 +1462,47 @@ NOT_RUN = 126
 TIMED_OUT = 124
 KILLED = 137
 
-# This bash program runs a script. Its arguments are the time limit in seconds and MAX_OUTPUT_KIB.
+# The runner: a bash program that runs a script. Its arguments are the time limit in seconds and
+# MAX_OUTPUT_KIB. The script prints into a pipe. Another process, the reader, keeps what comes out
+# of the pipe, up to the limit. At last the runner prints how the script ended, and what was kept:
 #
-#     script --pipe--> reader --> output file --> base64 --> stdout
-#        |               |
-#        +---reports-----+--> this program --> stdout
+#     :MARK:[cut ]exit CODE SECONDS [cut ]:BASE64:
 #
-# It prints ":MARK:[cut ]exit CODE SECONDS [cut ]:BASE64:". "cut" says that not all output was kept.
-# (Base64, because some environments change what a command prints.) All files are in memory
-# (/dev/shm), or else in /tmp. It needs bash 4.2 and coreutils.
+# "cut" says that not all output was kept. (Base64, because some environments change what a command
+# prints.) All files are in memory (/dev/shm), or else in /tmp. It needs bash 4.2 and coreutils.
 _RUNNER = r"""
 # bash reports killed processes on stderr.
 exec </dev/null 2>/dev/null
 
 # 1. Open the files, and remove their names, so that a kill leaves no file behind. ({name}: bash
-#    puts the number of the descriptor into this variable.)
+#    puts the number of the descriptor into this variable. $0 is such as /dev/shm/MARK.runner.)
 files=${0%runner}
 exec {script}<"${files}script" {output}>"${files}output" {kept}<"${files}output"
 rm -f "$files"*
 
 # 2. Start the script and the reader, with a pipe between them. Each sends its report to {reports}.
 exec {reports}< <(
+  # In here stdout is the pipe to {reports}.
   exec {report_to}>&1
   {
     # The script does not get the descriptors of the output and of the reports.
     timeout -s KILL "$1" bash "/dev/fd/$script" 2>&1 {output}>&- {kept}<&- {report_to}>&-
     echo "exit $? $SECONDS" >&"$report_to"
   } | {
-    # The reader is a cat, which is killed at the limit. Then another cat reads on, and drops what
-    # it reads. (A pipe without a reader kills who writes to it, with SIGPIPE: the script, or a
-    # server that it has left running.)
+    # The reader is a cat, which is killed at the limit. Then another cat reads on, and keeps
+    # nothing: a pipe without a reader would kill the script, or a server that it has left running.
     ulimit -c 0 -f "$2"
     cat >&"$output" || {
-      # In a subshell, because this program may have ended: then SIGPIPE kills the subshell only.
+      # If the runner has ended, nobody reads this report, which would kill the reader for the same
+      # reason. So a subshell writes it.
       (echo cut)
       cat >/dev/null
     }
   }
 )
 
-# 3. Print the reports: "exit" once, and "cut" before it, after it, or not at all. The reader ends
-#    with the script. But while a server has the pipe, it does not end: wait 0.2 seconds at most.
+# 3. Print the reports: "exit", for which there is no limit, and a "cut" before it or after it. The
+#    reader ends with the script, or runs on for a server. So a late "cut" gets 0.2 seconds.
 printf ":%s:" "$BASIC_LOOP_MARK"
 line=
 until [[ $line = exit* ]]; do
@@ -1548,12 +1550,13 @@ async def run_script(blocks: list[str], environment: BaseEnvironment, seconds: i
     mark = uuid4().hex
     command = (
         f"export BASIC_LOOP_MARK={mark}; "
-        # Try memory, and then the disk. `exec` leaves the loop.
+        # Write both files to the first folder that works. Then `exec` replaces this shell by the
+        # runner, which ends the loop.
         f"for files in /dev/shm/{mark}. /tmp/{mark}.; do "
         f"printf %s {shlex.quote(script)} >${{files}}script && "
         f"printf %s {shlex.quote(_RUNNER)} >${{files}}runner && "
-        # This shell becomes the runner, and no process has the script as an argument any more. (A
-        # script's `pkill -f` would find it there.) -p: the image's BASH_ENV is for the script only.
+        # From here on no process has the script as an argument, where its own `pkill -f` would find
+        # it. -p: the image's BASH_ENV is for the script only.
         f"exec bash -p ${{files}}runner {seconds} {MAX_OUTPUT_KIB}; done"
     )
     # Modal takes 65,536 bytes of arguments. (shlex.quote makes five bytes of an apostrophe.)
