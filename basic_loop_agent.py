@@ -987,7 +987,7 @@ class TokenClient(ModelClient, ABC):
             tail = await self._tail(messages)
             # Usually the last id of the reply is the first one of the tail: the stop token. (The
             # tail of the model Inkling begins with two stop tokens, and its replies end in them.)
-            for n_stop in (1, 2):
+            for n_stop in (2, 1):
                 if tail and previous_ids[-n_stop:] == tail[:n_stop]:
                     return previous_ids + tail[n_stop:]
         return await self.render(messages)
@@ -1502,14 +1502,15 @@ exec {reports}< <(
 )
 
 # 3. Print the reports: "exit", for which there is no limit, and a "cut" before it or after it. The
-#    reader ends with the script, or runs on for a server. So a late "cut" gets 0.2 seconds.
+#    reader ends soon after the script, or runs on for a server. So for the last output, and for a
+#    late "cut", it gets 1 second.
 printf ":%s:" "$BASIC_LOOP_MARK"
 line=
 until [[ $line = exit* ]]; do
   read -r line <&"$reports" || break
   printf "%s " "$line"
 done
-read -r -t 0.2 line <&"$reports" && printf "%s " "$line"
+read -r -t 1 line <&"$reports" && printf "%s " "$line"
 
 # 4. Print the output.
 printf ":"
