@@ -1723,6 +1723,21 @@ class TestTinker:
         )
         assert done.metadata["n_prefix_breaks"] == n_breaks
 
+    @columns("reply added").rows(with_both=([7, 9, 9], []), with_one=([7, 9], [9]))
+    def test_the_prompt_adds_the_stop_tokens_that_a_reply_lacks(
+        self, reply, added, tinker, monkeypatch
+    ):
+        """The made-up template of this test ends each message by the id 9, twice."""
+
+        async def render(messages: list[dict]) -> list[int]:
+            return [id for message in messages for id in (ord(message["content"]), 9, 9)] + [3]
+
+        (client,) = set_up(tinker.agent())
+        monkeypatch.setattr(client, "render", render)
+        messages = [{"role": "user", "content": text} for text in ("q", "n")]
+        prompt = asyncio.run(client.next_prompt(messages, [1, 2, *reply]))
+        assert prompt == [1, 2, *reply, *added, ord("n"), 9, 9, 3]
+
     def test_a_prompt_that_leaves_one_token_is_sampled(self, tinker):
         length = len(tinker.run().recorded[0].prompt)
         ended = tinker.run(context_limit=length + 1)
