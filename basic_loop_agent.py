@@ -284,7 +284,6 @@ class BasicLoopAgent(BaseAgent):
         turns: The turns of this run. `resume` begins with none.
         metadata: The loop may keep JSON values of this run here, for the context's metadata.
         instruction: The instruction of this run.
-        _client_key: The client's key in `_clients`.
         _introduction: What the model is told before the first instruction.
         _queued: The texts that the next `sample` sends.
         _last_turn: The last turn in `messages`, or None. It is not `turns[-1]` at the start of a
@@ -325,7 +324,6 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         self.turns: list[Turn] = []
         self.metadata: dict[str, Any] = {}
         self.instruction = ""
-        self._client_key: tuple | None = None
         self._introduction: list[str] = []
         self._queued: list[str] = []
         self._last_turn: Turn | None = None
@@ -421,7 +419,7 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
             return await self.chat.chat("\n\n".join(self._queued), request=request)
         except Exception as error:
             if not is_context_full(error):
-                forget_after_error(self._client_key, self.client)
+                forget_after_error(self.client)
                 if self.client.url:
                     error.add_note(f"The model's server is {self.client.url}")
                 raise
@@ -667,7 +665,6 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
             repr(self._agent_env),
             _given_service,
         )
-        self._client_key = key
         async with _client_locks[key]:
             if key not in _clients:
                 try:
@@ -689,10 +686,11 @@ def use_service(service: Any) -> None:
     _given_service = service
 
 
-def forget_after_error(client_key: tuple, client: ModelClient) -> None:
+def forget_after_error(client: ModelClient) -> None:
     """Delete a client that has failed from `_clients`, and all of `_tinker_services`."""
-    if _clients.get(client_key) is client:
-        del _clients[client_key]
+    for key, other in list(_clients.items()):
+        if other is client:
+            del _clients[key]
     _tinker_services.clear()
 
 
