@@ -33,7 +33,7 @@ import shlex
 import threading
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -51,7 +51,6 @@ from harbor.models.agent.context import AgentContext
 from harbor.models.metric import UsageInfo
 from harbor.models.trial.result import TrialResult
 from markdown_it import MarkdownIt
-from markdown_it.token import Token
 from pydantic import BaseModel, Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
 try:
@@ -119,7 +118,8 @@ class BasicLoopOptions(
         options = {name for name, value in self if value is not None}
         duplicates = self.llm_kwargs.keys() & {*options, "model", "model_name", "api_base"}
         if duplicates:
-            raise ValueError(f"llm_kwargs holds {', '.join(duplicates)}: use the option instead")
+            names = ", ".join(sorted(duplicates))
+            raise ValueError(f"llm_kwargs holds {names}: use the option instead")
         return self
 
 
@@ -156,10 +156,9 @@ class Turn(LLMResponse):
     Attributes:
         content: The reply's text, without thinking.
         reasoning_content: The thinking.
-        sent: The texts that the model was told for this reply. A script's output is left out: the
-            turn before has it as `output`.
-        output: The output of this reply's script, or "". trajectory.json shows it as observation.
-            `execute` sets it. A loop that answers a reply in another way sets it, and `tell`s it.
+        told: What the loop told the model before this reply, such as the instruction.
+        output: What the loop answers to this reply: the output of its script, or "". The next
+            `sample` sends it. trajectory.json shows it as observation.
         prompt_token_ids: One id per token of the whole prompt, or None.
         completion_token_ids: One id per sampled token, the stop token included, or None.
         logprobs: One natural logarithm per sampled token, or None. vLLM gives those of the raw
@@ -172,7 +171,7 @@ class Turn(LLMResponse):
 
     # LLMResponse gives defaults to its other fields, but not to `content`.
     content: str = ""
-    sent: list[str] = field(default_factory=list)
+    told: str = ""
     output: str = ""
     finish_reason: str = "stop"
     timestamp: str | None = None
@@ -197,7 +196,7 @@ class Turn(LLMResponse):
 
     @property
     def all_ids(self) -> list[int]:
-        """The ids of the prompt and the completion. With token ids the next prompt begins so."""
+        """The ids of the prompt and of the reply, with which the next prompt begins."""
         return (self.prompt_token_ids or []) + (self.completion_token_ids or [])
 
     @property
@@ -214,15 +213,12 @@ class Turn(LLMResponse):
 class Request:
     """What a client gets beside the messages."""
 
-    # The token ids of the conversation so far, exactly as they were sent and sampled. Empty: the
-    # client has to render the conversation.
+    # The `all_ids` of the last turn. Empty: the client has to render the whole conversation.
     previous_ids: list[int] = field(default_factory=list)
-    # For a router with sticky sessions. By default a TokenClient sends the trial's name, and a
-    # HarborClient nothing.
+    # For a router with sticky sessions. None: nothing is sent.
     session_id: str | None = None
-    trial_name: str | None = None
-    # A client that makes several calls for one reply sets this to the turn so far. If the run ends
-    # before the reply is whole, the agent records this turn.
+    # The client may leave a part of the reply here, before it goes on. If the run ends meanwhile,
+    # the agent records this part as a turn.
     partial: Turn | None = None
 
 
@@ -236,7 +232,7 @@ class ModelClient:
         """Ask the server for its limits. Raises any error of the server."""
 
     async def call(
-        self, prompt: str, message_history: list[dict], request: Request | None = None, **other: Any
+        self, prompt: str, message_history: list[dict], request: Request, **other: Any
     ) -> Turn:
         """Sample a reply to `prompt` (Harbor's word for the text of the new message), and split off
         its thinking. Harbor's Chat calls this, and adds other arguments. Raises
@@ -244,15 +240,14 @@ class ModelClient:
         raise NotImplementedError
 
     def escape_special_tokens(self, text: str) -> str:
-        """The text, with the model's special tokens made plain text, if the client knows them. To
-        escape a text twice has to change nothing more."""
+        """The text, with the model's special tokens made plain text, if the client knows them."""
         return text
 
 
 class RuntimeRequestError(RuntimeError):
-    """The run failed, and its model is not to blame. The name is borrowed: Harbor (0.25 and later)
-    has a table of error names (`error_policy.py`), where this one means "retry, do not score". A
-    trial whose error is not in the table is scored by Harbor 0.26."""
+    """The run failed, and its model is not to blame. Harbor decides by the name of an error's class
+    whether a trial is scored. By this name it is not scored, and may be repeated. (The name is from
+    Harbor's `error_policy.py`, 0.25 and later.)"""
 
 
 # The state of the process, which the trials of a job share:
@@ -285,10 +280,9 @@ class BasicLoopAgent(BaseAgent):
         metadata: The loop may keep JSON values of this run here, for the context's metadata.
         instruction: The instruction of this run.
         _introduction: What the model is told before the first instruction.
-        _queued: The texts that the next `sample` sends.
-        _last_turn: The last turn in `messages`, or None. It is not `turns[-1]` at the start of a
-            later step, nor if the last reply was recorded in part.
-        _last_messages: A copy of `messages` after that turn, to see if the loop edits them.
+        _queued: The texts that were told and not sent yet. The next `sample` sends them.
+        _last_ids: The token ids of `messages`, as they were sent and sampled. Empty without ids.
+        _last_messages: A copy of `messages` that belongs to these ids, to notice edits of the loop.
     """
 
     options_model = BasicLoopOptions
@@ -326,12 +320,12 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         self.instruction = ""
         self._introduction: list[str] = []
         self._queued: list[str] = []
-        self._last_turn: Turn | None = None
-        self._last_messages: list[dict] | None = None
+        self._last_ids: list[int] = []
+        self._last_messages: list[dict] = []
 
     async def converse(self, environment: BaseEnvironment) -> StopReason | str:
-        """Sample a reply, run its script, tell the model the script's output, and so on. Returns
-        why the run ended: a StopReason, or a word of your own."""
+        """Sample a reply, run its script, send the script's output with the next `sample`, and so
+        on. Returns why the run ended: a StopReason, or a word of your own."""
         while len(self.turns) < self.options.max_turns:
             try:
                 turn = await self.sample()
@@ -343,11 +337,11 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
                 return StopReason.COMPLETED
             blocks = self.bash_blocks(turn.content)
             if blocks is None:
-                self.tell(self.unclosed_block)
-                continue
-            if not blocks:
+                turn.output = self.unclosed_block
+            elif blocks:
+                turn.output = await self.execute(blocks, environment)
+            else:
                 return StopReason.COMPLETED
-            self.tell(await self.execute(blocks, environment))
         return StopReason.MAX_TURNS
 
     def bash_blocks(self, reply: str) -> list[str] | None:
@@ -356,18 +350,15 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         return fenced_blocks(reply, "bash", "sh", "shell")
 
     async def execute(self, blocks: list[str], environment: BaseEnvironment) -> str:
-        """Run blocks as one script in the environment. Returns the text that the model gets, and
-        keeps it in the last turn. Raises any error of the environment."""
+        """Run blocks as one script in the environment. Returns its exit code and its output, as the
+        model gets them. Raises any error of the environment."""
         script = await run_script(blocks, environment, self.options.command_timeout_sec)
         self.logger.debug(f"script: exit code {script.exit_code}, {script.seconds:.1f} seconds")
-        text = self._escaped(script.text(self.options.max_output_bytes))
-        if self.turns:
-            self.turns[-1].output = text
-        return text
+        return script.text(self.options.max_output_bytes)
 
     def tell(self, text: str) -> None:
-        """Queue a text for the next `sample`. Special tokens in it become plain text, except with
-        model_client=litellm, where they are not known."""
+        """Queue a text for the next `sample`. Special tokens in it become plain text (not with
+        model_client=litellm, which does not know them)."""
         self._queued.append(self._escaped(text))
 
     def _escaped(self, text: str) -> str:
@@ -380,28 +371,34 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         return self.chat.messages
 
     async def sample(self) -> Turn:
-        """Send the queued texts, and record the reply as a turn. Once the reply is here, nothing is
-        awaited until it is recorded, so that no cancellation loses it. A subclass may override
-        this. Raises RuntimeError if no text is queued, or if the first turn lacks ids;
-        ContextLengthExceededError if a later prompt is too long; and any error of the client."""
-        if not self._queued:
+        """Send the last turn's output and the queued texts, and record the reply as a turn. A
+        subclass may override this. Raises RuntimeError if there is nothing to send, or if the first
+        turn lacks ids; ContextLengthExceededError if a later prompt is too long; and any error of
+        the client."""
+        texts = list(self._queued)
+        if self.turns and self.turns[-1].output:
+            texts.insert(0, self._escaped(self.turns[-1].output))
+        if not texts:
             raise RuntimeError("there is nothing to send: `tell` the model something first")
-        request = Request(session_id=self.options.session_id, trial_name=self._trial_name)
+        request = Request(session_id=self.options.session_id)
+        if self.options.model_client in ("vllm", "sglang"):
+            request.session_id = request.session_id or self._trial_name
         if self.messages == self._last_messages:
-            request.previous_ids = self._last_turn.all_ids
+            request.previous_ids = self._last_ids
         else:
-            # This is the first turn, or the loop has edited the messages. With use_responses_api
-            # Chat sends the new message and the id of the last response, which is outdated then.
+            # This is the first turn, or the loop has edited the messages. Chat may hold the id of
+            # the last response (Responses API), which does not know of the edit.
             self.chat.reset_response_chain()
         try:
-            turn = await self._call_model(request)
+            turn = await self._call_model("\n\n".join(texts), request)
         except BaseException:
             if request.partial:
                 self._add_turn(request.partial)
             raise
+        # From here to the end nothing is awaited, so that no cancellation loses the reply.
         self._add_turn(turn)
-        self._queued.clear()
-        self._last_turn = turn
+        self._queued = []
+        self._last_ids = turn.all_ids
         self._last_messages = copy.deepcopy(self.messages)
         # The turn is recorded before this check, so that its reply can be looked at. Later turns
         # without ids are no error: they are left out of the rollout, and counted.
@@ -412,25 +409,24 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         self._write_trajectory()
         return turn
 
-    async def _call_model(self, request: Request) -> Turn:
+    async def _call_model(self, prompt: str, request: Request) -> Turn:
         try:
             # Chat calls `self.client.call(prompt=..., message_history=self.messages, request=...)`,
-            # and then appends the text and the reply to `messages`.
-            return await self.chat.chat("\n\n".join(self._queued), request=request)
+            # and then appends the prompt and the reply to `messages`.
+            return await self.chat.chat(prompt, request=request)
         except Exception as error:
             if not is_context_full(error):
                 forget_after_error(self.client)
                 if self.client.url:
                     error.add_note(f"The model's server is {self.client.url}")
                 raise
-            if not self._last_turn:
+            if not self._last_messages:
                 raise RuntimeError(f"the first prompt is too long: {error}") from error
             self.logger.warning(f"the context is full: {error}")
             raise ContextLengthExceededError(str(error)) from error
 
     def _add_turn(self, turn: Turn) -> None:
-        last_output = self._escaped(self.turns[-1].output) if self.turns else None
-        turn.sent = [text for text in self._queued if text != last_output]
+        turn.told = "\n\n".join(self._queued)
         turn.timestamp = datetime.now(UTC).isoformat()
         self.turns.append(turn)
         n_in, n_out = turn.usage.prompt_tokens, turn.usage.completion_tokens
@@ -462,10 +458,10 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         self.client = await self._shared_client()
         if self.skills_dir:
             # The model sees each path, and the lines with the skill's name and description.
-            command = f"head -v -n 10 -- {shlex.quote(self.skills_dir)}/*/SKILL.md"
-            listing = await run_script([command], environment, 60)
-            self._introduction.append("Skills. Read a skill's file before you use it.")
-            self._introduction.append(listing.text(MAX_OUTPUT_KIB * 1024))
+            command = f"head -v -n 10 -- {shlex.quote(self.skills_dir)}/*/SKILL.md 2>/dev/null"
+            listing = await environment.exec(command, timeout_sec=60)
+            text = f"Skills. Read a skill's file before you use it.\n\n{listing.stdout or ''}"
+            self._introduction.append(text)
         for server in self.mcp_servers:
             self._introduction.append(f"MCP server: {server.model_dump_json(exclude_none=True)}")
 
@@ -481,7 +477,8 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         self.chat = Chat(self.client, self.options.interleaved_thinking)
         if system:
             self.messages.append({"role": "system", "content": valid_text(system)})
-        self._last_turn = self._last_messages = None
+        self._last_ids = []
+        self._last_messages = []
         self._queued = []
         for text in self._introduction:
             self.tell(text)
@@ -495,11 +492,12 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         what `run` raises."""
         if self.chat is None:
             raise RuntimeError("`resume` continues a conversation: call `run` first")
-        # If the first call of the last run failed, nothing of the queue was sent: keep it.
-        if self.instruction not in self._queued:
+        # (If the last run has no turn, its instruction is still in the queue, and is sent now.)
+        if self.turns:
+            # Other texts that were not sent were for that run only.
             self._queued = []
-            if self._last_turn and self._last_turn.output:
-                self.tell(self._last_turn.output)
+            if self.turns[-1].output:
+                self.tell(self.turns[-1].output)
         await self._run_loop(instruction, environment, context)
 
     async def _run_loop(
@@ -514,20 +512,20 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         try:
             async with asyncio.timeout(self.options.max_seconds) as timer:
                 stop_reason = await self.converse(environment)
+        # Who ended the run? The error's class does not tell: a client may make an error of its own
+        # of a cancellation, and an SDK may raise CancelledError by itself.
         except (Exception, asyncio.CancelledError) as error:
-            # Who ended the run? The error does not tell: a client may turn a cancellation into an
-            # error of its own, and an SDK may raise CancelledError by itself. But `timer` takes its
-            # own cancellation back when it ends. So `cancelling` tells of a cancellation by Harbor.
             if asyncio.current_task().cancelling():
+                # Harbor. (`max_seconds` is not counted here: `timer` takes its cancellation back.)
                 stop_reason = StopReason.CANCELLED
                 raise asyncio.CancelledError from error
             if timer.expired():
-                # `max_seconds` ended it. No error is raised, so that Harbor scores the trial.
+                # `max_seconds`. No error is raised, so that Harbor scores the trial.
                 stop_reason = StopReason.ROLLOUT_TIMEOUT
-            elif harbor_would_misread(error):
-                raise RuntimeRequestError(f"{type(error).__name__}: {error}") from error
-            else:
+            elif harbor_knows(error):
                 raise
+            else:
+                raise RuntimeRequestError(f"{type(error).__name__}: {error}") from error
         finally:
             self._record(stop_reason, context)
 
@@ -560,8 +558,8 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         # Even without a turn: the file may hold the answer of the step before.
         write_file(self.logs_dir / "completion.txt", answer.content)
         trajectory = self._write_trajectory(context)
-        # Set this, so that Harbor (0.24 and later) need not read trajectory.json for it: a script
-        # can replace that file, for instance by a pipe, at which Harbor would hang.
+        # Without model_usage, Harbor (0.24 and later) reads trajectory.json. A script may have
+        # replaced that file by a pipe, at which Harbor would hang.
         with suppress(ImportError):
             from harbor.utils.trajectory_utils import compute_model_usage
 
@@ -583,8 +581,8 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         if self.messages and self.messages[0]["role"] == "system":
             steps.append({"source": "system", "message": self.messages[0]["content"]})
         for turn in self.turns:
-            if turn.sent:
-                steps.append({"source": "user", "message": "\n\n".join(turn.sent)})
+            if turn.told:
+                steps.append({"source": "user", "message": turn.told})
             steps.append(self.trajectory_step(turn, with_ids=context is not None))
         if not self.turns:
             steps.append({"source": "user", "message": "\n\n".join(self._queued)})
@@ -624,7 +622,7 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
             "metrics": atif.Metrics.model_construct(**metrics),
         }
         if turn.output:
-            step["observation"] = {"results": [{"content": turn.output}]}
+            step["observation"] = {"results": [{"content": valid_text(turn.output)}]}
         return step
 
     @property
@@ -741,17 +739,19 @@ def tinker_has_key() -> bool:
     return False
 
 
-def harbor_would_misread(error: BaseException) -> bool:
-    """True if Harbor does not know the name of the error's class, and so may score the trial."""
+def harbor_knows(error: BaseException) -> bool:
+    """True if Harbor handles the error rightly: by the name of its class it knows that something
+    other than the model has failed."""
     if isinstance(error, TimeoutError | asyncio.CancelledError):
-        # It would take them for the agent's timeout and for Ctrl-C.
-        return True
+        # Harbor would take them for the agent's timeout and for Ctrl-C.
+        return False
     try:
         from harbor.models.trial.error_policy import ERROR_POLICIES
     except ImportError:
-        # Harbor before 0.25 has no table, and scores no trial with another error.
-        return False
-    return type(error).__name__ not in ERROR_POLICIES
+        # Harbor before 0.25 scores no trial after an error.
+        return True
+    # Harbor 0.26 scores a trial after an error that is not in this table.
+    return type(error).__name__ in ERROR_POLICIES
 
 
 # How servers say that a prompt is too long: OpenAI, vLLM, Anthropic, Gemini, llama.cpp, xAI, GLM,
@@ -798,39 +798,31 @@ _CLOSING_TAGS = "|".join(closing for _, closing in THINKING_TAGS)
 
 def split_thinking(text: str) -> tuple[str, str]:
     """Split a reply into thinking and answer. The thinking is at the front, from an opening tag to
-    its closing tag, or to the end of the text."""
+    its closing tag, or to the end of the text. There may be several thoughts, or only a closing
+    tag, if nothing was thought."""
     thinking = ""
     for opening, closing in THINKING_TAGS:
-        # A reply may hold several thoughts. It may also begin with a closing tag, if nothing was
-        # thought. The closing tag is tried first: those of `<|channel|>` and `<|message_model|>`
-        # begin with the opening tag.
-        while tag := re.match(rf"\s*(?:(?P<closing>{closing})|{opening})", text):
-            text = text[tag.end() :]
-            if not tag["closing"]:
-                end = re.search(closing, text)
-                if not end:
-                    return thinking + text, ""
-                thinking += text[: end.start()]
-                text = text[end.end() :]
-            text = text.lstrip()
+        # The closing tag is tried first, because some closing tags begin with the opening one.
+        thought = rf"\s*(?:{closing}|{opening}(.*?)(?:{closing}|\Z))\s*"
+        while match := re.match(thought, text, re.DOTALL):
+            thinking += match[1] or ""
+            text = text[match.end() :]
     return thinking, text
 
 
-def without_thinking(turn: Turn, split: Callable[[str], tuple[str, str]] = split_thinking) -> Turn:
+def without_thinking(turn: Turn) -> Turn:
     """The turn with the thinking of its content in reasoning_content."""
-    thinking, content = split(turn.content)
+    thinking, content = split_thinking(turn.content)
     return replace(turn, content=content, reasoning_content=turn.reasoning_content + thinking)
 
 
-def split_unopened_thinking(text: str) -> tuple[str, str]:
-    """Split a reply of a chat endpoint, whose template may have written <think> into the prompt:
-    then the first tag of the reply is </think>. It counts only at the start or the end of a line,
-    because commands may hold it, too."""
-    closing = rf"^(?:{_CLOSING_TAGS})|(?:{_CLOSING_TAGS})[ \t]*$"
-    first_tag = re.search(rf"(?m)(?P<opening>{_OPENING_TAGS})|{closing}", text)
-    if not first_tag or first_tag["opening"]:
-        return split_thinking(text)
-    return text[: first_tag.start()], text[first_tag.end() :].lstrip()
+def with_opening_tag(reply: str) -> str:
+    """The reply of a chat endpoint, with <think> in front if the template has written <think> into
+    the prompt. Then the first tag of the reply is </think>. It counts only at the start or the end
+    of a line, because commands may hold it, too."""
+    closing = rf"^</{_THINK}>|</{_THINK}>[ \t]*$"
+    first_tag = re.search(rf"(?m)<{_THINK}>|(?P<closing>{closing})", reply)
+    return f"<think>{reply}" if first_tag and first_tag["closing"] else reply
 
 
 class HarborClient(ModelClient):
@@ -841,15 +833,16 @@ class HarborClient(ModelClient):
         self.url = url
 
     async def call(
-        self, prompt: str, message_history: list[dict], request: Request | None = None, **other: Any
+        self, prompt: str, message_history: list[dict], request: Request, **other: Any
     ) -> Turn:
-        if request and request.session_id:
+        if request.session_id:
             other["session_id"] = request.session_id
         reply = await self.llm.call(prompt=prompt, message_history=message_history, **other)
         turn = Turn(**vars(reply))
-        # If the server gives the reasoning apart, a closing tag in the text belongs to the answer.
-        split = split_thinking if turn.reasoning_content else split_unopened_thinking
-        return without_thinking(turn, split)
+        # If the server gives the thinking apart, a tag in the text belongs to the answer.
+        if not turn.reasoning_content:
+            turn.content = with_opening_tag(turn.content)
+        return without_thinking(turn)
 
 
 def chat_llm(
@@ -860,42 +853,37 @@ def chat_llm(
     from harbor.llms.base import OutputLengthExceededError
     from harbor.llms.lite_llm import LiteLLM
 
-    class UsageWithReason(UsageInfo):
-        finish_reason: str = Field(exclude=True)
-
     class ChatLLM(LiteLLM):
-        """LiteLLM raises an error for the finish reason "length", and ids and cost are lost. This
-        class changes the reason to "stop" before LiteLLM looks at it, and restores it after:
+        """LiteLLM raises an error for the finish reason "length", and ids and cost are lost. So
+        this class hides the reason from it. A copy of this object makes each call, and keeps the
+        reason of its reply."""
 
-        1. LiteLLM calls `_extract_usage_info`, which changes it, and keeps the true one as usage.
-        2. LiteLLM looks at the reason, and returns the reply.
-        3. `call` takes the true reason from the usage.
-        """
+        finish_reason = "stop"
 
         async def call(self, prompt: str, session_id: str | None = None, **request: Any) -> Turn:
             if session_id:
                 body, headers = args.get("extra_body") or {}, args.get("extra_headers") or {}
                 request["extra_body"] = body | {"session_id": session_id}
                 request["extra_headers"] = headers | {"X-Session-ID": session_id}
+            one_call = copy.copy(self)
             try:
-                reply = await super().call(prompt, **request)
+                reply = await LiteLLM.call(one_call, prompt, **request)
             except ContextLengthExceededError as error:
                 # Harbor's error has no message. The server's error has one.
                 raise ContextLengthExceededError(str(error.__context__)) from error
             except OutputLengthExceededError as error:
                 # With use_responses_api (in llm_kwargs) nothing is kept but the text.
                 return Turn(error.truncated_response, finish_reason="length")
-            return Turn(**vars(reply), finish_reason=getattr(reply.usage, "finish_reason", "stop"))
+            return Turn(**vars(reply), finish_reason=one_call.finish_reason)
 
-        def _extract_usage_info(self, response: Any) -> UsageInfo:
-            # A private method of Harbor 0.13 to 0.26.
-            usage = super()._extract_usage_info(response)
+        def _extract_usage_info(self, response: Any) -> UsageInfo | None:
+            # LiteLLM calls this private method before it looks at the reason (Harbor 0.13 to 0.26).
             choice = response["choices"][0]
             # litellm replaces an unknown finish reason by "stop", and keeps the original here.
             fields = getattr(choice, "provider_specific_fields", None) or {}
-            reason = fields.get("native_finish_reason") or choice["finish_reason"]
+            self.finish_reason = fields.get("native_finish_reason") or choice["finish_reason"]
             choice["finish_reason"] = "stop"
-            return UsageWithReason(**usage.model_dump(), finish_reason=reason)
+            return super()._extract_usage_info(response)
 
         def get_model_output_limit(self) -> int:
             # With use_responses_api, LiteLLM sends this in place of max_tokens.
@@ -941,16 +929,15 @@ class TokenClient(ModelClient, ABC):
         return re.sub(f"(?={'|'.join(self.special_tokens)}).", "\\g<0>\u200b", text)
 
     async def call(
-        self, prompt: str, message_history: list[dict], request: Request | None = None, **other: Any
+        self, prompt: str, message_history: list[dict], request: Request, **other: Any
     ) -> Turn:
-        request = request or Request()
         messages = [*message_history, {"role": "user", "content": prompt}]
         ids = await self.next_prompt(messages, request.previous_ids)
         opening_tag = await self.opening_tag(ids)
         room = min(self.max_tokens, self.context_limit - len(ids))
         if room < 1:
             raise ContextLengthExceededError(f"the prompt fills the context: {len(ids)} tokens")
-        session = request.session_id or request.trial_name
+        session = request.session_id
         turn = await self.generate(ids, room, session)
         turn.content = opening_tag + turn.content
         # A trainer that updates the weights aborts the calls under way. Go on from the ids so far.
@@ -965,10 +952,9 @@ class TokenClient(ModelClient, ABC):
         return without_thinking(turn)
 
     async def opening_tag(self, prompt_ids: list[int]) -> str:
-        """The tag by which the template has opened thinking at the end of a prompt. ("" if it has
-        not.) The reply lacks this tag."""
-        # Four tokens hold a tag and a newline. They are the same in nearly every prompt, so that
-        # `ServerClient.decode` seldom asks the server.
+        """The tag, such as <think>, with which the template has ended the prompt; or "". The model
+        then goes on with its thinking, and its reply lacks this tag."""
+        # A tag and a newline are at most four tokens.
         end = await self.decode(prompt_ids[-4:])
         tag = re.search(rf"({_OPENING_TAGS})\s*$", end)
         return tag[1] if tag else ""
@@ -983,8 +969,8 @@ class TokenClient(ModelClient, ABC):
         """
         if previous_ids:
             tail = await self._tail(messages)
-            # Usually the last id of the reply is the first one of the tail: the stop token. (The
-            # tail of the model Inkling begins with two stop tokens, and its replies end in them.)
+            # The reply ends in the stop token, with which the tail begins: do not repeat it. (The
+            # model Inkling ends its replies in two stop tokens.)
             for n_stop in (2, 1):
                 if tail and previous_ids[-n_stop:] == tail[:n_stop]:
                     return previous_ids + tail[n_stop:]
@@ -1179,12 +1165,11 @@ def tinker_rates(model: str) -> Any:
 
 
 # Special tokens, as regular expressions. A server does not list those of its model, so these become
-# plain text for any model. Add those of yours. (FF5C is DeepSeek's full-width bar. An escaped token
-# holds U+200B, and must not match again.)
+# plain text for any model. Add those of yours. (FF5C is DeepSeek's full-width bar.)
 SPECIAL_TOKENS = [
     # <|im_end|>, <|turn>, <turn|>, [|user|]
-    r"<[|\uFF5C][^<>\s\u200B]{1,99}>",
-    r"<[^<>\s\u200B]{1,99}[|\uFF5C]>",
+    r"<[|\uFF5C][^<>\s]{1,99}>",
+    r"<[^<>\s]{1,99}[|\uFF5C]>",
     r"\[\|\w+\|\]",
     # Llama, Gemma, Mistral, GLM, Seed, MiniMax
     r"</?s>",
@@ -1235,7 +1220,7 @@ class ServerClient(TokenClient):
         extra_body = args.pop("extra_body", None) or {}
         self._body = NEUTRAL_SAMPLING | args | extra_body
         self._template_kwargs = self._body.pop("chat_template_kwargs", {})
-        # The answers of `decode`, which is asked for the same ids again and again.
+        # The texts of the ids that were decoded. Nearly all prompts end in the same ids.
         self._decoded: dict[tuple[int, ...], str] = {}
 
     async def connect(self) -> None:
@@ -1311,7 +1296,7 @@ class ServerClient(TokenClient):
         return turn
 
 
-# Harbor before 0.25 scores a trial with one of these errors.
+# After these errors Harbor scores what the agent has left.
 SCORED_ERRORS = {"AgentTimeoutError", "NonZeroAgentExitCodeError"}
 
 
@@ -1338,12 +1323,10 @@ def trial_to_trajectory(trial: TrialResult) -> TrainingData | None:
     stop_reasons = [(context.metadata or {}).get("stop_reason") for context in contexts]
     rewards = trial.verifier_result.rewards if trial.verifier_result else None
     errors = {part.exception_info.exception_type for part in (trial, *steps) if part.exception_info}
-    if rewards and hasattr(trial, "reward_valid"):
-        # Harbor 0.25 and later decides it.
-        failed = not trial.reward_valid
-    else:
-        failed = bool(errors - SCORED_ERRORS)
-    if failed or StopReason.ERROR in stop_reasons:
+    if errors - SCORED_ERRORS or StopReason.ERROR in stop_reasons:
+        return None
+    # Harbor 0.25 and later has a word in it, too.
+    if rewards and not getattr(trial, "reward_valid", True):
         return None
     rewards = rewards or {}
     if not all(map(math.isfinite, rewards.values())):
@@ -1431,18 +1414,13 @@ def fenced_blocks(text: str, *languages: str) -> list[str] | None:
     for token in _MARKDOWN.parse(text.replace("\0", "") + "\n"):
         if token.type != "fence":
             continue
-        is_any_open |= not is_closed(token)
+        # The lines of a closed block are its content and two fences.
+        first_line, end_line = token.map
+        is_any_open |= end_line - first_line < token.content.count("\n") + 2
         words = token.info.lower().split()
         if token.markup.startswith("`") and words and words[0] in languages:
             blocks.append(token.content)
     return None if blocks and is_any_open else blocks
-
-
-def is_closed(fence: Token) -> bool:
-    """True if a fenced block has its closing fence. Then it has two lines more than its content:
-    of "```bash", "ls", "```" the content is "ls". An open block, "```bash", "ls", has one more."""
-    first_line, end_line = fence.map
-    return end_line - first_line == fence.content.count("\n") + 2
 
 
 # A script can print this much. (A unit of 1,024 bytes, as in bash's ulimit.)
@@ -1460,59 +1438,39 @@ NOT_RUN = 126
 TIMED_OUT = 124
 KILLED = 137
 
-# The runner: a bash program that runs a script. Its arguments are the time limit in seconds and
-# MAX_OUTPUT_KIB. The script prints into a pipe. Another process, the reader, keeps what comes out
-# of the pipe, up to the limit. At last the runner prints how the script ended, and what was kept:
+# A bash program that runs the file `script` in its own folder. Its arguments are the time limit in
+# seconds and MAX_OUTPUT_KIB. It prints the exit code, the seconds, the output in base64 (because
+# some environments change what a command prints), and "whole" if all output was kept:
 #
-#     :MARK:[cut ]exit CODE SECONDS [cut ]:BASE64:
+#     :MARK:CODE SECONDS:BASE64:whole:
 #
-# "cut" says that not all output was kept. (Base64, because some environments change what a command
-# prints.) All files are in memory (/dev/shm), or else in /tmp. It needs bash 4.2 and coreutils.
+# It needs bash 4.2 and coreutils.
 _RUNNER = r"""
-# bash reports killed processes on stderr.
+folder=${0%/*}
+# A process that the script leaves running must not hold this program's stderr: `exec` would wait.
 exec </dev/null 2>/dev/null
 
-# 1. Open the files, and remove their names, so that a kill leaves no file behind. ({name}: bash
-#    puts the number of the descriptor into this variable. $0 is such as /dev/shm/MARK.runner.)
-files=${0%runner}
-exec {script}<"${files}script" {output}>"${files}output" {kept}<"${files}output"
-rm -f "$files"*
-
-# 2. Start the script and the reader, with a pipe between them. Each sends its report to {reports}.
-exec {reports}< <(
-  # In here stdout is the pipe to {reports}.
-  exec {report_to}>&1
-  {
-    # The script does not get the descriptors of the output and of the reports.
-    timeout -s KILL "$1" bash "/dev/fd/$script" 2>&1 {output}>&- {kept}<&- {report_to}>&-
-    echo "exit $? $SECONDS" >&"$report_to"
-  } | {
-    # The reader is a cat, which is killed at the limit. Then another cat reads on, and keeps
-    # nothing: a pipe without a reader would kill the script, or a server that it has left running.
-    ulimit -c 0 -f "$2"
-    cat >&"$output" || {
-      # If the runner has ended, nobody reads this report, which would kill the reader for the same
-      # reason. So a subshell writes it.
-      (echo cut)
-      cat >/dev/null
-    }
+# The reader keeps the script's output in a file. At the limit bash kills its cat. Then another cat
+# reads on and keeps nothing, because a pipe without a reader kills those who write into it.
+mkfifo "$folder/pipe"
+exec 3< <(
+  exec <"$folder/pipe"
+  ulimit -c 0 -f "$2"
+  cat >"$folder/output" || {
+    : >"$folder/cut"
+    exec cat >/dev/null
   }
 )
+timeout -s KILL "$1" bash /dev/fd/3 3<"$folder/script" >"$folder/pipe" 2>&1
+ended="$? $SECONDS"
 
-# 3. Print the reports: "exit", for which there is no limit, and a "cut" before it or after it. The
-#    reader ends soon after the script, or runs on for a server. So for the last output, and for a
-#    late "cut", it gets 1 second.
-printf ":%s:" "$BASIC_LOOP_MARK"
-line=
-until [[ $line = exit* ]]; do
-  read -r line <&"$reports" || break
-  printf "%s " "$line"
-done
-read -r -t 1 line <&"$reports" && printf "%s " "$line"
-
-# 4. Print the output.
+# Wait until the reader closes descriptor 3: when it has read all, or at the limit. If the script
+# has left a server running, the reader goes on for it: wait 1 second at most.
+read -r -t 1 <&3
+printf ":%s:%s:" "$BASIC_LOOP_MARK" "$ended"
+base64 "$folder/output" && [[ ! -e $folder/cut ]] && printf ":whole"
 printf ":"
-base64 <&"$kept" && printf ":"
+rm -rf "$folder"
 """
 
 
@@ -1530,11 +1488,11 @@ class ScriptResult:
     def text(self, shown_bytes: int) -> str:
         """What the model is told, with at most this much of the output: its middle is left out."""
         output = self.output
-        n_left_out = len(output) - shown_bytes
-        if n_left_out > 0:
+        if len(output) > shown_bytes:
             half = shown_bytes // 2
-            parts = (output[:half], n_left_out, output[half + n_left_out :])
-            output = b"%b\n[... %d bytes left out ...]\n%b" % parts
+            end = len(output) - half
+            left_out = f"\n[... {end - half} bytes left out ...]\n"
+            output = output[:half] + left_out.encode() + output[end:]
         shown = output.decode("utf-8", "replace").removesuffix("\n")
         texts = [text for text in (shown, self.note) if text] or ["(none)"]
         return "\n".join([f"Exit code: {self.exit_code}", "Output:", *texts])
@@ -1549,14 +1507,13 @@ async def run_script(blocks: list[str], environment: BaseEnvironment, seconds: i
     mark = uuid4().hex
     command = (
         f"export BASIC_LOOP_MARK={mark}; "
-        # Write both files to the first folder that works. Then `exec` replaces this shell by the
-        # runner, which ends the loop.
-        f"for files in /dev/shm/{mark}. /tmp/{mark}.; do "
-        f"printf %s {shlex.quote(script)} >${{files}}script && "
-        f"printf %s {shlex.quote(_RUNNER)} >${{files}}runner && "
-        # From here on no process has the script as an argument, where its own `pkill -f` would find
-        # it. -p: the image's BASH_ENV is for the script only.
-        f"exec bash -p ${{files}}runner {seconds} {MAX_OUTPUT_KIB}; done"
+        # Write both files, in memory if possible, and become the runner, which ends the loop. The
+        # files keep both texts out of the arguments of processes, where a script's own
+        # `pkill -f` would find them. -p: the image's BASH_ENV is for the script only.
+        f"for folder in /dev/shm/{mark} /tmp/{mark}; do mkdir $folder 2>/dev/null && "
+        f"printf %s {shlex.quote(script)} >$folder/script && "
+        f"printf %s {shlex.quote(_RUNNER)} >$folder/runner && "
+        f"exec bash -p $folder/runner {seconds} {MAX_OUTPUT_KIB}; done"
     )
     # Modal takes 65,536 bytes of arguments. (shlex.quote makes five bytes of an apostrophe.)
     if len(command.encode()) > 65_000:
@@ -1582,11 +1539,11 @@ async def run_script(blocks: list[str], environment: BaseEnvironment, seconds: i
 
 
 async def kill_script(mark: str, environment: BaseEnvironment) -> None:
-    """Kill a script and what runs it, by another exec."""
+    """Kill a script and what runs it, and remove its folder, by another exec."""
     # Kill each process that has the mark in its environment, and its process group.
     command = (
         f"for pid in $(grep -ls BASIC_LOOP_MARK={mark} /proc/[0-9]*/environ | cut -d / -f 3); do "
-        "kill -9 $pid -$pid; done 2>/dev/null"
+        f"kill -9 $pid -$pid; done 2>/dev/null; rm -rf /dev/shm/{mark} /tmp/{mark}"
     )
     # The environment may be gone.
     with suppress(Exception):
@@ -1597,15 +1554,15 @@ async def kill_script(mark: str, environment: BaseEnvironment) -> None:
 def parse_output(printed: ExecResult, mark: str, seconds: int) -> ScriptResult:
     """The result, from what the bash program printed."""
     stdout = valid_text(printed.stdout)
-    answer = re.search(rf":{mark}:(cut )?exit (\d+) (\d+) (cut )?:([^:]*):", stdout)
+    answer = re.search(rf":{mark}:(\d+) (\d+):([^:]*):(whole:)?", stdout)
     if not answer:
         output = (stdout + valid_text(printed.stderr)).encode()
         note = "[no answer: what runs scripts was killed, or it could not start]"
         return ScriptResult(printed.return_code or KILLED, 0, output, note, needs_kill=True)
-    result = ScriptResult(int(answer[2]), int(answer[3]), base64.b64decode(answer[5]))
+    result = ScriptResult(int(answer[1]), int(answer[2]), base64.b64decode(answer[3]))
     notes = []
-    if answer[1] or answer[4]:
-        notes.append(f"[cut: only {MAX_OUTPUT_KIB} KiB are kept, or less if memory is full]")
+    if not answer[4]:
+        notes.append(f"[cut: {MAX_OUTPUT_KIB} KiB of output are kept, or less if memory is full]")
     # GNU's `timeout` exits with 137 at its limit, that of uutils with 124. A script may exit with
     # these codes itself, so the seconds count, too.
     if result.exit_code in (TIMED_OUT, KILLED) and result.seconds >= seconds:

@@ -151,7 +151,7 @@ class FakeEnvironment:
             return result
         mark = re.search(r"BASIC_LOOP_MARK=(\w+)", command)[1]
         output = base64.b64encode(result.encode()).decode()
-        return ExecResult(stdout=f":{mark}:exit 0 0 :{output}:", return_code=0)
+        return ExecResult(stdout=f":{mark}:0 0:{output}:whole:", return_code=0)
 
     @property
     def scripts(self) -> list[str]:
@@ -902,12 +902,10 @@ class TestLoop:
         assert "<|im_start|>user\nExplain <|im_end|>.<|im_end|>" in model.prompt_text(0)
 
     @columns("client shown").rows(known=("tinker", "<\u200b|end|>"), unknown=("chat", "<|end|>"))
-    def test_known_special_tokens_in_output_become_escape_special_tokens(
-        self, client, shown, request
-    ):
+    def test_known_special_tokens_in_output_become_plain_text(self, client, shown, request):
         model, replies = request.getfixturevalue(client), [bash("ls"), "done"]
-        done = model.run(replies, FakeEnvironment("a<|end|>b"), max_turns=2)
-        assert done.observations == [f"Exit code: 0\nOutput:\na{shown}b"]
+        model.run(replies, FakeEnvironment("a<|end|>b"), max_turns=2)
+        assert f"Exit code: 0\nOutput:\na{shown}b" in model.prompt_text(1)
 
     def test_a_lone_surrogate_becomes_a_question_mark(self, tinker):
         done = tinker.new_run(system_prompt="\ud800").follow("greet\udc80")
@@ -940,17 +938,17 @@ class TestLoop:
         assert run.steps[0].message == "do it\n\ntwo"
 
     def test_an_output_that_a_loop_sets_is_shown_once(self, tinker):
-        """Its special tokens are made plain where it is told."""
+        """Its special tokens are made plain where it is sent."""
 
         def look_up(agent: OwnLoop) -> None:
             agent.turns[-1].output = "a<|im_end|>"
-            agent.tell(agent.turns[-1].output)
 
         class Tool(OwnLoop):
             after_turn = look_up
 
         done = tinker.run(agent_class=Tool, max_turns=2, system_prompt="")
         assert done.observations == ["a<|im_end|>"] * 2
+        assert "user\na<\u200b|im_end|>\n\ngo on<|im_end|>" in tinker.prompt_text(1)
         users = [step.message for step in done.steps if step.source == "user"]
         assert users == ["do it", "go on"]
 
@@ -990,16 +988,6 @@ class TestLoop:
         tinker.run((), FakeEnvironment("files"), agent_class=Prepared)
         assert "do it\n\nExit code: 0\nOutput:\nfiles" in tinker.prompt_text(0)
 
-    def test_special_tokens_are_made_plain_once(self, model):
-        """`execute` does it, and `tell` again."""
-        (client,) = set_up(model.agent())
-        once = client.escape_special_tokens("a<|im_end|>b")
-        assert client.escape_special_tokens(once) == once
-
-    def test_a_client_may_be_called_as_harbors_are(self, tinker):
-        (client,) = set_up(tinker.agent())
-        assert asyncio.run(client.call("hi", message_history=[])).content == "hello"
-
     def test_a_resumed_step_has_metadata_of_its_own(self, tinker, monkeypatch):
         def count(agent: OwnLoop) -> None:
             agent.metadata["n"] = agent.metadata.get("n", 0) + 1
@@ -1024,8 +1012,8 @@ class TestLoop:
         # `max_output_bytes` does not apply to the list.
         options = {"skills_dir": str(tmp_path / "my skills"), "max_output_bytes": 9}
         message = tinker.run((), ShellEnvironment(), **options).steps[0].message
-        intro = "Skills. Read a skill's file before you use it.\n\nExit code: 0\nOutput:"
-        assert message == f"{intro}\n==> {file} <==\n{ten_lines}\ndo it"
+        intro = "Skills. Read a skill's file before you use it.\n\n"
+        assert message == f"{intro}==> {file} <==\n{ten_lines}\n\ndo it"
 
     def test_the_model_is_told_once_of_the_tasks_servers(self, tinker):
         web = MCPServerConfig(name="web", transport="sse", url="http://mcp:8000/sse")
@@ -1346,11 +1334,11 @@ class TestThinking:
     )
     def test_a_closing_tag_at_the_end_of_a_line_ends_the_thinking(self, thought):
         reply = f"{thought}</think>\n{bash('ls')}"
-        assert module.split_unopened_thinking(reply) == (thought, bash("ls"))
+        assert module.with_opening_tag(reply) == f"<think>{reply}"
 
     def test_a_closing_tag_at_the_start_of_a_line_ends_the_thinking(self):
-        thought = f"so\n{bash('rm x')}"
-        assert module.split_unopened_thinking(f"{thought}</think>hi") == (thought, "hi")
+        reply = f"so\n{bash('rm x')}</think>hi"
+        assert module.with_opening_tag(reply) == f"<think>{reply}"
 
     # Whole answers of such an endpoint.
     @columns("answer").rows(
@@ -1359,13 +1347,13 @@ class TestThinking:
         both_tags_in_a_line="It is <think>hm</think>\nin Qwen's format.",
     )
     def test_a_tag_that_an_answer_quotes_is_text(self, answer):
-        assert module.split_unopened_thinking(answer) == ("", answer)
+        assert module.with_opening_tag(answer) == answer
 
     # If the time grew with the square of the length, `clean_process` would end this after a minute.
     # (Its alarm also interrupts a regular expression.)
     @columns("reply").rows(backticks="`" * 400_000, fences="```a\n" * 80_000, blanks=" " * 400_000)
     def test_a_degenerate_reply_is_split_in_time(self, reply):
-        assert module.split_unopened_thinking(reply) == ("", reply)
+        assert module.split_thinking(module.with_opening_tag(reply)) == ("", reply)
 
 
 # --------------------------------------------------------------------------------------- blocks
@@ -1422,7 +1410,7 @@ class TestBlocks:
 
 # -------------------------------------------------------------------------------------- scripts
 
-CUT = "[cut: only 4000 KiB are kept, or less if memory is full]"
+CUT = "[cut: 4000 KiB of output are kept, or less if memory is full]"
 LIMIT = "[ended: the time limit of 1 seconds was reached]"
 NO_ANSWER = "[no answer: what runs scripts was killed, or it could not start]"
 # A command that no other process on the machine runs.
@@ -1471,9 +1459,9 @@ class TestScripts:
         invalid_utf8=(r"printf 'caf\351 \0x\344\270'", "caf\ufffd \0x\ufffd"),
         of_a_long_script=(f"cat <<E | wc -c\n{40_000 * 'x'}\nE", "40001"),
         late=("exec > >(sleep 0.1; cat) 2>&1\necho hello", "hello"),
-        of_a_script_like_an_option=("-n\necho y", "/dev/fd/10: line 1: -n: command not found\ny"),
+        of_a_script_like_an_option=("-n\necho y", "/dev/fd/3: line 1: -n: command not found\ny"),
         of_a_script_with_quotes=("""echo "it's" '"$HOME"'""", 'it\'s "$HOME"'),
-        of_a_block_left_open=("cat <<E\nx", "/dev/fd/10: line 3: warning: here-document"),
+        of_a_block_left_open=("cat <<E\nx", "/dev/fd/3: line 3: warning: here-document"),
     )
     def test_the_model_sees_what_a_script_prints(self, script, output, shell):
         # bash's own message on a block left open differs by version.
@@ -1485,9 +1473,8 @@ class TestScripts:
         its_stdin=("cat", "(none)"),
         its_shell_options=("shopt -p lastpipe; echo $-", "shopt -u lastpipe\nhB"),
         its_variables_but_the_mark=("env | sed 's/=.*//' | grep BASIC", "BASIC_LOOP_MARK"),
-        its_command_line=("! pgrep -s 0 -f 'pgrep|reports'", "(none)"),
-        its_descriptors=("ls /proc/self/fd | tr '\\n' ' '", "0 1 10 2 3 "),
-        its_files=("ls /dev/shm /tmp | grep $BASIC_LOOP_MARK || true", "(none)"),
+        its_command_line=("! pgrep -s 0 -f 'pgrep|mkfifo'", "(none)"),
+        its_descriptors=("ls /proc/self/fd | tr '\\n' ' '", "0 1 2 3 4 "),
     )
     def test_a_script_is_shut_off_from_its_runner(self, script, output, shell):
         text = run_shell(shell, script)
@@ -1514,33 +1501,32 @@ class TestScripts:
 
     @columns("output shown_bytes expected").rows(
         fits=(b"abc", 3, "abc"),
-        one_too_many=(b"abcd", 3, "a\n[... 1 bytes left out ...]\ncd"),
+        one_too_many=(b"abcd", 3, "a\n[... 2 bytes left out ...]\nd"),
         halves_of_characters=("ßß".encode(), 2, "\ufffd\n[... 2 bytes left out ...]\n\ufffd"),
     )
     def test_long_output_loses_its_middle(self, output, shown_bytes, expected):
         assert module.ScriptResult(0, 1.0, output).text(shown_bytes) == told(0, expected)
 
-    # The reports of the bash program: the exit code and the seconds, and "cut" before or after it.
-    # The time limit is 1. YQo= is the output, "a" and a newline.
+    # The bash program's answer: exit code, seconds, output, and whether it is whole. The time limit
+    # is 1. YQo= is the output, "a" and a newline.
     @columns("printed expected").rows(
-        whole=(":M:exit 3 0 :YQo=:", told(3, "a")),
-        after_other_text=("12:30:45 99:1\n:M:exit 3 0 :YQo=:\n", told(3, "a")),
-        cut_before_the_end=(":M:cut exit 0 0 :YQo=:", told(0, f"a\n{CUT}")),
-        cut_by_a_server=(":M:exit 0 0 cut :YQo=:", told(0, f"a\n{CUT}")),
-        another_code_at_the_limit=(":M:exit 3 1 ::", told(3, "(none)")),
-        limit=(":M:exit 137 1 :YQo=:", told(124, f"a\n{LIMIT}")),
-        limit_by_uutils=(":M:exit 124 2 :YQo=:", told(124, f"a\n{LIMIT}")),
-        before_the_limit=(":M:exit 124 0 :YQo=:", told(124, "a")),
-        half_an_answer=(":M:exit 0 0 :YQo", told(127, f":M:exit 0 0 :YQo\n{NO_ANSWER}")),
+        whole=(":M:3 0:YQo=:whole:", told(3, "a")),
+        after_other_text=("12:30:45 99:1\n:M:3 0:YQo=:whole:\n", told(3, "a")),
+        not_whole=(":M:0 0:YQo=:", told(0, f"a\n{CUT}")),
+        another_code_at_the_limit=(":M:3 1::whole:", told(3, "(none)")),
+        limit=(":M:137 1:YQo=:whole:", told(124, f"a\n{LIMIT}")),
+        limit_by_uutils=(":M:124 2:YQo=:whole:", told(124, f"a\n{LIMIT}")),
+        before_the_limit=(":M:124 0:YQo=:whole:", told(124, "a")),
+        half_an_answer=(":M:0 0:YQo", told(127, f":M:0 0:YQo\n{NO_ANSWER}")),
         no_answer=("bash: not found", told(127, f"bash: not found\n{NO_ANSWER}")),
     )
     def test_the_bash_program_says_how_a_script_ended(self, printed, expected):
         result = ExecResult(stdout=printed, return_code=127)
         assert module.parse_output(result, "M", 1).text(99) == expected
 
-    @columns("missing text").rows(base64=("base64", NO_ANSWER), bash=("bash", NO_ANSWER))
+    @columns("missing text").rows(base64=("base64", CUT), bash=("bash", NO_ANSWER))
     def test_an_image_that_lacks_a_program_is_told(self, missing, text, shell, tmp_path):
-        for name in {"bash", "base64", "cat", "rm", "timeout"} - {missing}:
+        for name in {"bash", "base64", "cat", "mkdir", "mkfifo", "rm", "timeout"} - {missing}:
             (tmp_path / name).symlink_to(shutil.which(name))
         shell.variables["PATH"] = str(tmp_path)
         assert run_shell(shell, "true").endswith(text)
@@ -1548,7 +1534,7 @@ class TestScripts:
     def test_without_memory_for_files_the_disk_is_used(self, shell):
         real_exec = shell.exec
         shell.exec = lambda command, timeout_sec: real_exec(
-            command.replace("/dev/shm/", "/dev/shm/none/"), timeout_sec
+            command.replace("/dev/shm/", "/dev/shm/none/", 1), timeout_sec
         )
         assert run_shell(shell, "echo a") == told(0, "a")
 
@@ -1559,17 +1545,15 @@ class TestScripts:
     def test_a_script_leaves_no_file_of_its_own(self, shell):
         def files() -> set[str]:
             names = os.listdir("/dev/shm") + os.listdir("/tmp")
-            return {name for name in names if re.fullmatch(r"\w{32}\.\w+", name)}
+            return {name for name in names if re.fullmatch(r"\w{32}", name)}
 
         before = files()
         run_shell(shell, "echo a; sleep 9", seconds=1)
         assert files() - before == set()
 
-    def test_removing_all_files_in_memory_loses_no_output(self, shell):
-        script = (
-            "echo a; for f in /proc/$PPID/fd/*; do :; done; : >/dev/shm/x; rm -f /dev/shm/x; echo b"
-        )
-        assert run_shell(shell, script) == told(0, "a\nb")
+    def test_a_script_that_removes_its_output_is_told(self, shell):
+        script = "echo a; rm -r /dev/shm/$BASIC_LOOP_MARK; exit 3"
+        assert run_shell(shell, script) == told(3, CUT)
 
     def test_the_time_limit_ends_all_that_a_script_started(self, shell):
         # A process in a session of its own, one with a time limit of its own, one without the mark,
@@ -2616,14 +2600,10 @@ class TestTrainingData:
         monkeypatch.delattr(TrialResult, "reward_valid", raising=False)
         assert (module.trial_to_trajectory(trial) is not None) is is_data
 
-    @columns("trial reward_valid is_data").rows(
-        an_error=(a_trial(error="RuntimeError"), True, True),
-        no_error=(a_trial(), False, False),
-        # Without rewards Harbor always says False.
-        no_reward=(a_trial(None), False, True),
-    )
-    def test_harbors_reward_valid_decides(self, trial, reward_valid, is_data, monkeypatch):
-        monkeypatch.setattr(TrialResult, "reward_valid", reward_valid, raising=False)
+    # Without rewards Harbor always says False.
+    @columns("trial is_data").rows(a_reward=(a_trial(), False), no_reward=(a_trial(None), True))
+    def test_a_reward_that_harbor_finds_invalid_is_no_data(self, trial, is_data, monkeypatch):
+        monkeypatch.setattr(TrialResult, "reward_valid", False, raising=False)
         assert (module.trial_to_trajectory(trial) is not None) is is_data
 
     @pytest.mark.parametrize("reward", [math.nan, math.inf])
@@ -2764,7 +2744,7 @@ class TestTrainer:
         trainer.train(RIGHT, WRONG, RIGHT, GONE)
         assert len(trainer.training.batches[0]) == 3
         # Harbor 0.25 and later would score a RuntimeError.
-        name = "RuntimeRequestError" if module.harbor_would_misread(GONE) else "RuntimeError"
+        name = "RuntimeError" if module.harbor_knows(GONE) else "RuntimeRequestError"
         assert trainer.metric(f"rollout_errors/{name}") == {0: 1.0}
 
     @columns("settings message").rows(

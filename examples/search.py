@@ -43,9 +43,7 @@ have most of these words are the next message."""
             texts.append(await asyncio.to_thread(search, words, Path(self.options.docs)))
         if commands := super().bash_blocks(reply):
             texts.append(await super().execute(commands, environment))
-        # So the trajectory shows it, and the next step of a task begins with it.
-        self.turns[-1].output = "\n\n".join(texts)
-        return self.turns[-1].output
+        return "\n\n".join(texts)
 
 
 def search(words: str, folder: Path) -> str:

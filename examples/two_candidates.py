@@ -38,9 +38,8 @@ class PickingClient(ModelClient):
         return self.client.escape_special_tokens(text)
 
     async def call(
-        self, prompt: str, message_history: list[dict], request: Request | None = None, **other: Any
+        self, prompt: str, message_history: list[dict], request: Request, **other: Any
     ) -> Turn:
-        request = request or Request()
         first = await self.client.call(prompt, message_history, request, **other)
         # If the time ends in the second call, the first reply is recorded, with the usage of both.
         request.partial = first
