@@ -1438,39 +1438,41 @@ NOT_RUN = 126
 TIMED_OUT = 124
 KILLED = 137
 
-# A bash program that runs the file `script` in its own folder. Its arguments are the time limit in
-# seconds and MAX_OUTPUT_KIB. It prints the exit code, the seconds, the output in base64 (because
-# some environments change what a command prints), and "whole" if all output was kept:
+# A bash program that runs a script. Its own file is NAME.runner, and the script is NAME.script. Its
+# arguments are the time limit in seconds and MAX_OUTPUT_KIB. It prints the exit code, the seconds,
+# the output in base64 (because some environments change what a command prints), and "whole" if all
+# output was kept:
 #
 #     :MARK:CODE SECONDS:BASE64:whole:
 #
 # It needs bash 4.2 and coreutils.
 _RUNNER = r"""
-folder=${0%/*}
+name=${0%.runner}
 # A process that the script leaves running must not hold this program's stderr: `exec` would wait.
 exec </dev/null 2>/dev/null
 
 # The reader keeps the script's output in a file. At the limit bash kills its cat. Then another cat
 # reads on and keeps nothing, because a pipe without a reader kills those who write into it.
-mkfifo "$folder/pipe"
+: >"$name.whole"
+mkfifo "$name.pipe"
 exec 3< <(
-  exec <"$folder/pipe"
+  exec <"$name.pipe"
   ulimit -c 0 -f "$2"
-  cat >"$folder/output" || {
-    : >"$folder/cut"
+  cat >"$name.output" || {
+    rm -f "$name.whole"
     exec cat >/dev/null
   }
 )
-timeout -s KILL "$1" bash /dev/fd/3 3<"$folder/script" >"$folder/pipe" 2>&1
+timeout -s KILL "$1" bash /dev/fd/3 3<"$name.script" >"$name.pipe" 2>&1
 ended="$? $SECONDS"
 
 # Wait until the reader closes descriptor 3: when it has read all, or at the limit. If the script
 # has left a server running, the reader goes on for it: wait 1 second at most.
 read -r -t 1 <&3
 printf ":%s:%s:" "$BASIC_LOOP_MARK" "$ended"
-base64 "$folder/output" && [[ ! -e $folder/cut ]] && printf ":whole"
+base64 "$name.output" && [[ -e $name.whole ]] && printf ":whole"
 printf ":"
-rm -rf "$folder"
+rm -f {/dev/shm,/tmp}/"$BASIC_LOOP_MARK".*
 """
 
 
@@ -1510,10 +1512,10 @@ async def run_script(blocks: list[str], environment: BaseEnvironment, seconds: i
         # Write both files, in memory if possible, and become the runner, which ends the loop. The
         # files keep both texts out of the arguments of processes, where a script's own
         # `pkill -f` would find them. -p: the image's BASH_ENV is for the script only.
-        f"for folder in /dev/shm/{mark} /tmp/{mark}; do mkdir $folder 2>/dev/null && "
-        f"printf %s {shlex.quote(script)} >$folder/script && "
-        f"printf %s {shlex.quote(_RUNNER)} >$folder/runner && "
-        f"exec bash -p $folder/runner {seconds} {MAX_OUTPUT_KIB}; done"
+        f"for name in /dev/shm/{mark} /tmp/{mark}; do "
+        f"printf %s {shlex.quote(script)} >$name.script && "
+        f"printf %s {shlex.quote(_RUNNER)} >$name.runner && "
+        f"exec bash -p $name.runner {seconds} {MAX_OUTPUT_KIB}; done"
     )
     # Modal takes 65,536 bytes of arguments. (shlex.quote makes five bytes of an apostrophe.)
     if len(command.encode()) > 65_000:
@@ -1539,11 +1541,11 @@ async def run_script(blocks: list[str], environment: BaseEnvironment, seconds: i
 
 
 async def kill_script(mark: str, environment: BaseEnvironment) -> None:
-    """Kill a script and what runs it, and remove its folder, by another exec."""
+    """Kill a script and what runs it, and remove their files, by another exec."""
     # Kill each process that has the mark in its environment, and its process group.
     command = (
         f"for pid in $(grep -ls BASIC_LOOP_MARK={mark} /proc/[0-9]*/environ | cut -d / -f 3); do "
-        f"kill -9 $pid -$pid; done 2>/dev/null; rm -rf /dev/shm/{mark} /tmp/{mark}"
+        f"kill -9 $pid -$pid; done 2>/dev/null; rm -f /dev/shm/{mark}.* /tmp/{mark}.*"
     )
     # The environment may be gone.
     with suppress(Exception):

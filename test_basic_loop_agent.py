@@ -1459,13 +1459,14 @@ class TestScripts:
         invalid_utf8=(r"printf 'caf\351 \0x\344\270'", "caf\ufffd \0x\ufffd"),
         of_a_long_script=(f"cat <<E | wc -c\n{40_000 * 'x'}\nE", "40001"),
         late=("exec > >(sleep 0.1; cat) 2>&1\necho hello", "hello"),
-        of_a_script_like_an_option=("-n\necho y", "/dev/fd/3: line 1: -n: command not found\ny"),
+        of_a_script_like_an_option=("-n 2>/dev/null\necho y", "y"),
         of_a_script_with_quotes=("""echo "it's" '"$HOME"'""", 'it\'s "$HOME"'),
-        of_a_block_left_open=("cat <<E\nx", "/dev/fd/3: line 3: warning: here-document"),
     )
     def test_the_model_sees_what_a_script_prints(self, script, output, shell):
-        # bash's own message on a block left open differs by version.
-        assert run_shell(shell, script).startswith(told(0, output))
+        assert run_shell(shell, script) == told(0, output)
+
+    def test_bash_tells_of_a_here_document_left_open(self, shell):
+        assert "warning: here-document at line 1" in run_shell(shell, "cat <<E\nx")
 
     # What a script could notice of the program that runs it. hB are the options of any script.
     # pgrep leaves itself out, but would find a bash that has the script as an argument.
@@ -1526,7 +1527,7 @@ class TestScripts:
 
     @columns("missing text").rows(base64=("base64", CUT), bash=("bash", NO_ANSWER))
     def test_an_image_that_lacks_a_program_is_told(self, missing, text, shell, tmp_path):
-        for name in {"bash", "base64", "cat", "mkdir", "mkfifo", "rm", "timeout"} - {missing}:
+        for name in {"bash", "base64", "cat", "mkfifo", "rm", "timeout"} - {missing}:
             (tmp_path / name).symlink_to(shutil.which(name))
         shell.variables["PATH"] = str(tmp_path)
         assert run_shell(shell, "true").endswith(text)
@@ -1545,14 +1546,14 @@ class TestScripts:
     def test_a_script_leaves_no_file_of_its_own(self, shell):
         def files() -> set[str]:
             names = os.listdir("/dev/shm") + os.listdir("/tmp")
-            return {name for name in names if re.fullmatch(r"\w{32}", name)}
+            return {name for name in names if re.fullmatch(r"\w{32}\.\w+", name)}
 
         before = files()
         run_shell(shell, "echo a; sleep 9", seconds=1)
         assert files() - before == set()
 
     def test_a_script_that_removes_its_output_is_told(self, shell):
-        script = "echo a; rm -r /dev/shm/$BASIC_LOOP_MARK; exit 3"
+        script = "echo a; rm /dev/shm/$BASIC_LOOP_MARK.*; exit 3"
         assert run_shell(shell, script) == told(3, CUT)
 
     def test_the_time_limit_ends_all_that_a_script_started(self, shell):
