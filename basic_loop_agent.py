@@ -120,6 +120,8 @@ class BasicLoopOptions(
         if duplicates:
             names = ", ".join(sorted(duplicates))
             raise ValueError(f"llm_kwargs holds {names}: use the option instead")
+        if self.llm_kwargs.get("use_responses_api"):
+            raise ValueError("drop use_responses_api, and name the model openai/responses/NAME")
         return self
 
 
@@ -385,10 +387,6 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
             request.session_id = request.session_id or self._trial_name
         if self.messages == self._last_messages:
             request.previous_ids = self._last_ids
-        else:
-            # This is the first turn, or the loop has edited the messages. Chat may hold the id of
-            # the last response (Responses API), which does not know of the edit.
-            self.chat.reset_response_chain()
         try:
             turn = await self._call_model("\n\n".join(texts), request)
         except BaseException:
@@ -545,14 +543,11 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
             context.rollout_details = rollout_details(trainable)
             metadata["n_turns_without_ids"] = len(self.turns) - len(trainable)
             # Prefix breaks are prompts that do not begin with the ids of the turn before.
-            metadata["n_prefix_breaks"] = 0
-            for earlier, later in itertools.pairwise(trainable):
-                ids = earlier.all_ids
-                if later.prompt_token_ids[: len(ids)] != ids:
-                    metadata["n_prefix_breaks"] += 1
-        # Harbor saves JSON only: other values become text, and keys such as tuples are left out.
-        text = json.dumps(metadata | self.metadata, default=str, skipkeys=True, ensure_ascii=False)
-        context.metadata = json.loads(valid_text(text))
+            metadata["n_prefix_breaks"] = sum(
+                later.prompt_token_ids[: len(earlier.all_ids)] != earlier.all_ids
+                for earlier, later in itertools.pairwise(trainable)
+            )
+        context.metadata = json_values(metadata | self.metadata)
         answer = self.turns[-1] if self.turns else Turn()
         self._warn(stop_reason, answer)
         # Even without a turn: the file may hold the answer of the step before.
@@ -586,19 +581,21 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
             steps.append(self.trajectory_step(turn, with_ids=context is not None))
         if not self.turns:
             steps.append({"source": "user", "message": "\n\n".join(self._queued)})
+        for n, step in enumerate(steps, start=1):
+            step["step_id"] = n
         trajectory = atif.Trajectory(
             session_id=self.options.session_id or self._trial_name,
             agent={"name": self.name(), "version": self.version(), "model_name": self.model_name},
-            steps=[{**step, "step_id": n} for n, step in enumerate(steps, start=1)],
-            final_metrics=context
-            and {
-                "total_prompt_tokens": context.n_input_tokens,
-                "total_completion_tokens": context.n_output_tokens,
-                "total_cached_tokens": context.n_cache_tokens,
-                "total_cost_usd": context.cost_usd,
-            },
-            extra=context and context.metadata,
+            steps=steps,
         )
+        if context:
+            trajectory.extra = context.metadata
+            trajectory.final_metrics = atif.FinalMetrics(
+                total_prompt_tokens=context.n_input_tokens,
+                total_completion_tokens=context.n_output_tokens,
+                total_cached_tokens=context.n_cache_tokens,
+                total_cost_usd=context.cost_usd,
+            )
         write_file(self.logs_dir / "trajectory.json", trajectory.model_dump_json(exclude_none=True))
         return trajectory
 
@@ -755,9 +752,9 @@ def harbor_knows(error: BaseException) -> bool:
 
 
 # How servers say that a prompt is too long: OpenAI, vLLM, Anthropic, Gemini, llama.cpp, xAI, GLM,
-# DashScope. (A timeout may say "took too long".)
+# DashScope.
 CONTEXT_IS_FULL = (
-    "(?i)context[ _]?(window|length|size)|maximum context|token limit|(?<!took )too long"
+    "(?i)context[ _]?(window|length|size)|maximum context|token limit|is too long"
     "|maximum prompt length|exceeds max length|range of input length"
 )
 
@@ -817,12 +814,11 @@ def without_thinking(turn: Turn) -> Turn:
 
 
 def with_opening_tag(reply: str) -> str:
-    """The reply of a chat endpoint, with <think> in front if the template has written <think> into
-    the prompt. Then the first tag of the reply is </think>. It counts only at the start or the end
-    of a line, because commands may hold it, too."""
-    closing = rf"^</{_THINK}>|</{_THINK}>[ \t]*$"
-    first_tag = re.search(rf"(?m)<{_THINK}>|(?P<closing>{closing})", reply)
-    return f"<think>{reply}" if first_tag and first_tag["closing"] else reply
+    """A reply of a chat endpoint, with <think> in front if it has only </think>: some templates
+    write <think> into the prompt. </think> counts only at the start or the end of a line, because
+    commands may hold it, too."""
+    lacks_tag = "<think>" not in reply and re.search("(?m)^</think>|</think>[ \t]*$", reply)
+    return f"<think>{reply}" if lacks_tag else reply
 
 
 class HarborClient(ModelClient):
@@ -849,8 +845,7 @@ def chat_llm(
     options: BasicLoopOptions, model: str, url: str | None, key: str | None, **args: Any
 ) -> BaseLLM:
     """Make a LiteLLM of Harbor's that also returns replies which were cut off."""
-    # Importing LiteLLM takes seconds, so the classes are defined in here.
-    from harbor.llms.base import OutputLengthExceededError
+    # Importing LiteLLM takes seconds, so the class is defined in here.
     from harbor.llms.lite_llm import LiteLLM
 
     class ChatLLM(LiteLLM):
@@ -871,9 +866,6 @@ def chat_llm(
             except ContextLengthExceededError as error:
                 # Harbor's error has no message. The server's error has one.
                 raise ContextLengthExceededError(str(error.__context__)) from error
-            except OutputLengthExceededError as error:
-                # With use_responses_api (in llm_kwargs) nothing is kept but the text.
-                return Turn(error.truncated_response, finish_reason="length")
             return Turn(**vars(reply), finish_reason=one_call.finish_reason)
 
         def _extract_usage_info(self, response: Any) -> UsageInfo | None:
@@ -884,10 +876,6 @@ def chat_llm(
             self.finish_reason = fields.get("native_finish_reason") or choice["finish_reason"]
             choice["finish_reason"] = "stop"
             return super()._extract_usage_info(response)
-
-        def get_model_output_limit(self) -> int:
-            # With use_responses_api, LiteLLM sends this in place of max_tokens.
-            return options.max_tokens
 
     args |= options.model_dump(include={"max_tokens", "collect_rollout_details"})
     return ChatLLM(model_name=model, api_base=url, api_key=key, **args)
@@ -1073,25 +1061,20 @@ class TinkerClient(TokenClient):
     async def connect(self) -> None:
         import tinker
 
-        limit = None
-        # SDKs before 0.38 do not tell the model's limit.
+        limits = {}
+        # SDKs before 0.38 do not tell the models' limits.
         if hasattr(tinker, "RestClient"):
             client = tinker.RestClient(base_url=self.url, api_key=self._key)
-            # Ignore the SDK's errors here. `_open` will meet them again.
-            with suppress(tinker.TinkerError):
-                try:
-                    answer = await asyncio.wait_for(
-                        client.get_server_capabilities(), FIRST_ANSWER_SEC
-                    )
-                except TimeoutError as error:
-                    server = self.url or "Tinker"
-                    text = f"{server} has not answered in {FIRST_ANSWER_SEC} seconds"
-                    raise RuntimeError(text) from error
-                for card in answer.supported_models:
-                    if card.model_name == self._model:
-                        limit = card.max_context_length
-        limits = [n for n in (limit, self._given_limit) if n]
-        self.context_limit = min(limits, default=32_000)
+            try:
+                async with asyncio.timeout(FIRST_ANSWER_SEC):
+                    answer = await client.get_server_capabilities()
+            except TimeoutError as error:
+                name = self.url or "Tinker"
+                text = f"{name} has not answered in {FIRST_ANSWER_SEC} seconds"
+                raise RuntimeError(text) from error
+            limits = {card.model_name: card.max_context_length for card in answer.supported_models}
+        limit = limits.get(self._model)
+        self.context_limit = min(filter(None, (limit, self._given_limit)), default=32_000)
         # In a thread, because older SDKs wait for the server.
         self._sampling_client = await asyncio.to_thread(self._open)
 
@@ -1397,6 +1380,13 @@ def write_file(path: Path, text: str) -> None:
 def valid_text(text: str | None) -> str:
     """Text that tokenizers and files accept: a lone surrogate becomes "?", None becomes ""."""
     return (text or "").encode("utf-8", "replace").decode()
+
+
+def json_values(values: dict) -> dict:
+    """The values as JSON has them, because Harbor cannot save others. Other values become text, and
+    an entry is left out if its key is no JSON key, such as a tuple."""
+    text = json.dumps(values, default=str, skipkeys=True, ensure_ascii=False)
+    return json.loads(valid_text(text))
 
 
 # A parser of nothing but fenced blocks, also in list items. ("code" is on, because without it a
