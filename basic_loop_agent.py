@@ -63,7 +63,7 @@ except ImportError:
     class AgentCapabilities(BaseModel): ...
 
 
-__version__ = "0.11.0"
+__version__ = "0.12.0"
 
 
 class BasicLoopOptions(
