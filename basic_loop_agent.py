@@ -97,7 +97,8 @@ class BasicLoopOptions(
     collect_rollout_details: bool | None = None
     """Record token ids and logprobs; default: false for litellm, true for the others."""
     context_limit: PositiveInt | None = None
-    """Not for litellm: maximum tokens of prompt and reply. Default: the server's limit."""
+    """Not for litellm: maximum tokens of prompt and reply. Default: the server's limit, or 32000 if
+    Tinker does not tell it."""
     interleaved_thinking: bool = False
     """Only for litellm: send the thinking back with each answer, as reasoning_content."""
     session_id: str | None = None
@@ -114,7 +115,7 @@ class BasicLoopOptions(
             self.collect_rollout_details = self.model_client != "litellm"
         if self.model_client != "tinker" and (self.model_path or self.renderer_name):
             raise ValueError("model_path and renderer_name are for model_client=tinker: drop them")
-        # An option that is set must not also be in llm_kwargs.
+        # An option that has a value, also by default, must not also be in llm_kwargs.
         options = {name for name, value in self if value is not None}
         duplicates = self.llm_kwargs.keys() & {*options, "model", "model_name", "api_base"}
         if duplicates:
@@ -198,8 +199,10 @@ class Turn(LLMResponse):
 
     @property
     def all_ids(self) -> list[int]:
-        """The ids of the prompt and of the reply, with which the next prompt begins."""
-        return (self.prompt_token_ids or []) + (self.completion_token_ids or [])
+        """The ids of the prompt and of the reply, or an empty list if either is missing."""
+        if self.prompt_token_ids is None or self.completion_token_ids is None:
+            return []
+        return self.prompt_token_ids + self.completion_token_ids
 
     @property
     def is_trainable(self) -> bool:
@@ -247,20 +250,21 @@ class ModelClient:
 
 
 class RuntimeRequestError(RuntimeError):
-    """The run failed, and its model is not to blame. Harbor decides by the name of an error's class
-    whether a trial is scored. By this name it is not scored, and may be repeated. (The name is from
-    Harbor's `error_policy.py`, 0.25 and later.)"""
+    """The run failed, and its model is not to blame. Harbor (0.25 and later) looks the class's name
+    up in its `error_policy.py`: it does not score such a trial, and may repeat it."""
 
 
 # The state of the process, which the trials of a job share:
 #
-# - The clients. The key holds all that a client depends on. After an error of a client its entry is
-#   deleted: trials that use the client go on with it, and the next trial builds a new one.
+# - The clients, one for all trials with equal options. After an error of a client, which may have
+#   lost its connection, its entry is deleted: trials that have this client go on with it, and the
+#   next trial builds a new one.
 _clients: dict[tuple, ModelClient] = {}
 # - A lock for each key, held while its client is built.
 _client_locks: defaultdict[tuple, asyncio.Lock] = defaultdict(asyncio.Lock)
 # - Tinker's services, by URL and key. Each has a session with Tinker and about 11 file descriptors.
-#   After an error of any client all are deleted: a session may have ended, and a new one is cheap.
+#   A session may end. So an error of any client deletes all services (the client may be one of
+#   yours that wraps Tinker's), and the next client opens a new one, which is cheap.
 _tinker_services: dict[tuple[str | None, str | None], Any] = {}
 # - The service of `use_service`, or None.
 _given_service: Any = None
@@ -278,12 +282,12 @@ class BasicLoopAgent(BaseAgent):
     Attributes:
         client: The model client, which the trials of a job share. `setup` gets it.
         chat: Harbor's Chat, which holds the conversation. `run` begins a new one.
-        turns: The turns of this run. `resume` begins with none.
+        turns: The turns of this run. Each holds what was told before it, and what answers it.
         metadata: The loop may keep JSON values of this run here, for the context's metadata.
         instruction: The instruction of this run.
         _introduction: What the model is told before the first instruction.
-        _queued: The texts that were told and not sent yet. The next `sample` sends them.
-        _last_ids: The token ids of `messages`, as they were sent and sampled. Empty without ids.
+        _queued: The texts that were told since the last turn. The next `sample` sends them.
+        _last_ids: The token ids of `messages`, as they were sent and sampled. Empty: not known.
         _last_messages: A copy of `messages` that belongs to these ids, to notice edits of the loop.
     """
 
@@ -309,7 +313,7 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         # `extra_env` is not passed on: Harbor (0.16 and later) would give it to each command in the
         # container, and scripts could read the keys.
         self._agent_env = extra_env or {}
-        # From 0.23 on Harbor parses the options in here, and sets `self.options`.
+        # From 0.23 on Harbor makes `self.options` of the arguments. Earlier ones ignore options.
         super().__init__(**kwargs)
         if not hasattr(BaseAgent, "parse_options"):
             names = self.options_model.model_fields.keys() & kwargs.keys()
@@ -382,20 +386,24 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
             texts.insert(0, self._escaped(self.turns[-1].output))
         if not texts:
             raise RuntimeError("there is nothing to send: `tell` the model something first")
+        prompt = "\n\n".join(texts)
         request = Request(session_id=self.options.session_id)
         if self.options.model_client in ("vllm", "sglang"):
             request.session_id = request.session_id or self._trial_name
+        # After an edit of the messages, the ids no longer belong to them.
         if self.messages == self._last_messages:
             request.previous_ids = self._last_ids
         try:
-            turn = await self._call_model("\n\n".join(texts), request)
+            turn = await self._call_model(prompt, request)
         except BaseException:
             if request.partial:
+                # The run ends here, and a later run goes on from this part of a reply.
                 self._add_turn(request.partial)
+                self.messages.append({"role": "user", "content": prompt})
+                self.messages.append({"role": "assistant", "content": request.partial.content})
             raise
         # From here to the end nothing is awaited, so that no cancellation loses the reply.
         self._add_turn(turn)
-        self._queued = []
         self._last_ids = turn.all_ids
         self._last_messages = copy.deepcopy(self.messages)
         # The turn is recorded before this check, so that its reply can be looked at. Later turns
@@ -403,7 +411,7 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         ids = (turn.prompt_token_ids, turn.completion_token_ids, turn.logprobs)
         if self.options.collect_rollout_details and len(self.turns) == 1 and None in ids:
             raise RuntimeError("no token ids or logprobs came: set collect_rollout_details=false")
-        # trajectory.json gets the ids when the run ends. With them it takes long to write.
+        # The ids are left out until the run ends, because they take long to write.
         self._write_trajectory()
         return turn
 
@@ -418,6 +426,7 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
                 if self.client.url:
                     error.add_note(f"The model's server is {self.client.url}")
                 raise
+            # No reply has come yet.
             if not self._last_messages:
                 raise RuntimeError(f"the first prompt is too long: {error}") from error
             self.logger.warning(f"the context is full: {error}")
@@ -425,6 +434,7 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
 
     def _add_turn(self, turn: Turn) -> None:
         turn.told = "\n\n".join(self._queued)
+        self._queued = []
         turn.timestamp = datetime.now(UTC).isoformat()
         self.turns.append(turn)
         n_in, n_out = turn.usage.prompt_tokens, turn.usage.completion_tokens
@@ -490,9 +500,8 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         what `run` raises."""
         if self.chat is None:
             raise RuntimeError("`resume` continues a conversation: call `run` first")
-        # (If the last run has no turn, its instruction is still in the queue, and is sent now.)
         if self.turns:
-            # Other texts that were not sent were for that run only.
+            # The last run sent its instruction. What it told after its last turn was for itself.
             self._queued = []
             if self.turns[-1].output:
                 self.tell(self.turns[-1].output)
@@ -514,13 +523,13 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         # of a cancellation, and an SDK may raise CancelledError by itself.
         except (Exception, asyncio.CancelledError) as error:
             if asyncio.current_task().cancelling():
-                # Harbor. (`max_seconds` is not counted here: `timer` takes its cancellation back.)
+                # Harbor has cancelled this task. (`timer` cancels it, too, but takes that back.)
                 stop_reason = StopReason.CANCELLED
                 raise asyncio.CancelledError from error
             if timer.expired():
-                # `max_seconds`. No error is raised, so that Harbor scores the trial.
+                # `max_seconds` are over. No error is raised, so that Harbor scores the trial.
                 stop_reason = StopReason.ROLLOUT_TIMEOUT
-            elif harbor_knows(error):
+            elif is_known_to_harbor(error):
                 raise
             else:
                 raise RuntimeRequestError(f"{type(error).__name__}: {error}") from error
@@ -548,26 +557,26 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
                 for earlier, later in itertools.pairwise(trainable)
             )
         context.metadata = json_values(metadata | self.metadata)
-        answer = self.turns[-1] if self.turns else Turn()
-        self._warn(stop_reason, answer)
-        # Even without a turn: the file may hold the answer of the step before.
-        write_file(self.logs_dir / "completion.txt", answer.content)
+        last_turn = self.turns[-1] if self.turns else Turn()
+        self._warn(stop_reason, last_turn)
+        # Without a turn this empties the file, which may hold the answer of the step before.
+        write_file(self.logs_dir / "completion.txt", last_turn.content)
         trajectory = self._write_trajectory(context)
-        # Without model_usage, Harbor (0.24 and later) reads trajectory.json. A script may have
-        # replaced that file by a pipe, at which Harbor would hang.
+        # Harbor 0.24 and later needs model_usage. It would look into trajectory.json, and hang if a
+        # script has replaced that file by a pipe.
         with suppress(ImportError):
             from harbor.utils.trajectory_utils import compute_model_usage
 
             context.model_usage = compute_model_usage(trajectory)
 
-    def _warn(self, stop_reason: StopReason | str, answer: Turn) -> None:
+    def _warn(self, stop_reason: StopReason | str, turn: Turn) -> None:
         """Log what often explains a reward of 0."""
         if stop_reason == StopReason.MAX_TOKENS:
-            self.logger.warning(f"the reply was cut off: finish reason {answer.finish_reason!r}")
-        has_blocks = re.search("```|~~~", answer.content) and not answer.output
-        if stop_reason == StopReason.COMPLETED and has_blocks:
+            self.logger.warning(f"the reply was cut off: finish reason {turn.finish_reason!r}")
+        has_unrun_blocks = re.search("```|~~~", turn.content) and not turn.output
+        if stop_reason == StopReason.COMPLETED and has_unrun_blocks:
             self.logger.warning("none of the answer's blocks was run: see max_turns and `protocol`")
-        if stop_reason == StopReason.COMPLETED and not answer.content.strip():
+        if stop_reason == StopReason.COMPLETED and not turn.content.strip():
             self.logger.warning("the answer is empty: the reply may hold nothing but thinking")
 
     def _write_trajectory(self, context: AgentContext | None = None) -> atif.Trajectory:
@@ -624,7 +633,7 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
 
     @property
     def _trial_name(self) -> str:
-        # The logs of a trial are in its folder agent/.
+        # Harbor names a trial's folder after it. The logs are in its folder agent/.
         return self.logs_dir.parent.name
 
     def _build_llm(self) -> Any:
@@ -639,7 +648,8 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         if provider == "litellm":
             from litellm import get_llm_provider
 
-            provider = get_llm_provider(self.model_name, args.get("custom_llm_provider"))[1]
+            given = args.get("custom_llm_provider")
+            _, provider, _, _ = get_llm_provider(self.model_name, given)
         url, key = url_and_key(options, provider, self._agent_env)
         args.pop("api_key", None)
         if options.model_client == "tinker":
@@ -654,8 +664,10 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         key = (
             # A client and its lock work in one event loop only.
             asyncio.get_running_loop(),
+            # A subclass may build another client.
             type(self),
             self.model_name,
+            # As text, because a dict cannot be part of a key.
             repr(self.options.model_dump(exclude={"session_id"})),
             repr(self._agent_env),
             _given_service,
@@ -704,7 +716,8 @@ def url_and_key(
         # No blanks: a key from a file often ends in a newline, and HTTP errors show such a key.
         key = "".join(str(key).split())
     if url and provider in ("openai", "hosted_vllm"):
-        # A server of your own has its API under /v1: http://host:8000 becomes http://host:8000/v1.
+        # A URL that ends in a port is a server of your own, which has its API under /v1:
+        # http://host:8000 becomes http://host:8000/v1.
         url = re.sub(r"(:\d+)/?$", r"\1/v1", url)
         # litellm wants a key. A server without keys takes any.
         key = key or "none"
@@ -736,18 +749,18 @@ def tinker_has_key() -> bool:
     return False
 
 
-def harbor_knows(error: BaseException) -> bool:
-    """True if Harbor handles the error rightly: by the name of its class it knows that something
-    other than the model has failed."""
+def is_known_to_harbor(error: BaseException) -> bool:
+    """True if Harbor will not take the error for a failure of the model. It looks up the name of
+    the error's class."""
     if isinstance(error, TimeoutError | asyncio.CancelledError):
-        # Harbor would take them for the agent's timeout and for Ctrl-C.
+        # Harbor would take these for the agent's timeout and for Ctrl-C.
         return False
     try:
         from harbor.models.trial.error_policy import ERROR_POLICIES
     except ImportError:
         # Harbor before 0.25 scores no trial after an error.
         return True
-    # Harbor 0.26 scores a trial after an error that is not in this table.
+    # From 0.25 on it has this table, and from 0.26 on it scores a trial after any other error.
     return type(error).__name__ in ERROR_POLICIES
 
 
@@ -794,9 +807,9 @@ _CLOSING_TAGS = "|".join(closing for _, closing in THINKING_TAGS)
 
 
 def split_thinking(text: str) -> tuple[str, str]:
-    """Split a reply into thinking and answer. The thinking is at the front, from an opening tag to
-    its closing tag, or to the end of the text. There may be several thoughts, or only a closing
-    tag, if nothing was thought."""
+    """Split a reply into thinking and answer. A thought goes from an opening tag to its closing
+    tag, or to the end of the text. A closing tag alone is an empty thought. All thoughts at the
+    front of the reply are its thinking."""
     thinking = ""
     for opening, closing in THINKING_TAGS:
         # The closing tag is tried first, because some closing tags begin with the opening one.
@@ -814,9 +827,9 @@ def without_thinking(turn: Turn) -> Turn:
 
 
 def with_opening_tag(reply: str) -> str:
-    """A reply of a chat endpoint, with <think> in front if it has only </think>: some templates
-    write <think> into the prompt. </think> counts only at the start or the end of a line, because
-    commands may hold it, too."""
+    """The reply of a chat endpoint, with <think> in front if it has </think> alone, because the
+    template has written <think> into the prompt. </think> has to be at the start or the end of a
+    line. Elsewhere it may be part of a command."""
     lacks_tag = "<think>" not in reply and re.search("(?m)^</think>|</think>[ \t]*$", reply)
     return f"<think>{reply}" if lacks_tag else reply
 
@@ -835,7 +848,7 @@ class HarborClient(ModelClient):
             other["session_id"] = request.session_id
         reply = await self.llm.call(prompt=prompt, message_history=message_history, **other)
         turn = Turn(**vars(reply))
-        # If the server gives the thinking apart, a tag in the text belongs to the answer.
+        # If the server has split the thinking off, </think> alone is part of the answer.
         if not turn.reasoning_content:
             turn.content = with_opening_tag(turn.content)
         return without_thinking(turn)
@@ -850,26 +863,26 @@ def chat_llm(
 
     class ChatLLM(LiteLLM):
         """LiteLLM raises an error for the finish reason "length", and ids and cost are lost. So
-        this class hides the reason from it. A copy of this object makes each call, and keeps the
-        reason of its reply."""
+        `_extract_usage_info`, which it calls before that, keeps the reason and replaces it by
+        "stop". Each call is made by a copy of this object, which keeps the reason of one reply."""
 
         finish_reason = "stop"
 
-        async def call(self, prompt: str, session_id: str | None = None, **request: Any) -> Turn:
+        async def call(self, prompt: str, session_id: str | None = None, **other: Any) -> Turn:
             if session_id:
                 body, headers = args.get("extra_body") or {}, args.get("extra_headers") or {}
-                request["extra_body"] = body | {"session_id": session_id}
-                request["extra_headers"] = headers | {"X-Session-ID": session_id}
+                other["extra_body"] = body | {"session_id": session_id}
+                other["extra_headers"] = headers | {"X-Session-ID": session_id}
             one_call = copy.copy(self)
             try:
-                reply = await LiteLLM.call(one_call, prompt, **request)
+                reply = await LiteLLM.call(one_call, prompt, **other)
             except ContextLengthExceededError as error:
                 # Harbor's error has no message. The server's error has one.
                 raise ContextLengthExceededError(str(error.__context__)) from error
             return Turn(**vars(reply), finish_reason=one_call.finish_reason)
 
         def _extract_usage_info(self, response: Any) -> UsageInfo | None:
-            # LiteLLM calls this private method before it looks at the reason (Harbor 0.13 to 0.26).
+            # LiteLLM has no public place for this (Harbor 0.13 to 0.26 were looked at).
             choice = response["choices"][0]
             # litellm replaces an unknown finish reason by "stop", and keeps the original here.
             fields = getattr(choice, "provider_specific_fields", None) or {}
@@ -929,6 +942,7 @@ class TokenClient(ModelClient, ABC):
         turn = await self.generate(ids, room, session)
         turn.content = opening_tag + turn.content
         # A trainer that updates the weights aborts the calls under way. Go on from the ids so far.
+        # If the server aborts on and on, the time limit of the run ends this.
         while turn.finish_reason == "abort" and turn.completion_token_ids is not None:
             request.partial = without_thinking(turn)
             n_left = room - len(turn.completion_token_ids)
@@ -960,7 +974,7 @@ class TokenClient(ModelClient, ABC):
             # The reply ends in the stop token, with which the tail begins: do not repeat it. (The
             # model Inkling ends its replies in two stop tokens.)
             for n_stop in (2, 1):
-                if tail and previous_ids[-n_stop:] == tail[:n_stop]:
+                if previous_ids[-n_stop:] == tail[:n_stop]:
                     return previous_ids + tail[n_stop:]
         return await self.render(messages)
 
@@ -975,9 +989,9 @@ class TokenClient(ModelClient, ABC):
         async def rendered(reply: str) -> list[int]:
             # The tail may depend on the system message: SmolLM3's turns thinking off.
             system = [message for message in messages[:1] if message["role"] == "system"]
-            question = {"role": "user", "content": "a"}
-            answer = {"role": "assistant", "content": reply}
-            return await self.render([*system, question, answer, messages[-1]])
+            user = {"role": "user", "content": "a"}
+            assistant = {"role": "assistant", "content": reply}
+            return await self.render([*system, user, assistant, messages[-1]])
 
         ids = await rendered("b")
         # The prefix is what comes before the tail. It is kept for the next call, and learned anew
@@ -1017,8 +1031,8 @@ def with_continuation(turn: Turn, part: Turn) -> Turn:
 
 
 class TinkerClient(TokenClient):
-    """Tinker, by tinker-cookbook's renderer. (Harbor's TinkerLLM has no ids of cut-off replies, and
-    a session for each checkpoint.)"""
+    """Tinker, by tinker-cookbook's renderer. (Harbor's TinkerLLM returns no ids of a reply that was
+    cut off, and opens a session for each checkpoint.)"""
 
     def __init__(
         self, options: BasicLoopOptions, model: str, url: str | None, key: str | None, **args: Any
@@ -1040,19 +1054,19 @@ class TinkerClient(TokenClient):
             stop = self._renderer.get_stop_sequences()
             self._endings = [s if isinstance(s, str) else self._tokenizer.decode([s]) for s in stop]
             vocabulary = {}
-            # Inkling's tokenizer has no such method. It turns no text into a special token.
+            # Inkling's tokenizer has no such method, and makes no special token of any text.
             if hasattr(self._tokenizer, "get_added_vocab"):
                 vocabulary = self._tokenizer.get_added_vocab()
         # Base models may stop at their eos_token. Inkling ends each message with <|end_message|>.
         self._endings += [self._tokenizer.eos_token or "", "<|end_message|>"]
-        # Single characters and runs of blanks, which some vocabularies add, are in ordinary text.
+        # Skip single characters and blanks, which some vocabularies add: any text may hold them.
         self.special_tokens = [re.escape(name) for name in vocabulary if len(name.strip()) > 1]
         # The other arguments go to `create_sampling_client`, which refuses names that it does not
         # know. (SamplingParams would ignore them.)
         parameters = tinker.SamplingParams.model_fields
         sampling = {name: args.pop(name) for name in args.keys() & parameters}
         self._params = tinker.SamplingParams(stop=stop, **sampling)
-        # The prices are Tinker's, not those of a server of your own.
+        # A server of your own has no prices.
         self._rates = None if url else tinker_rates(model)
         source = {"model_path": options.model_path} if options.model_path else {"base_model": model}
         self._source = source | args
@@ -1067,12 +1081,12 @@ class TinkerClient(TokenClient):
             client = tinker.RestClient(base_url=self.url, api_key=self._key)
             try:
                 async with asyncio.timeout(FIRST_ANSWER_SEC):
-                    answer = await client.get_server_capabilities()
+                    known = await client.get_server_capabilities()
             except TimeoutError as error:
                 name = self.url or "Tinker"
                 text = f"{name} has not answered in {FIRST_ANSWER_SEC} seconds"
                 raise RuntimeError(text) from error
-            limits = {card.model_name: card.max_context_length for card in answer.supported_models}
+            limits = {card.model_name: card.max_context_length for card in known.supported_models}
         limit = limits.get(self._model)
         self.context_limit = min(filter(None, (limit, self._given_limit)), default=32_000)
         # In a thread, because older SDKs wait for the server.
@@ -1252,6 +1266,7 @@ class ServerClient(TokenClient):
             # 0 means the log-probability of the sampled token alone.
             "logprobs": 0,
             "return_token_ids": True,
+            # The tags of thinking may be special tokens. (The server takes the stop token off.)
             "skip_special_tokens": False,
         }
         options = {}
@@ -1263,7 +1278,7 @@ class ServerClient(TokenClient):
             "/v1/completions", body=body, options=options, cast_to=object
         )
         reply = answer["choices"][0]
-        # SGLang has the experts beside the choices.
+        # vLLM returns the routed experts in the choice, SGLang beside the choices.
         experts = reply.get("routed_experts") or (answer.get("sglext") or {}).get("routed_experts")
         turn = Turn(
             # Cohere puts its answer between these marks.
@@ -1308,7 +1323,7 @@ def trial_to_trajectory(trial: TrialResult) -> TrainingData | None:
     errors = {part.exception_info.exception_type for part in (trial, *steps) if part.exception_info}
     if errors - SCORED_ERRORS or StopReason.ERROR in stop_reasons:
         return None
-    # Harbor 0.25 and later has a word in it, too.
+    # Harbor 0.25 and later also says whether the reward is valid.
     if rewards and not getattr(trial, "reward_valid", True):
         return None
     rewards = rewards or {}
@@ -1410,10 +1425,11 @@ def fenced_blocks(text: str, *languages: str) -> list[str] | None:
         words = token.info.lower().split()
         if token.markup.startswith("`") and words and words[0] in languages:
             blocks.append(token.content)
+    # An open block matters only if there is something to run.
     return None if blocks and is_any_open else blocks
 
 
-# A script can print this much. (A unit of 1,024 bytes, as in bash's ulimit.)
+# This much of a script's output is kept. (In units of 1,024 bytes, as in bash's ulimit.)
 MAX_OUTPUT_KIB = 4000
 # Limits of a script with `seconds` to run:
 #   seconds       its own limit; the model sees the output so far
@@ -1427,43 +1443,6 @@ KILL_TIMEOUT_SEC = 15
 NOT_RUN = 126
 TIMED_OUT = 124
 KILLED = 137
-
-# A bash program that runs a script. Its own file is NAME.runner, and the script is NAME.script. Its
-# arguments are the time limit in seconds and MAX_OUTPUT_KIB. It prints the exit code, the seconds,
-# the output in base64 (because some environments change what a command prints), and "whole" if all
-# output was kept:
-#
-#     :MARK:CODE SECONDS:BASE64:whole:
-#
-# It needs bash 4.2 and coreutils.
-_RUNNER = r"""
-name=${0%.runner}
-# A process that the script leaves running must not hold this program's stderr: `exec` would wait.
-exec </dev/null 2>/dev/null
-
-# The reader keeps the script's output in a file. At the limit bash kills its cat. Then another cat
-# reads on and keeps nothing, because a pipe without a reader kills those who write into it.
-: >"$name.whole"
-mkfifo "$name.pipe"
-exec 3< <(
-  exec <"$name.pipe"
-  ulimit -c 0 -f "$2"
-  cat >"$name.output" || {
-    rm -f "$name.whole"
-    exec cat >/dev/null
-  }
-)
-timeout -s KILL "$1" bash /dev/fd/3 3<"$name.script" >"$name.pipe" 2>&1
-ended="$? $SECONDS"
-
-# Wait until the reader closes descriptor 3: when it has read all, or at the limit. If the script
-# has left a server running, the reader goes on for it: wait 1 second at most.
-read -r -t 1 <&3
-printf ":%s:%s:" "$BASIC_LOOP_MARK" "$ended"
-base64 "$name.output" && [[ -e $name.whole ]] && printf ":whole"
-printf ":"
-rm -f {/dev/shm,/tmp}/"$BASIC_LOOP_MARK".*
-"""
 
 
 @dataclass
@@ -1501,13 +1480,14 @@ async def run_script(blocks: list[str], environment: BaseEnvironment, seconds: i
         f"export BASIC_LOOP_MARK={mark}; "
         # Write both files, in memory if possible, and become the runner, which ends the loop. The
         # files keep both texts out of the arguments of processes, where a script's own
-        # `pkill -f` would find them. -p: the image's BASH_ENV is for the script only.
+        # `pkill -f` would find them. With -p bash ignores BASH_ENV, which the image may have set.
         f"for name in /dev/shm/{mark} /tmp/{mark}; do "
         f"printf %s {shlex.quote(script)} >$name.script && "
         f"printf %s {shlex.quote(_RUNNER)} >$name.runner && "
         f"exec bash -p $name.runner {seconds} {MAX_OUTPUT_KIB}; done"
     )
-    # Modal takes 65,536 bytes of arguments. (shlex.quote makes five bytes of an apostrophe.)
+    # The command becomes one argument: Linux takes 131,072 bytes, Modal 65,536. (shlex.quote makes
+    # five bytes of an apostrophe.)
     if len(command.encode()) > 65_000:
         note = "[not run: the script is too long; split it into smaller ones]"
         return ScriptResult(NOT_RUN, 0, note=note)
@@ -1515,7 +1495,7 @@ async def run_script(blocks: list[str], environment: BaseEnvironment, seconds: i
         async with asyncio.timeout(seconds + ANSWER_MARGIN_SEC):
             printed = await environment.exec(command, timeout_sec=seconds + EXEC_MARGIN_SEC)
     except TimeoutError:
-        # The script stopped its runner, or the environment does not answer.
+        # The environment does not answer. Or the script has stopped the runner by a signal.
         await kill_script(mark, environment)
         note = f"[no answer; the limit is {seconds} seconds]"
         return ScriptResult(TIMED_OUT, seconds + ANSWER_MARGIN_SEC, note=note)
@@ -1530,9 +1510,51 @@ async def run_script(blocks: list[str], environment: BaseEnvironment, seconds: i
     return result
 
 
+# A bash program, the runner, that runs a script. Its own file is NAME.runner, and the script is
+# NAME.script. Its arguments are the time limit in seconds and MAX_OUTPUT_KIB. It prints the exit
+# code, the seconds, the output in base64 (because some environments change what a command prints),
+# and "cut" if some output is missing:
+#
+#     :MARK:CODE SECONDS:BASE64:cut:
+#
+# It needs bash 4.2 and coreutils.
+_RUNNER = r"""
+name=${0%.runner}
+# The reader may outlive this program, and `environment.exec` would wait for it if it held stderr.
+exec </dev/null 2>/dev/null
+
+# In the background the reader copies the script's output from a pipe into a file. If the file comes
+# to the limit, or memory is full, its first cat fails. The second one reads on, because a process
+# that writes into a pipe without a reader is killed.
+mkfifo "$name.pipe"
+exec {reader}< <(
+  # This program may have ended when the reader says "cut".
+  trap "" PIPE
+  exec <"$name.pipe"
+  ulimit -c 0 -f "$2"
+  cat >"$name.output" || {
+    echo cut
+    exec cat >/dev/null
+  }
+)
+# Descriptor 3 is the script's file, so the messages of bash begin with /dev/fd/3, not with NAME.
+timeout -s KILL "$1" bash /dev/fd/3 {reader}<&- 3<"$name.script" >"$name.pipe" 2>&1
+ended="$? $SECONDS"
+
+# Wait for the reader: until it ends or says "cut". If the script has left a server running, the
+# reader goes on for it, so wait 1 second at most.
+read -r -t 1 -u "$reader" cut
+printf ":%s:%s:" "$BASIC_LOOP_MARK" "$ended"
+base64 "$name.output" || cut="cut"
+printf ":%s:" "$cut"
+rm -f {/dev/shm,/tmp}/"$BASIC_LOOP_MARK".*
+"""
+
+
 async def kill_script(mark: str, environment: BaseEnvironment) -> None:
     """Kill a script and what runs it, and remove their files, by another exec."""
-    # Kill each process that has the mark in its environment, and its process group.
+    # Kill each process that has the mark in its environment (this command has not), and its process
+    # group.
     command = (
         f"for pid in $(grep -ls BASIC_LOOP_MARK={mark} /proc/[0-9]*/environ | cut -d / -f 3); do "
         f"kill -9 $pid -$pid; done 2>/dev/null; rm -f /dev/shm/{mark}.* /tmp/{mark}.*"
@@ -1546,14 +1568,14 @@ async def kill_script(mark: str, environment: BaseEnvironment) -> None:
 def parse_output(printed: ExecResult, mark: str, seconds: int) -> ScriptResult:
     """The result, from what the bash program printed."""
     stdout = valid_text(printed.stdout)
-    answer = re.search(rf":{mark}:(\d+) (\d+):([^:]*):(whole:)?", stdout)
-    if not answer:
+    found = re.search(rf":{mark}:(\d+) (\d+):([^:]*):(cut)?:", stdout)
+    if not found:
         output = (stdout + valid_text(printed.stderr)).encode()
         note = "[no answer: what runs scripts was killed, or it could not start]"
         return ScriptResult(printed.return_code or KILLED, 0, output, note, needs_kill=True)
-    result = ScriptResult(int(answer[1]), int(answer[2]), base64.b64decode(answer[3]))
+    result = ScriptResult(int(found[1]), int(found[2]), base64.b64decode(found[3]))
     notes = []
-    if not answer[4]:
+    if found[4]:
         notes.append(f"[cut: {MAX_OUTPUT_KIB} KiB of output are kept, or less if memory is full]")
     # GNU's `timeout` exits with 137 at its limit, that of uutils with 124. A script may exit with
     # these codes itself, so the seconds count, too.

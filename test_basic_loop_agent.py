@@ -151,7 +151,7 @@ class FakeEnvironment:
             return result
         mark = re.search(r"BASIC_LOOP_MARK=(\w+)", command)[1]
         output = base64.b64encode(result.encode()).decode()
-        return ExecResult(stdout=f":{mark}:0 0:{output}:whole:", return_code=0)
+        return ExecResult(stdout=f":{mark}:0 0:{output}::", return_code=0)
 
     @property
     def scripts(self) -> list[str]:
@@ -1512,13 +1512,13 @@ class TestScripts:
     # The bash program's answer: exit code, seconds, output, and whether it is whole. The time limit
     # is 1. YQo= is the output, "a" and a newline.
     @columns("printed expected").rows(
-        whole=(":M:3 0:YQo=:whole:", told(3, "a")),
-        after_other_text=("12:30:45 99:1\n:M:3 0:YQo=:whole:\n", told(3, "a")),
-        not_whole=(":M:0 0:YQo=:", told(0, f"a\n{CUT}")),
-        another_code_at_the_limit=(":M:3 1::whole:", told(3, "(none)")),
-        limit=(":M:137 1:YQo=:whole:", told(124, f"a\n{LIMIT}")),
-        limit_by_uutils=(":M:124 2:YQo=:whole:", told(124, f"a\n{LIMIT}")),
-        before_the_limit=(":M:124 0:YQo=:whole:", told(124, "a")),
+        whole=(":M:3 0:YQo=::", told(3, "a")),
+        after_other_text=("12:30:45 99:1\n:M:3 0:YQo=::\n", told(3, "a")),
+        cut=(":M:0 0:YQo=:cut:", told(0, f"a\n{CUT}")),
+        another_code_at_the_limit=(":M:3 1:::", told(3, "(none)")),
+        limit=(":M:137 1:YQo=::", told(124, f"a\n{LIMIT}")),
+        limit_by_uutils=(":M:124 2:YQo=::", told(124, f"a\n{LIMIT}")),
+        before_the_limit=(":M:124 0:YQo=::", told(124, "a")),
         half_an_answer=(":M:0 0:YQo", told(127, f":M:0 0:YQo\n{NO_ANSWER}")),
         no_answer=("bash: not found", told(127, f"bash: not found\n{NO_ANSWER}")),
     )
@@ -2083,6 +2083,20 @@ class TestVllm:
         asyncio.run(finish(ended))
         assert (ended.recorded, ended.completion) == (vllm.sampled, "")
         assert ended.agent.turns[0].cut_off
+
+    def test_a_later_step_goes_on_from_a_part_of_a_reply(self, vllm):
+        run = vllm.new_run([Reply("so f", cut_off=True, choice={"finish_reason": "abort"})])
+
+        async def two_steps() -> None:
+            run.agent.options.max_seconds = 0.5
+            await finish(run)
+            run.agent.options.max_seconds = None
+            vllm.will_reply("hi")
+            await run.step("two")
+
+        asyncio.run(two_steps())
+        contents = [message["content"] for message in run.agent.messages]
+        assert contents == ["do it", "so f", "two", "hi"]
 
     def test_a_busy_vllm_is_asked_again_five_times(self, vllm):
         assert vllm.run([*[Refusal(503)] * 5, "hello"]).completion == "hello"
@@ -2733,7 +2747,7 @@ class TestTrainer:
         trainer.train(RIGHT, WRONG, RIGHT, GONE)
         assert len(trainer.training.batches[0]) == 3
         # Harbor 0.25 and later would score a RuntimeError.
-        name = "RuntimeError" if module.harbor_knows(GONE) else "RuntimeRequestError"
+        name = "RuntimeError" if module.is_known_to_harbor(GONE) else "RuntimeRequestError"
         assert trainer.metric(f"rollout_errors/{name}") == {0: 1.0}
 
     @columns("settings message").rows(

@@ -112,7 +112,7 @@ class HostEnvironment(BaseEnvironment):
         """What `ls` might print, whatever the command, as the agent's own bash program says it."""
         mark = re.search(r"BASIC_LOOP_MARK=(\w+)", command)
         output = base64.b64encode(b"README.md\n").decode()
-        stdout = f":{mark[1]}:0 0:{output}:whole:" if mark else "README.md\n"
+        stdout = f":{mark[1]}:0 0:{output}::" if mark else "README.md\n"
         return ExecResult(stdout=stdout, return_code=0)
 
 
