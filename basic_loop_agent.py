@@ -239,9 +239,10 @@ class ModelClient:
     async def call(
         self, prompt: str, message_history: list[dict], request: Request, **other: Any
     ) -> Turn:
-        """Sample a reply to `prompt` (Harbor's word for the text of the new message), and split off
-        its thinking. Harbor's Chat calls this, and adds other arguments. Raises
-        ContextLengthExceededError if there is no room for a reply, and any error of the server."""
+        """Sample a reply to `prompt`, and split off its thinking. `prompt` is Harbor's word for the
+        text of the new message, which is not in `message_history` yet. Harbor's Chat calls this,
+        and adds other arguments. Raises ContextLengthExceededError if there is no room for a reply,
+        and any error of the server."""
         raise NotImplementedError
 
     def escape_special_tokens(self, text: str) -> str:
@@ -331,7 +332,8 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
 
     async def converse(self, environment: BaseEnvironment) -> StopReason | str:
         """Sample a reply, run its script, send the script's output with the next `sample`, and so
-        on. Returns why the run ended: a StopReason, or a word of your own."""
+        on. Returns why the run ended: a StopReason, or a word of your own. A subclass may call this
+        again in the same run, which then goes on."""
         while len(self.turns) < self.options.max_turns:
             try:
                 turn = await self.sample()
@@ -351,13 +353,14 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         return StopReason.MAX_TURNS
 
     def bash_blocks(self, reply: str) -> list[str] | None:
-        """The bash blocks of a reply, which run as one script. None: one of them is not closed, so
-        nothing may be run."""
+        """The blocks of a reply that `execute` gets. A reply without any ends the run. None: one of
+        them is not closed, so nothing may be run."""
         return fenced_blocks(reply, "bash", "sh", "shell")
 
     async def execute(self, blocks: list[str], environment: BaseEnvironment) -> str:
         """Run blocks as one script in the environment. Returns its exit code and its output, as the
-        model gets them. Raises any error of the environment."""
+        model gets them. The reply that holds the blocks is `self.turns[-1].content`. Raises any
+        error of the environment."""
         script = await run_script(blocks, environment, self.options.command_timeout_sec)
         self.logger.debug(f"script: exit code {script.exit_code}, {script.seconds:.1f} seconds")
         return script.text(self.options.max_output_bytes)
@@ -496,12 +499,12 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         self, instruction: str, environment: BaseEnvironment, context: AgentContext
     ) -> None:
         """Continue the conversation of the last `run`, for the later steps of a task. The model is
-        first told the output of its last script. Raises RuntimeError before the first `run`, and
-        what `run` raises."""
+        first told the output of the last turn. If the last run has no turn, all that it told is
+        told now. Raises RuntimeError before the first `run`, and what `run` raises."""
         if self.chat is None:
             raise RuntimeError("`resume` continues a conversation: call `run` first")
         if self.turns:
-            # The last run sent its instruction. What it told after its last turn was for itself.
+            # What the last run told after its last turn was for that run only.
             self._queued = []
             if self.turns[-1].output:
                 self.tell(self.turns[-1].output)

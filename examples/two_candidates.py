@@ -41,7 +41,8 @@ class PickingClient(ModelClient):
         self, prompt: str, message_history: list[dict], request: Request, **other: Any
     ) -> Turn:
         first = await self.client.call(prompt, message_history, request, **other)
-        # If the time ends in the second call, the first reply is recorded, with the usage of both.
+        # If the time ends in the second call, the first reply is recorded. Of the second call only
+        # what its client has left in `partial` is counted.
         request.partial = first
         # The client sets `partial`, too, so the second call has a request of its own.
         second_request = replace(request, partial=None)
