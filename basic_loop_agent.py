@@ -121,8 +121,10 @@ class BasicLoopOptions(
         if duplicates:
             names = ", ".join(sorted(duplicates))
             raise ValueError(f"llm_kwargs holds {names}: use the option instead")
-        if self.llm_kwargs.get("use_responses_api"):
-            raise ValueError("drop use_responses_api, and name the model openai/responses/NAME")
+        # Two names of Harbor's for the Responses API.
+        api_format = self.llm_kwargs.get("model_api_format")
+        if self.llm_kwargs.get("use_responses_api") or api_format == "openai_responses":
+            raise ValueError("for the Responses API name the model openai/responses/NAME instead")
         return self
 
 
@@ -288,7 +290,7 @@ class BasicLoopAgent(BaseAgent):
         instruction: The instruction of this run.
         _introduction: What the model is told before the first instruction.
         _queued: The texts that were told since the last turn. The next `sample` sends them.
-        _last_ids: The token ids of `messages`, as they were sent and sampled. Empty: not known.
+        _last_ids: The token ids of `messages`, as they were sent and sampled. Empty if not known.
         _last_messages: A copy of `messages` that belongs to these ids, to notice edits of the loop.
     """
 
@@ -393,14 +395,18 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         request = Request(session_id=self.options.session_id)
         if self.options.model_client in ("vllm", "sglang"):
             request.session_id = request.session_id or self._trial_name
-        # After an edit of the messages, the ids no longer belong to them.
         if self.messages == self._last_messages:
             request.previous_ids = self._last_ids
+        else:
+            # This is the first turn, or the loop has edited the messages. After an edit the ids do
+            # not belong to them, nor does the id of the last response, which Chat may hold for a
+            # BaseLLM of your own.
+            self.chat.reset_response_chain()
         try:
             turn = await self._call_model(prompt, request)
         except BaseException:
             if request.partial:
-                # The run ends here, and a later run goes on from this part of a reply.
+                # This part of a reply stays in the conversation, which may go on in a later run.
                 self._add_turn(request.partial)
                 self.messages.append({"role": "user", "content": prompt})
                 self.messages.append({"role": "assistant", "content": request.partial.content})
@@ -555,10 +561,11 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
             context.rollout_details = rollout_details(trainable)
             metadata["n_turns_without_ids"] = len(self.turns) - len(trainable)
             # Prefix breaks are prompts that do not begin with the ids of the turn before.
-            metadata["n_prefix_breaks"] = sum(
-                later.prompt_token_ids[: len(earlier.all_ids)] != earlier.all_ids
-                for earlier, later in itertools.pairwise(trainable)
-            )
+            metadata["n_prefix_breaks"] = 0
+            for earlier, later in itertools.pairwise(trainable):
+                ids = earlier.all_ids
+                if later.prompt_token_ids[: len(ids)] != ids:
+                    metadata["n_prefix_breaks"] += 1
         context.metadata = json_values(metadata | self.metadata)
         last_turn = self.turns[-1] if self.turns else Turn()
         self._warn(stop_reason, last_turn)
@@ -768,9 +775,9 @@ def is_known_to_harbor(error: BaseException) -> bool:
 
 
 # How servers say that a prompt is too long: OpenAI, vLLM, Anthropic, Gemini, llama.cpp, xAI, GLM,
-# DashScope.
+# DashScope. (A timeout may say "took too long".)
 CONTEXT_IS_FULL = (
-    "(?i)context[ _]?(window|length|size)|maximum context|token limit|is too long"
+    "(?i)context[ _]?(window|length|size)|maximum context|token limit|(?<!took )too long"
     "|maximum prompt length|exceeds max length|range of input length"
 )
 
@@ -830,11 +837,13 @@ def without_thinking(turn: Turn) -> Turn:
 
 
 def with_opening_tag(reply: str) -> str:
-    """The reply of a chat endpoint, with <think> in front if it has </think> alone, because the
-    template has written <think> into the prompt. </think> has to be at the start or the end of a
-    line. Elsewhere it may be part of a command."""
-    lacks_tag = "<think>" not in reply and re.search("(?m)^</think>|</think>[ \t]*$", reply)
-    return f"<think>{reply}" if lacks_tag else reply
+    """The reply of a chat endpoint, with <think> in front if the template has written <think> into
+    the prompt. The sign of this is a </think> without <think> before it. It has to be at the start
+    or the end of a line, because elsewhere </think> may be part of a command."""
+    closing = re.search(rf"(?m)^</{_THINK}>|</{_THINK}>[ \t]*$", reply)
+    if closing and not re.search(f"<{_THINK}>", reply[: closing.start()]):
+        return f"<think>{reply}"
+    return reply
 
 
 class HarborClient(ModelClient):
@@ -1078,18 +1087,21 @@ class TinkerClient(TokenClient):
     async def connect(self) -> None:
         import tinker
 
-        limits = {}
+        cards = []
         # SDKs before 0.38 do not tell the models' limits.
         if hasattr(tinker, "RestClient"):
             client = tinker.RestClient(base_url=self.url, api_key=self._key)
             try:
                 async with asyncio.timeout(FIRST_ANSWER_SEC):
-                    known = await client.get_server_capabilities()
+                    cards = (await client.get_server_capabilities()).supported_models
             except TimeoutError as error:
                 name = self.url or "Tinker"
                 text = f"{name} has not answered in {FIRST_ANSWER_SEC} seconds"
                 raise RuntimeError(text) from error
-            limits = {card.model_name: card.max_context_length for card in known.supported_models}
+            except tinker.TinkerError:
+                # A server of your own may not tell them. `_open` will meet any other error again.
+                pass
+        limits = {card.model_name: card.max_context_length for card in cards}
         limit = limits.get(self._model)
         self.context_limit = min(filter(None, (limit, self._given_limit)), default=32_000)
         # In a thread, because older SDKs wait for the server.
@@ -1526,12 +1538,12 @@ name=${0%.runner}
 # The reader may outlive this program, and `environment.exec` would wait for it if it held stderr.
 exec </dev/null 2>/dev/null
 
-# In the background the reader copies the script's output from a pipe into a file. If the file comes
-# to the limit, or memory is full, its first cat fails. The second one reads on, because a process
-# that writes into a pipe without a reader is killed.
+# In the background the reader copies the script's output from a pipe into a file. At the limit, or
+# if memory is full, its first cat fails. The second cat reads on, because a process that writes
+# into a pipe without a reader is killed.
 mkfifo "$name.pipe"
 exec {reader}< <(
-  # This program may have ended when the reader says "cut".
+  # "cut" must not kill the reader if this program has ended, and nobody reads that word.
   trap "" PIPE
   exec <"$name.pipe"
   ulimit -c 0 -f "$2"

@@ -57,7 +57,7 @@ import yaml
 from harbor.agents.base import BaseAgent
 from harbor.environments.base import ExecResult
 from harbor.job import Job
-from harbor.llms.base import ContextLengthExceededError
+from harbor.llms.base import ContextLengthExceededError, LLMResponse
 from harbor.llms.lite_llm import LiteLLM
 from harbor.models import trajectories as atif
 from harbor.models.agent.context import AgentContext
@@ -700,6 +700,10 @@ class TestOptions:
         server_twice=({"llm_kwargs": {"api_base": 1}}, "llm_kwargs holds api_base: use the"),
         option_twice=({"llm_kwargs": {"max_tokens": 1}}, "llm_kwargs holds max_tokens: use"),
         responses=({"llm_kwargs": {"use_responses_api": True}}, "name the model openai/responses/"),
+        responses_by_format=(
+            {"llm_kwargs": {"model_api_format": "openai_responses"}},
+            "name the model openai/responses/",
+        ),
     )
     def test_a_bad_option_is_an_error_that_shows_no_key(self, given, message, tmp_path):
         llm_kwargs = {"api_key": "sk-secret"} | given.get("llm_kwargs", {})
@@ -1068,6 +1072,33 @@ class TestLoop:
         assert tinker.prompt_text(2).startswith("<|im_start|>system\n(left out)<|im_end|>")
         assert done.metadata["n_prefix_breaks"] == 1
 
+    def test_an_edit_ends_a_chain_of_responses(self, chat):
+        """A client of one's own may send the last response's id in place of the conversation."""
+        sent = []
+
+        class Chained:
+            async def call(self, **given: Any) -> LLMResponse:
+                sent.append(given["previous_response_id"])
+                return LLMResponse(content="hi", response_id="r")
+
+        class ChainedLoop(OwnLoop):
+            def _build_llm(self) -> Any:
+                return Chained()
+
+            def after_turn(self) -> None:
+                if len(self.turns) == 2:
+                    self.messages[0]["content"] = "(left out)"
+
+        chat.run(agent_class=ChainedLoop, max_turns=3)
+        assert sent == [None, "r", None]
+
+    @columns("prompt completion expected").rows(
+        both=([1], [2], [1, 2]), no_prompt=(None, [2], []), no_completion=([1], None, [])
+    )
+    def test_only_whole_ids_go_on_in_the_next_prompt(self, prompt, completion, expected):
+        turn = Turn(prompt_token_ids=prompt, completion_token_ids=completion)
+        assert turn.all_ids == expected
+
     def test_only_trainable_turns_have_prefix_breaks(self, tinker, monkeypatch):
         def edit(agent: OwnLoop) -> None:
             agent.messages[0]["content"] = "(left out)"
@@ -1220,12 +1251,12 @@ class TestEndings:
         dashscope=(Refusal(400, "Range of input length should be [1, 30720]"), True),
         llama_cpp=(Refusal(500, "the request exceeds the available context size"), True),
         harbors=(ContextLengthExceededError(), True),
-        tinkers_user=(tinker_error("the prompt is too long", "user"), True),
-        tinkers_server=(tinker_error("the prompt is too long", "server"), False),
+        tinkers_user=(tinker_error("too long", "user"), True),
+        tinkers_server=(tinker_error("too long", "server"), False),
         a_gateways_timeout=(Refusal(504, "the upstream took too long"), False),
         a_servers_timeout=(Refusal(500, "the request took too long"), False),
         another_bad_request=(Refusal(400, "no such model"), False),
-        no_status=(RuntimeError("the prompt is too long"), False),
+        no_status=(RuntimeError("too long"), False),
     )
     def test_only_a_refused_request_is_a_full_context(self, error, expected):
         assert module.is_context_full(error) is expected
@@ -1509,8 +1540,8 @@ class TestScripts:
     def test_long_output_loses_its_middle(self, output, shown_bytes, expected):
         assert module.ScriptResult(0, 1.0, output).text(shown_bytes) == told(0, expected)
 
-    # The bash program's answer: exit code, seconds, output, and whether it is whole. The time limit
-    # is 1. YQo= is the output, "a" and a newline.
+    # The bash program's answer: exit code, seconds, output, and "cut" if some of it is missing. The
+    # time limit is 1. YQo= is the output, "a" and a newline.
     @columns("printed expected").rows(
         whole=(":M:3 0:YQo=::", told(3, "a")),
         after_other_text=("12:30:45 99:1\n:M:3 0:YQo=::\n", told(3, "a")),
@@ -1756,6 +1787,16 @@ class TestTinker:
         monkeypatch.setattr(module, "FIRST_ANSWER_SEC", 0.01)
         with pytest.raises(RuntimeError, match="http://own has not answered in"):
             set_up(tinker.agent(api_base="http://own"))
+
+    @pytest.mark.skipif(IS_OLD_SDK, reason="the SDK does not tell the limit")
+    def test_a_tinker_server_need_not_tell_its_limit(self, tinker, monkeypatch):
+        async def refuse() -> None:
+            raise tinker_error("no such path", "user")
+
+        silent = SimpleNamespace(get_server_capabilities=refuse)
+        monkeypatch.setattr("tinker.RestClient", lambda **arguments: silent)
+        (client,) = set_up(tinker.agent())
+        assert client.context_limit == 32_000
 
     def test_a_base_models_end_of_text_is_taken_off(self, tinker):
         # cut_off: the renderer's stop token does not follow.
@@ -2266,6 +2307,8 @@ class TestChat:
         a_tag_beside_the_servers_reasoning=("a </think> b", "hm", ("hm", "a </think> b")),
         both=("<think>b</think>hi", "a", ("ab", "hi")),
         only_closed=(f"so {bash('rm x')}</think>\nhi", None, (f"so {bash('rm x')}", "hi")),
+        opened_in_the_answer=("so</think>\nsee <think>", None, ("so", "see <think>")),
+        another_familys=("so</seed:think>\nhi", None, ("so", "hi")),
     )
     def test_thinking_is_recorded_apart(self, text, reasoning, expected, chat):
         done = chat.run([Reply(text, message={"reasoning_content": reasoning})])
