@@ -11,7 +11,7 @@ change the loop: `BasicLoopAgent.converse`.
 
 Harbor calls `run` or `resume` once per instruction: once for most trials, once per step for a task
 with several steps. A run is one such call. A turn is one model call and its reply. A rollout is the
-token ids and log-probabilities of a run's turns.
+token ids and log-probabilities of a run's turns. The answer is the last reply, without thinking.
 
 The model's scripts run in the task's container. They can write to the agent's log folder, because
 Harbor mounts it there. No other file of the host is in their reach.
@@ -53,14 +53,28 @@ from harbor.models.trial.result import TrialResult
 from markdown_it import MarkdownIt
 from pydantic import BaseModel, Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
+# What older versions of Harbor lack:
 try:
+    # From 0.23 on.
     from harbor.agents.capabilities import AgentCapabilities
     from harbor.agents.options import AgentOptions
 except ImportError:
-    # Harbor before 0.23 does not have these classes.
+
     class AgentOptions(BaseModel, extra="forbid"): ...
 
     class AgentCapabilities(BaseModel): ...
+
+
+try:
+    # From 0.24 on.
+    from harbor.utils.trajectory_utils import compute_model_usage
+except ImportError:
+    compute_model_usage = None
+try:
+    # From 0.25 on.
+    from harbor.models.trial.error_policy import ERROR_POLICIES
+except ImportError:
+    ERROR_POLICIES = None
 
 
 __version__ = "0.12.0"
@@ -100,7 +114,7 @@ class BasicLoopOptions(
     """Not for litellm: maximum tokens of prompt and reply. Default: the server's limit, or 32000 if
     Tinker does not tell it."""
     interleaved_thinking: bool = False
-    """Only for litellm: send the thinking back with each answer, as reasoning_content."""
+    """Only for litellm: send the thinking back with each reply, as reasoning_content."""
     session_id: str | None = None
     """Not for tinker: sent with each call, for a router with sticky sessions. Default: the trial's
     name for vllm and sglang, none for litellm."""
@@ -162,8 +176,8 @@ class Turn(LLMResponse):
         content: The reply's text, without thinking.
         reasoning_content: The thinking.
         told: What the loop told the model before this reply, such as the instruction.
-        output: What the loop answers to this reply: the output of its script, or "". The next
-            `sample` sends it. trajectory.json shows it as observation.
+        output: What the model is told after this reply: the output of its script, or "". The next
+            `sample` sends it. trajectory.json shows it as the observation.
         prompt_token_ids: One id per token of the whole prompt, or None.
         completion_token_ids: One id per sampled token, the stop token included, or None.
         logprobs: One natural logarithm per sampled token, or None. vLLM gives those of the raw
@@ -218,14 +232,18 @@ class Turn(LLMResponse):
 
 @dataclass
 class Request:
-    """What a client gets beside the messages."""
+    """What a client gets beside the messages, and where it may leave a part of the reply.
 
-    # The `all_ids` of the last turn. Empty: the client has to render the whole conversation.
+    Attributes:
+        previous_ids: The `all_ids` of the last turn, with which the next prompt begins. Empty: the
+            client has to render the whole conversation.
+        session_id: For a router with sticky sessions. None: nothing is sent.
+        partial: A client that needs several calls for one reply sets this to what it has so far. If
+            the run ends before the reply is whole, the agent records this part as a turn.
+    """
+
     previous_ids: list[int] = field(default_factory=list)
-    # For a router with sticky sessions. None: nothing is sent.
     session_id: str | None = None
-    # The client may leave a part of the reply here, before it goes on. If the run ends meanwhile,
-    # the agent records this part as a turn.
     partial: Turn | None = None
 
 
@@ -252,30 +270,6 @@ class ModelClient:
         return text
 
 
-class RuntimeRequestError(RuntimeError):
-    """The run failed, and its model is not to blame. Harbor (0.25 and later) looks the class's name
-    up in its `error_policy.py`: it does not score such a trial, and may repeat it."""
-
-
-# The state of the process, which the trials of a job share:
-#
-# - The clients, one for all trials with equal options. After an error of a client, which may have
-#   lost its connection, its entry is deleted: trials that have this client go on with it, and the
-#   next trial builds a new one.
-_clients: dict[tuple, ModelClient] = {}
-# - A lock for each key, held while its client is built.
-_client_locks: defaultdict[tuple, asyncio.Lock] = defaultdict(asyncio.Lock)
-# - Tinker's services, by URL and key. Each has a session with Tinker and about 11 file descriptors.
-#   A session may end. So an error of any client deletes all services (the client may be one of
-#   yours that wraps Tinker's), and the next client opens a new one, which is cheap.
-_tinker_services: dict[tuple[str | None, str | None], Any] = {}
-# - The service of `use_service`, or None.
-_given_service: Any = None
-# - A lock for all tokenizers. A tokenizer raises "Already borrowed" if two threads use it at once,
-#   and clients are built in threads.
-_tokenizer_lock = threading.Lock()
-
-
 class BasicLoopAgent(BaseAgent):
     """Samples from one model, runs the bash blocks of its replies, and records each turn.
 
@@ -285,13 +279,13 @@ class BasicLoopAgent(BaseAgent):
     Attributes:
         client: The model client, which the trials of a job share. `setup` gets it.
         chat: Harbor's Chat, which holds the conversation. `run` begins a new one.
-        turns: The turns of this run. Each holds what was told before it, and what answers it.
+        turns: The turns of this run. Each holds what the model was told before and after it.
         metadata: The loop may keep JSON values of this run here, for the context's metadata.
         instruction: The instruction of this run.
         _introduction: What the model is told before the first instruction.
         _queued: The texts that were told since the last turn. The next `sample` sends them.
-        _last_ids: The token ids of `messages`, as they were sent and sampled. Empty if not known.
-        _last_messages: A copy of `messages` that belongs to these ids, to notice edits of the loop.
+        _last_turn: The conversation's last turn, also of an earlier run. None before the first.
+        _last_messages: A copy of `messages` as this turn left them, to notice edits of the loop.
     """
 
     options_model = BasicLoopOptions
@@ -329,8 +323,8 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         self.instruction = ""
         self._introduction: list[str] = []
         self._queued: list[str] = []
-        self._last_ids: list[int] = []
-        self._last_messages: list[dict] = []
+        self._last_turn: Turn | None = None
+        self._last_messages: list[dict] | None = None
 
     async def converse(self, environment: BaseEnvironment) -> StopReason | str:
         """Sample a reply, run its script, send the script's output with the next `sample`, and so
@@ -396,7 +390,7 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         if self.options.model_client in ("vllm", "sglang"):
             request.session_id = request.session_id or self._trial_name
         if self.messages == self._last_messages:
-            request.previous_ids = self._last_ids
+            request.previous_ids = self._last_turn.all_ids
         else:
             # This is the first turn, or the loop has edited the messages. After an edit the ids do
             # not belong to them, nor does the id of the last response, which Chat may hold for a
@@ -413,7 +407,7 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
             raise
         # From here to the end nothing is awaited, so that no cancellation loses the reply.
         self._add_turn(turn)
-        self._last_ids = turn.all_ids
+        self._last_turn = turn
         self._last_messages = copy.deepcopy(self.messages)
         # The turn is recorded before this check, so that its reply can be looked at. Later turns
         # without ids are no error: they are left out of the rollout, and counted.
@@ -431,12 +425,11 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
             return await self.chat.chat(prompt, request=request)
         except Exception as error:
             if not is_context_full(error):
-                forget_after_error(self.client)
+                forget(_clients, self.client)
                 if self.client.url:
                     error.add_note(f"The model's server is {self.client.url}")
                 raise
-            # No reply has come yet.
-            if not self._last_messages:
+            if self._last_turn is None:
                 raise RuntimeError(f"the first prompt is too long: {error}") from error
             self.logger.warning(f"the context is full: {error}")
             raise ContextLengthExceededError(str(error)) from error
@@ -472,6 +465,7 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         and any error of the client or the environment."""
         if not self.model_name:
             raise ValueError("no model: name one with -m, such as -m Qwen/Qwen3-8B")
+        self._introduction = []
         self.client = await self._shared_client()
         if self.skills_dir:
             # The model sees each path, and the lines with the skill's name and description.
@@ -494,8 +488,8 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         self.chat = Chat(self.client, self.options.interleaved_thinking)
         if system:
             self.messages.append({"role": "system", "content": valid_text(system)})
-        self._last_ids = []
-        self._last_messages = []
+        self._last_turn = None
+        self._last_messages = None
         self._queued = []
         for text in self._introduction:
             self.tell(text)
@@ -572,11 +566,9 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         # Without a turn this empties the file, which may hold the answer of the step before.
         write_file(self.logs_dir / "completion.txt", last_turn.content)
         trajectory = self._write_trajectory(context)
-        # Harbor 0.24 and later needs model_usage. It would look into trajectory.json, and hang if a
-        # script has replaced that file by a pipe.
-        with suppress(ImportError):
-            from harbor.utils.trajectory_utils import compute_model_usage
-
+        if compute_model_usage:
+            # Otherwise Harbor reads trajectory.json for it, and hangs if a script has replaced that
+            # file by a pipe.
             context.model_usage = compute_model_usage(trajectory)
 
     def _warn(self, stop_reason: StopReason | str, turn: Turn) -> None:
@@ -684,16 +676,31 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         )
         async with _client_locks[key]:
             if key not in _clients:
-                try:
-                    client = await asyncio.to_thread(self._build_llm)
-                    if not isinstance(client, ModelClient):
-                        client = HarborClient(client)
-                    await client.connect()
-                except Exception:
-                    _tinker_services.clear()
-                    raise
+                client = await asyncio.to_thread(self._build_llm)
+                if not isinstance(client, ModelClient):
+                    client = HarborClient(client)
+                await client.connect()
                 _clients[key] = client
             return _clients[key]
+
+
+# The state of the process, which the trials of a job share:
+#
+# - The clients, one for all trials with equal options. After an error of a client, which may have
+#   lost its connection, its entry is deleted: trials that have this client go on with it, and the
+#   next trial builds a new one.
+_clients: dict[tuple, ModelClient] = {}
+# - A lock for each key, held while its client is built.
+_client_locks: defaultdict[tuple, asyncio.Lock] = defaultdict(asyncio.Lock)
+# - Tinker's services, by URL and key. Each has a session with Tinker and about 11 file descriptors,
+#   so the clients of all checkpoints share it. After an error of one of them its entry is deleted,
+#   because the session may have ended, and the next client opens a new one.
+_tinker_services: dict[tuple[str | None, str | None], Any] = {}
+# - The service of `use_service`, or None.
+_given_service: Any = None
+# - A lock for all tokenizers. A tokenizer raises "Already borrowed" if two threads use it at once,
+#   and clients are built in threads.
+_tokenizer_lock = threading.Lock()
 
 
 def use_service(service: Any) -> None:
@@ -703,12 +710,11 @@ def use_service(service: Any) -> None:
     _given_service = service
 
 
-def forget_after_error(client: ModelClient) -> None:
-    """Delete a client that has failed from `_clients`, and all of `_tinker_services`."""
-    for key, other in list(_clients.items()):
-        if other is client:
-            del _clients[key]
-    _tinker_services.clear()
+def forget(entries: dict, value: Any) -> None:
+    """Delete a client or a service that has failed from the dict that holds it."""
+    for key, other in list(entries.items()):
+        if other is value:
+            del entries[key]
 
 
 def url_and_key(
@@ -759,19 +765,20 @@ def tinker_has_key() -> bool:
     return False
 
 
+class RuntimeRequestError(RuntimeError):
+    """The run failed, and its model is not to blame. Harbor (0.25 and later) looks the class's name
+    up in its `error_policy.py`: it does not score such a trial, and may repeat it."""
+
+
 def is_known_to_harbor(error: BaseException) -> bool:
     """True if Harbor will not take the error for a failure of the model. It looks up the name of
     the error's class."""
     if isinstance(error, TimeoutError | asyncio.CancelledError):
         # Harbor would take these for the agent's timeout and for Ctrl-C.
         return False
-    try:
-        from harbor.models.trial.error_policy import ERROR_POLICIES
-    except ImportError:
-        # Harbor before 0.25 scores no trial after an error.
-        return True
-    # From 0.25 on it has this table, and from 0.26 on it scores a trial after any other error.
-    return type(error).__name__ in ERROR_POLICIES
+    # Harbor before 0.25 has no table of errors, and scores no trial after one. Harbor 0.26 scores a
+    # trial after each error that is not in its table.
+    return ERROR_POLICIES is None or type(error).__name__ in ERROR_POLICIES
 
 
 # How servers say that a prompt is too long: OpenAI, vLLM, Anthropic, Gemini, llama.cpp, xAI, GLM,
@@ -817,7 +824,7 @@ _CLOSING_TAGS = "|".join(closing for _, closing in THINKING_TAGS)
 
 
 def split_thinking(text: str) -> tuple[str, str]:
-    """Split a reply into thinking and answer. A thought goes from an opening tag to its closing
+    """Split a reply into thinking and the rest. A thought goes from an opening tag to its closing
     tag, or to the end of the text. A closing tag alone is an empty thought. All thoughts at the
     front of the reply are its thinking."""
     thinking = ""
@@ -1092,11 +1099,11 @@ class TinkerClient(TokenClient):
         if hasattr(tinker, "RestClient"):
             client = tinker.RestClient(base_url=self.url, api_key=self._key)
             try:
-                async with asyncio.timeout(FIRST_ANSWER_SEC):
+                async with asyncio.timeout(FIRST_RESPONSE_SEC):
                     cards = (await client.get_server_capabilities()).supported_models
             except TimeoutError as error:
                 name = self.url or "Tinker"
-                text = f"{name} has not answered in {FIRST_ANSWER_SEC} seconds"
+                text = f"{name} has not answered in {FIRST_RESPONSE_SEC} seconds"
                 raise RuntimeError(text) from error
             except tinker.TinkerError:
                 # A server of your own may not tell them. `_open` will meet any other error again.
@@ -1105,19 +1112,24 @@ class TinkerClient(TokenClient):
         limit = limits.get(self._model)
         self.context_limit = min(filter(None, (limit, self._given_limit)), default=32_000)
         # In a thread, because older SDKs wait for the server.
-        self._sampling_client = await asyncio.to_thread(self._open)
+        await asyncio.to_thread(self._open)
 
-    def _open(self) -> Any:
+    def _open(self) -> None:
         import tinker
 
         url, key = self.url, self._key
-        service = _given_service or _tinker_services.get((url, key))
-        if not service:
+        self._service = _given_service or _tinker_services.get((url, key))
+        if not self._service:
             # If URL or key are None, the SDK finds its own.
-            service = _tinker_services[url, key] = tinker.ServiceClient(base_url=url, api_key=key)
-        created = service.create_sampling_client(**self._source)
-        # SDK 0.38 and later give a future.
-        return created.result() if hasattr(created, "result") else created
+            self._service = tinker.ServiceClient(base_url=url, api_key=key)
+            _tinker_services[url, key] = self._service
+        try:
+            created = self._service.create_sampling_client(**self._source)
+            # SDK 0.38 and later give a future.
+            self._sampling_client = created.result() if hasattr(created, "result") else created
+        except Exception:
+            forget(_tinker_services, self._service)
+            raise
 
     async def render(self, messages: list[dict]) -> list[int]:
         with _tokenizer_lock:
@@ -1130,15 +1142,19 @@ class TinkerClient(TokenClient):
     async def generate(self, prompt_ids: list[int], max_tokens: int, session: str | None) -> Turn:
         import tinker
 
-        response = self._sampling_client.sample(
-            prompt=tinker.ModelInput.from_ints(prompt_ids),
-            num_samples=1,
-            sampling_params=self._params.model_copy(update={"max_tokens": max_tokens}),
-        )
-        if not inspect.isawaitable(response):
-            # SDKs before 0.38 give a concurrent.futures.Future.
-            response = asyncio.wrap_future(response)
-        response = await response
+        try:
+            response = self._sampling_client.sample(
+                prompt=tinker.ModelInput.from_ints(prompt_ids),
+                num_samples=1,
+                sampling_params=self._params.model_copy(update={"max_tokens": max_tokens}),
+            )
+            if not inspect.isawaitable(response):
+                # SDKs before 0.38 give a concurrent.futures.Future.
+                response = asyncio.wrap_future(response)
+            response = await response
+        except Exception:
+            forget(_tinker_services, self._service)
+            raise
         sequence = response.sequences[0]
         ids = list(sequence.tokens)
         text = await self.decode(ids)
@@ -1194,8 +1210,8 @@ SPECIAL_TOKENS = [
     r"\]~!b\[",
     r"\[e~\[",
 ]
-# How long the first question to a server may take.
-FIRST_ANSWER_SEC = 30
+# How long a server has for its first response.
+FIRST_RESPONSE_SEC = 30
 # These values leave the model's distribution as it is. Without them vLLM uses those of the model's
 # generation_config.json.
 NEUTRAL_SAMPLING = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
@@ -1223,9 +1239,9 @@ class ServerClient(TokenClient):
             # The openai package wants a key. A server without keys takes any.
             api_key=key or "none",
             default_headers=args.pop("extra_headers", None),
-            # No limit for an answer, unless it is given: after a timeout the package would ask
+            # No limit for a response, unless it is given: after a timeout the package would ask
             # again, and the reply would be sampled twice. The limits of the run end the call.
-            timeout=Timeout(args.pop("timeout", None), connect=FIRST_ANSWER_SEC),
+            timeout=Timeout(args.pop("timeout", None), connect=FIRST_RESPONSE_SEC),
             max_retries=args.pop("max_retries", 5),
         )
         # The other arguments go into each request for a completion.
@@ -1238,11 +1254,11 @@ class ServerClient(TokenClient):
     async def connect(self) -> None:
         from openai import APIError
 
-        http = self._http.with_options(timeout=FIRST_ANSWER_SEC, max_retries=1)
+        http = self._http.with_options(timeout=FIRST_RESPONSE_SEC, max_retries=1)
         try:
-            # cast_to=object: the answer is plain JSON.
-            answer = await http.get("/v1/models", cast_to=object)
-            limits = {card["id"]: card["max_model_len"] for card in answer["data"]}
+            # cast_to=object: the response is plain JSON.
+            response = await http.get("/v1/models", cast_to=object)
+            limits = {card["id"]: card["max_model_len"] for card in response["data"]}
             # SGLang gives a LoRA adapter no limit of its own.
             limit = limits[self._model] or max(filter(None, limits.values()))
         except (APIError, KeyError, TypeError, ValueError) as error:
@@ -1259,17 +1275,17 @@ class ServerClient(TokenClient):
             "add_generation_prompt": True,
             "chat_template_kwargs": self._template_kwargs,
         }
-        answer = await self._http.post("/tokenize", body=body, cast_to=object)
-        return answer["tokens"]
+        response = await self._http.post("/tokenize", body=body, cast_to=object)
+        return response["tokens"]
 
     async def decode(self, ids: list[int]) -> str:
         key = tuple(ids)
         if key not in self._decoded:
             # vLLM keeps the special tokens anyway.
             body = {"model": self._model, "tokens": ids, "skip_special_tokens": False}
-            answer = await self._http.post("/detokenize", body=body, cast_to=object)
+            response = await self._http.post("/detokenize", body=body, cast_to=object)
             # vLLM calls the text "prompt".
-            self._decoded[key] = answer["text"] if "text" in answer else answer["prompt"]
+            self._decoded[key] = response["text"] if "text" in response else response["prompt"]
         return self._decoded[key]
 
     async def generate(self, prompt_ids: list[int], max_tokens: int, session: str | None) -> Turn:
@@ -1289,12 +1305,14 @@ class ServerClient(TokenClient):
             # vLLM's router looks at the header first.
             body["session_id"] = session
             options["headers"] = {"X-Session-ID": session}
-        answer = await self._http.post(
+        response = await self._http.post(
             "/v1/completions", body=body, options=options, cast_to=object
         )
-        reply = answer["choices"][0]
+        reply = response["choices"][0]
         # vLLM returns the routed experts in the choice, SGLang beside the choices.
-        experts = reply.get("routed_experts") or (answer.get("sglext") or {}).get("routed_experts")
+        experts = reply.get("routed_experts") or (response.get("sglext") or {}).get(
+            "routed_experts"
+        )
         turn = Turn(
             # Cohere puts its answer between these marks.
             content=re.sub(r"<\|(START|END)_RESPONSE\|>", "", reply["text"]),
@@ -1304,7 +1322,7 @@ class ServerClient(TokenClient):
             finish_reason=reply["finish_reason"],
             extra={"routed_experts": experts},
         )
-        details = (answer.get("usage") or {}).get("prompt_tokens_details") or {}
+        details = (response.get("usage") or {}).get("prompt_tokens_details") or {}
         turn.usage.cache_tokens = details.get("cached_tokens") or 0
         return turn
 
@@ -1434,9 +1452,10 @@ def fenced_blocks(text: str, *languages: str) -> list[str] | None:
     for token in _MARKDOWN.parse(text.replace("\0", "") + "\n"):
         if token.type != "fence":
             continue
-        # The lines of a closed block are its content and two fences.
+        # A closed block has the lines of its content and two fences.
         first_line, end_line = token.map
-        is_any_open |= end_line - first_line < token.content.count("\n") + 2
+        if end_line - first_line < token.content.count("\n") + 2:
+            is_any_open = True
         words = token.info.lower().split()
         if token.markup.startswith("`") and words and words[0] in languages:
             blocks.append(token.content)
@@ -1448,9 +1467,9 @@ def fenced_blocks(text: str, *languages: str) -> list[str] | None:
 MAX_OUTPUT_KIB = 4000
 # Limits of a script with `seconds` to run:
 #   seconds       its own limit; the model sees the output so far
-#   seconds + 30  the agent stops waiting for an answer, and kills the script
+#   seconds + 30  the agent stops waiting, and kills the script
 #   seconds + 90  `environment.exec` fails, which would end the run
-ANSWER_MARGIN_SEC = 30
+WAIT_MARGIN_SEC = 30
 EXEC_MARGIN_SEC = 90
 # How long the agent waits for the exec that kills a script.
 KILL_TIMEOUT_SEC = 15
@@ -1468,7 +1487,8 @@ class ScriptResult:
     seconds: float
     output: bytes = b""
     note: str = ""
-    # True if its processes have to be killed: at the time limit, or if its runner was killed.
+    # True if processes of the script may live on, because it did not end by itself. (At the time
+    # limit a `timeout 300 make` in it survives, because it has a process group of its own.)
     needs_kill: bool = False
 
     def text(self, shown_bytes: int) -> str:
@@ -1506,22 +1526,19 @@ async def run_script(blocks: list[str], environment: BaseEnvironment, seconds: i
     if len(command.encode()) > 65_000:
         note = "[not run: the script is too long; split it into smaller ones]"
         return ScriptResult(NOT_RUN, 0, note=note)
+    # The result if the environment hangs, or if the script has stopped its runner by a signal.
+    note = f"[no answer; the limit is {seconds} seconds]"
+    result = ScriptResult(TIMED_OUT, seconds + WAIT_MARGIN_SEC, note=note, needs_kill=True)
     try:
-        async with asyncio.timeout(seconds + ANSWER_MARGIN_SEC):
+        async with asyncio.timeout(seconds + WAIT_MARGIN_SEC):
             printed = await environment.exec(command, timeout_sec=seconds + EXEC_MARGIN_SEC)
+        result = parse_output(printed, mark, seconds)
     except TimeoutError:
-        # The environment does not answer. Or the script has stopped the runner by a signal.
-        await kill_script(mark, environment)
-        note = f"[no answer; the limit is {seconds} seconds]"
-        return ScriptResult(TIMED_OUT, seconds + ANSWER_MARGIN_SEC, note=note)
-    except BaseException:
-        # The run was cancelled, or the environment failed: leave no script running.
-        await kill_script(mark, environment)
-        raise
-    result = parse_output(printed, mark, seconds)
-    if result.needs_kill:
-        # `timeout 300 make` in a script has a process group of its own, and so lives on.
-        await kill_script(mark, environment)
+        pass
+    finally:
+        # Also if the run was cancelled, or the environment failed: leave no script running.
+        if result.needs_kill:
+            await kill_script(mark, environment)
     return result
 
 
@@ -1540,7 +1557,8 @@ exec </dev/null 2>/dev/null
 
 # In the background the reader copies the script's output from a pipe into a file. At the limit, or
 # if memory is full, its first cat fails. The second cat reads on, because a process that writes
-# into a pipe without a reader is killed.
+# into a pipe without a reader is killed. (`head -c` would keep its last bytes in a buffer as long
+# as a server of the script holds the pipe.)
 mkfifo "$name.pipe"
 exec {reader}< <(
   # "cut" must not kill the reader if this program has ended, and nobody reads that word.

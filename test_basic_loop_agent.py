@@ -1784,7 +1784,7 @@ class TestTinker:
     def test_a_tinker_server_that_does_not_answer_is_named(self, tinker, monkeypatch):
         silent = SimpleNamespace(get_server_capabilities=forever)
         monkeypatch.setattr("tinker.RestClient", lambda **arguments: silent)
-        monkeypatch.setattr(module, "FIRST_ANSWER_SEC", 0.01)
+        monkeypatch.setattr(module, "FIRST_RESPONSE_SEC", 0.01)
         with pytest.raises(RuntimeError, match="http://own has not answered in"):
             set_up(tinker.agent(api_base="http://own"))
 
