@@ -88,12 +88,6 @@ ROOT = Path(__file__).parent
 # ------------------------------------------------------------------------------------ the fakes
 
 
-try:
-    from harbor.models.trial.error_policy import ERROR_POLICIES
-except ImportError:
-    ERROR_POLICIES = {}
-
-
 @dataclass
 class Reply:
     """What a model samples: a text, or ids. It ends in the stop token, unless it is cut off."""
@@ -1044,6 +1038,14 @@ class TestLoop:
     def test_a_client_of_ones_own_needs_no_key(self, no_key):
         ScriptedAgent.preflight({}, {})
 
+    def test_a_recipe_tries_a_loop_without_a_job(self, tmp_path, monkeypatch, capsys):
+        """It tries the recipe that stops a model which repeats its script."""
+        recipes = fenced_blocks((ROOT / "examples/README.md").read_text(), "python")
+        code = "".join(recipe for recipe in recipes if "StopsRepeats" in recipe)
+        monkeypatch.chdir(tmp_path)
+        exec(code, {"BasicLoopAgent": BasicLoopAgent})
+        assert "{'stop_reason': 'repeats', 'n_episodes': 3}" in capsys.readouterr().out
+
     def test_a_client_may_sample_twice_for_a_reply(self, tinker):
         """What it has sampled is recorded, also if the time ends in the second call."""
 
@@ -1194,7 +1196,9 @@ class TestEndings:
         assert ended.stop_reason == "cancelled"
 
     # What the client or the environment raises in a run, by the name of its class.
-    @pytest.mark.skipif(not ERROR_POLICIES, reason="Harbor before 0.25 does not look at names")
+    @pytest.mark.skipif(
+        not module.ERROR_POLICIES, reason="Harbor before 0.25 does not look at names"
+    )
     @columns("error_type raised").rows(
         RuntimeError=(RuntimeError, "RuntimeRequestError"),
         OSError=(OSError, "RuntimeRequestError"),
@@ -1209,7 +1213,7 @@ class TestEndings:
         with pytest.raises(Exception, match="why") as caught:
             tinker.new_run([error_type("why")]).follow()
         assert type(caught.value).__name__ == raised
-        assert getattr(ERROR_POLICIES[raised], "has_valid_reward", False) is False
+        assert getattr(module.ERROR_POLICIES[raised], "has_valid_reward", False) is False
 
     @columns("options replies message").rows(
         max_turns_is_1=({}, [bash("rm x")], "none of the answer's blocks was run"),

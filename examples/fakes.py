@@ -7,12 +7,15 @@ examples/offline.yaml names them by import path. Nothing that a model says is ev
 To try a copy of the agent, or a subclass of it, in this folder's parent:
 
     AGENT=my_agent:BasicLoopAgent PYTHONPATH=. harbor run -c examples/offline.yaml
+
+The scripted model takes the place of a client that the subclass builds itself.
 """
 
 import base64
 import importlib
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +40,11 @@ class ScriptedAgent(getattr(importlib.import_module(module), name)):
 
 
 class ScriptedLLM(BaseLLM):
-    """Says REPLIES, one a turn, and the last one from then on."""
+    """Says the replies, one a turn, and the last one from then on."""
+
+    def __init__(self, replies: Sequence[str] = REPLIES) -> None:
+        super().__init__()
+        self.replies = replies
 
     async def call(
         self, prompt: str, message_history: list[dict[str, Any]] | None = None, **kwargs: Any
@@ -45,7 +52,7 @@ class ScriptedLLM(BaseLLM):
         """The reply to a conversation, whose earlier messages are `message_history`."""
         messages = message_history or []
         n_replies = sum(message["role"] == "assistant" for message in messages)
-        reply = REPLIES[min(n_replies, len(REPLIES) - 1)]
+        reply = self.replies[min(n_replies, len(self.replies) - 1)]
         # Words in place of tokens.
         said = " ".join(str(message["content"]) for message in messages)
         usage = UsageInfo(
@@ -108,7 +115,8 @@ class HostEnvironment(BaseEnvironment):
     async def download_dir(self, source_dir: str, target_dir: Path | str) -> None:
         """The host's files are in place."""
 
-    async def exec(self, command: str, **kwargs: Any) -> ExecResult:
+    @staticmethod
+    async def exec(command: str, **kwargs: Any) -> ExecResult:
         """What `ls` might print, whatever the command, as the agent's own bash program says it."""
         mark = re.search(r"BASIC_LOOP_MARK=(\w+)", command)
         output = base64.b64encode(b"README.md\n").decode()
