@@ -77,7 +77,7 @@ except ImportError:
     ERROR_POLICIES = None
 
 
-__version__ = "0.12.0"
+__version__ = "0.13.0"
 
 
 class BasicLoopOptions(
@@ -129,13 +129,11 @@ class BasicLoopOptions(
             self.collect_rollout_details = self.model_client != "litellm"
         if self.model_client != "tinker" and (self.model_path or self.renderer_name):
             raise ValueError("model_path and renderer_name are for model_client=tinker: drop them")
-        # An option that has a value, also by default, must not also be in llm_kwargs.
-        options = {name for name, value in self if value is not None}
-        duplicates = self.llm_kwargs.keys() & {*options, "model", "model_name", "api_base"}
+        duplicates = self.llm_kwargs.keys() & {*type(self).model_fields, "model", "model_name"}
         if duplicates:
             names = ", ".join(sorted(duplicates))
             raise ValueError(f"llm_kwargs holds {names}: use the option instead")
-        # Two names of Harbor's for the Responses API.
+        # Harbor's own way to the Responses API, by one of these two, loses usage and thinking.
         api_format = self.llm_kwargs.get("model_api_format")
         if self.llm_kwargs.get("use_responses_api") or api_format == "openai_responses":
             raise ValueError("for the Responses API name the model openai/responses/NAME instead")
@@ -175,9 +173,11 @@ class Turn(LLMResponse):
     Attributes:
         content: The reply's text, without thinking.
         reasoning_content: The thinking.
-        told: What the loop told the model before this reply, such as the instruction.
-        output: What the model is told after this reply: the output of its script, or "". The next
-            `sample` sends it. trajectory.json shows it as the observation.
+        told: What the loop told the model before this reply by `tell`, such as the instruction.
+        observation: What the model gets after this reply: the output of its script. The loop sets
+            it, and the next `sample` sends it. "": nothing is sent.
+        usage: The tokens of prompt, reply and cache, and the cost in USD (0.0: not known). The
+            run's totals are the sums of these.
         prompt_token_ids: One id per token of the whole prompt, or None.
         completion_token_ids: One id per sampled token, the stop token included, or None.
         logprobs: One natural logarithm per sampled token, or None. vLLM gives those of the raw
@@ -191,7 +191,7 @@ class Turn(LLMResponse):
     # LLMResponse gives defaults to its other fields, but not to `content`.
     content: str = ""
     told: str = ""
-    output: str = ""
+    observation: str = ""
     finish_reason: str = "stop"
     timestamp: str | None = None
 
@@ -248,7 +248,8 @@ class Request:
 
 
 class ModelClient:
-    """Samples the replies of a model. The trials of a job share it."""
+    """Samples the replies of a model. The trials of a job share it. Harbor's Chat takes it for one
+    of Harbor's BaseLLMs, and calls `call` like theirs."""
 
     # The server's URL, for error messages. None: the default of its SDK.
     url: str | None = None
@@ -259,10 +260,9 @@ class ModelClient:
     async def call(
         self, prompt: str, message_history: list[dict], request: Request, **other: Any
     ) -> Turn:
-        """Sample a reply to `prompt`, and split off its thinking. `prompt` is Harbor's word for the
-        text of the new message, which is not in `message_history` yet. Harbor's Chat calls this,
-        and adds other arguments. Raises ContextLengthExceededError if there is no room for a reply,
-        and any error of the server."""
+        """Sample a reply, and split off its thinking. `prompt` is the text of the new message,
+        which is not in `message_history` yet. `other` holds what else Chat may pass. Raises
+        ContextLengthExceededError if there is no room for a reply, and any error of the server."""
         raise NotImplementedError
 
     def escape_special_tokens(self, text: str) -> str:
@@ -285,7 +285,7 @@ class BasicLoopAgent(BaseAgent):
         _introduction: What the model is told before the first instruction.
         _queued: The texts that were told since the last turn. The next `sample` sends them.
         _last_turn: The conversation's last turn, also of an earlier run. None before the first.
-        _last_messages: A copy of `messages` as this turn left them, to notice edits of the loop.
+        _last_messages: A copy of `messages` after this turn, to notice if the loop edits them.
     """
 
     options_model = BasicLoopOptions
@@ -328,8 +328,8 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
 
     async def converse(self, environment: BaseEnvironment) -> StopReason | str:
         """Sample a reply, run its script, send the script's output with the next `sample`, and so
-        on. Returns why the run ended: a StopReason, or a word of your own. A subclass may call this
-        again in the same run, which then goes on."""
+        on. Returns why the run ended: a StopReason, or a word of your own. A subclass may `tell`
+        something and call this again: the run goes on, and `max_turns` counts all of its turns."""
         while len(self.turns) < self.options.max_turns:
             try:
                 turn = await self.sample()
@@ -341,22 +341,23 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
                 return StopReason.COMPLETED
             blocks = self.bash_blocks(turn.content)
             if blocks is None:
-                turn.output = self.unclosed_block
+                turn.observation = self.unclosed_block
             elif blocks:
-                turn.output = await self.execute(blocks, environment)
+                turn.observation = await self.execute(blocks, environment)
             else:
                 return StopReason.COMPLETED
         return StopReason.MAX_TURNS
 
     def bash_blocks(self, reply: str) -> list[str] | None:
-        """The blocks of a reply that `execute` gets. A reply without any ends the run. None: one of
-        them is not closed, so nothing may be run."""
+        """The blocks of a reply that `execute` gets: those for bash, sh and shell. A reply without
+        any ends the run. None: one of them is not closed, so nothing may be run."""
         return fenced_blocks(reply, "bash", "sh", "shell")
 
     async def execute(self, blocks: list[str], environment: BaseEnvironment) -> str:
         """Run blocks as one script in the environment. Returns its exit code and its output, as the
-        model gets them. The reply that holds the blocks is `self.turns[-1].content`. Raises any
-        error of the environment."""
+        model gets them. The reply that holds the blocks is `self.turns[-1].content`. To end the run
+        from here, raise an exception of your own, and catch it in `converse`. Raises any error of
+        the environment."""
         script = await run_script(blocks, environment, self.options.command_timeout_sec)
         self.logger.debug(f"script: exit code {script.exit_code}, {script.seconds:.1f} seconds")
         return script.text(self.options.max_output_bytes)
@@ -381,8 +382,8 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         turn lacks ids; ContextLengthExceededError if a later prompt is too long; and any error of
         the client."""
         texts = list(self._queued)
-        if self.turns and self.turns[-1].output:
-            texts.insert(0, self._escaped(self.turns[-1].output))
+        if self.turns and self.turns[-1].observation:
+            texts.insert(0, self._escaped(self.turns[-1].observation))
         if not texts:
             raise RuntimeError("there is nothing to send: `tell` the model something first")
         prompt = "\n\n".join(texts)
@@ -392,23 +393,18 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         if self.messages == self._last_messages:
             request.previous_ids = self._last_turn.all_ids
         else:
-            # This is the first turn, or the loop has edited the messages. After an edit the ids do
-            # not belong to them, nor does the id of the last response, which Chat may hold for a
-            # BaseLLM of your own.
+            # This is the first turn, or the loop has edited the messages, so that the last turn's
+            # ids do not belong to them. Nor does its response, from which Chat may go on if the
+            # client is a BaseLLM for the Responses API.
             self.chat.reset_response_chain()
         try:
             turn = await self._call_model(prompt, request)
         except BaseException:
             if request.partial:
-                # This part of a reply stays in the conversation, which may go on in a later run.
-                self._add_turn(request.partial)
-                self.messages.append({"role": "user", "content": prompt})
-                self.messages.append({"role": "assistant", "content": request.partial.content})
+                self._keep_partial(prompt, request.partial)
             raise
         # From here to the end nothing is awaited, so that no cancellation loses the reply.
         self._add_turn(turn)
-        self._last_turn = turn
-        self._last_messages = copy.deepcopy(self.messages)
         # The turn is recorded before this check, so that its reply can be looked at. Later turns
         # without ids are no error: they are left out of the rollout, and counted.
         ids = (turn.prompt_token_ids, turn.completion_token_ids, turn.logprobs)
@@ -425,6 +421,7 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
             return await self.chat.chat(prompt, request=request)
         except Exception as error:
             if not is_context_full(error):
+                # The next trial builds a new client, because this one may have lost its connection.
                 forget(_clients, self.client)
                 if self.client.url:
                     error.add_note(f"The model's server is {self.client.url}")
@@ -434,11 +431,19 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
             self.logger.warning(f"the context is full: {error}")
             raise ContextLengthExceededError(str(error)) from error
 
+    def _keep_partial(self, prompt: str, turn: Turn) -> None:
+        """Record a part of a reply, after which the run ends. A later run may go on from it."""
+        self.messages.append({"role": "user", "content": prompt})
+        self.messages.append({"role": "assistant", "content": turn.content})
+        self._add_turn(turn)
+
     def _add_turn(self, turn: Turn) -> None:
         turn.told = "\n\n".join(self._queued)
         self._queued = []
         turn.timestamp = datetime.now(UTC).isoformat()
         self.turns.append(turn)
+        self._last_turn = turn
+        self._last_messages = copy.deepcopy(self.messages)
         n_in, n_out = turn.usage.prompt_tokens, turn.usage.completion_tokens
         self.logger.debug(
             f"turn {len(self.turns)}: {n_in} tokens in, {n_out} out, {turn.finish_reason!r}"
@@ -498,16 +503,16 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
     async def resume(
         self, instruction: str, environment: BaseEnvironment, context: AgentContext
     ) -> None:
-        """Continue the conversation of the last `run`, for the later steps of a task. The model is
-        first told the output of the last turn. If the last run has no turn, all that it told is
-        told now. Raises RuntimeError before the first `run`, and what `run` raises."""
+        """Continue the conversation of the last `run`, for the later steps of a task. The model
+        first gets the last turn's observation. If the last run made no turn, its texts were never
+        sent, and are sent now. Raises RuntimeError before the first `run`, and `run`'s errors."""
         if self.chat is None:
             raise RuntimeError("`resume` continues a conversation: call `run` first")
         if self.turns:
-            # What the last run told after its last turn was for that run only.
+            # Texts that were queued after the last turn were for the last run only.
             self._queued = []
-            if self.turns[-1].output:
-                self.tell(self.turns[-1].output)
+            if self.turns[-1].observation:
+                self.tell(self.turns[-1].observation)
         await self._run_loop(instruction, environment, context)
 
     async def _run_loop(
@@ -523,16 +528,16 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
             async with asyncio.timeout(self.options.max_seconds) as timer:
                 stop_reason = await self.converse(environment)
         # Who ended the run? The error's class does not tell: a client may make an error of its own
-        # of a cancellation, and an SDK may raise CancelledError by itself.
+        # of a cancellation, and an SDK may raise CancelledError by itself. So ask task and timer.
         except (Exception, asyncio.CancelledError) as error:
             if asyncio.current_task().cancelling():
-                # Harbor has cancelled this task. (`timer` cancels it, too, but takes that back.)
+                # Harbor has called `cancel` on this task. (After `timer` has called it, this is 0.)
                 stop_reason = StopReason.CANCELLED
                 raise asyncio.CancelledError from error
             if timer.expired():
                 # `max_seconds` are over. No error is raised, so that Harbor scores the trial.
                 stop_reason = StopReason.ROLLOUT_TIMEOUT
-            elif is_known_to_harbor(error):
+            elif is_left_unscored(error):
                 raise
             else:
                 raise RuntimeRequestError(f"{type(error).__name__}: {error}") from error
@@ -575,7 +580,7 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         """Log what often explains a reward of 0."""
         if stop_reason == StopReason.MAX_TOKENS:
             self.logger.warning(f"the reply was cut off: finish reason {turn.finish_reason!r}")
-        has_unrun_blocks = re.search("```|~~~", turn.content) and not turn.output
+        has_unrun_blocks = re.search("```|~~~", turn.content) and not turn.observation
         if stop_reason == StopReason.COMPLETED and has_unrun_blocks:
             self.logger.warning("none of the answer's blocks was run: see max_turns and `protocol`")
         if stop_reason == StopReason.COMPLETED and not turn.content.strip():
@@ -591,6 +596,7 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
                 steps.append({"source": "user", "message": turn.told})
             steps.append(self.trajectory_step(turn, with_ids=context is not None))
         if not self.turns:
+            # ATIF wants at least one step.
             steps.append({"source": "user", "message": "\n\n".join(self._queued)})
         for n, step in enumerate(steps, start=1):
             step["step_id"] = n
@@ -629,8 +635,8 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
             # This skips Pydantic's validation, which would look at each id of each prompt.
             "metrics": atif.Metrics.model_construct(**metrics),
         }
-        if turn.output:
-            step["observation"] = {"results": [{"content": valid_text(turn.output)}]}
+        if turn.observation:
+            step["observation"] = {"results": [{"content": valid_text(turn.observation)}]}
         return step
 
     @property
@@ -766,18 +772,17 @@ def tinker_has_key() -> bool:
 
 
 class RuntimeRequestError(RuntimeError):
-    """The run failed, and its model is not to blame. Harbor (0.25 and later) looks the class's name
-    up in its `error_policy.py`: it does not score such a trial, and may repeat it."""
+    """The run failed, and its model is not to blame. Harbor (0.25 and later) has this name in its
+    table of errors: it does not score such a trial, and may repeat it."""
 
 
-def is_known_to_harbor(error: BaseException) -> bool:
-    """True if Harbor will not take the error for a failure of the model. It looks up the name of
-    the error's class."""
+def is_left_unscored(error: BaseException) -> bool:
+    """True if Harbor does not score a trial that this error ends. It goes by the class's name."""
     if isinstance(error, TimeoutError | asyncio.CancelledError):
-        # Harbor would take these for the agent's timeout and for Ctrl-C.
+        # Harbor takes these for the agent's timeout, after which it scores, and for Ctrl-C.
         return False
-    # Harbor before 0.25 has no table of errors, and scores no trial after one. Harbor 0.26 scores a
-    # trial after each error that is not in its table.
+    # Harbor before 0.25 has no table of errors, and scores no trial after an error. Later ones may
+    # score after an error that is not in their table.
     return ERROR_POLICIES is None or type(error).__name__ in ERROR_POLICIES
 
 
@@ -819,21 +824,22 @@ THINKING_TAGS = [
     # <|message_model|><|content_thinking|>hm<|end_message|><|message_model|><|content_text|>hi
     (r"<\|message_model\|>", r"<\|message_model\|><\|content_text\|>"),
 ]
-_OPENING_TAGS = "|".join(opening for opening, _ in THINKING_TAGS)
-_CLOSING_TAGS = "|".join(closing for _, closing in THINKING_TAGS)
+_OPENING_TAG = "|".join(opening for opening, _ in THINKING_TAGS)
+# A thought goes from an opening tag to its closing tag, or to the end of the text. A closing tag
+# alone is an empty thought: <|channel|>final<|message|>hi. (The closing tag is tried first, because
+# some closing tags begin with the opening one.)
+_THOUGHT = "|".join(
+    rf"{closing}|{opening}(.*?)(?:{closing}|\Z)" for opening, closing in THINKING_TAGS
+)
 
 
 def split_thinking(text: str) -> tuple[str, str]:
-    """Split a reply into thinking and the rest. A thought goes from an opening tag to its closing
-    tag, or to the end of the text. A closing tag alone is an empty thought. All thoughts at the
-    front of the reply are its thinking."""
+    """Split a reply into the thoughts at its front and the rest."""
     thinking = ""
-    for opening, closing in THINKING_TAGS:
-        # The closing tag is tried first, because some closing tags begin with the opening one.
-        thought = rf"\s*(?:{closing}|{opening}(.*?)(?:{closing}|\Z))\s*"
-        while match := re.match(thought, text, re.DOTALL):
-            thinking += match[1] or ""
-            text = text[match.end() :]
+    while thought := re.match(rf"\s*(?:{_THOUGHT})\s*", text, re.DOTALL):
+        # At most one of the groups, one for each pair of tags, has a text.
+        thinking += "".join(group for group in thought.groups() if group)
+        text = text[thought.end() :]
     return thinking, text
 
 
@@ -844,9 +850,9 @@ def without_thinking(turn: Turn) -> Turn:
 
 
 def with_opening_tag(reply: str) -> str:
-    """The reply of a chat endpoint, with <think> in front if the template has written <think> into
-    the prompt. The sign of this is a </think> without <think> before it. It has to be at the start
-    or the end of a line, because elsewhere </think> may be part of a command."""
+    """The reply of a chat endpoint, with <think> in front if it lacks that tag, because the
+    template has written it into the prompt: "hm\\n</think>hi". Such a </think> stands at the start
+    or the end of a line. Elsewhere, as in `grep "</think>" log`, it is part of the answer."""
     closing = re.search(rf"(?m)^</{_THINK}>|</{_THINK}>[ \t]*$", reply)
     if closing and not re.search(f"<{_THINK}>", reply[: closing.start()]):
         return f"<think>{reply}"
@@ -867,8 +873,8 @@ class HarborClient(ModelClient):
             other["session_id"] = request.session_id
         reply = await self.llm.call(prompt=prompt, message_history=message_history, **other)
         turn = Turn(**vars(reply))
-        # If the server has split the thinking off, </think> alone is part of the answer.
         if not turn.reasoning_content:
+            # The server has not split the thinking off.
             turn.content = with_opening_tag(turn.content)
         return without_thinking(turn)
 
@@ -880,10 +886,17 @@ def chat_llm(
     # Importing LiteLLM takes seconds, so the class is defined in here.
     from harbor.llms.lite_llm import LiteLLM
 
+    args |= options.model_dump(include={"max_tokens", "collect_rollout_details"})
+
     class ChatLLM(LiteLLM):
-        """LiteLLM raises an error for the finish reason "length", and ids and cost are lost. So
-        `_extract_usage_info`, which it calls before that, keeps the reason and replaces it by
-        "stop". Each call is made by a copy of this object, which keeps the reason of one reply."""
+        """LiteLLM raises an error if a reply's finish reason is "length", and its ids and cost are
+        lost. So this class hides the reason from LiteLLM:
+
+        1. `call` makes a copy of this object, to have one `finish_reason` for each call.
+        2. LiteLLM's `call` first calls `_extract_usage_info`, which keeps the finish reason, and
+           replaces it by "stop".
+        3. `call` puts the reason that was kept into the turn.
+        """
 
         finish_reason = "stop"
 
@@ -909,7 +922,6 @@ def chat_llm(
             choice["finish_reason"] = "stop"
             return super()._extract_usage_info(response)
 
-    args |= options.model_dump(include={"max_tokens", "collect_rollout_details"})
     return ChatLLM(model_name=model, api_base=url, api_key=key, **args)
 
 
@@ -925,7 +937,7 @@ class TokenClient(ModelClient, ABC):
     max_tokens: int
     # Regular expressions that match the model's special tokens.
     special_tokens: list[str]
-    # See `_tail`.
+    # The ids before the tail of the made-up conversation of `_tail`.
     _made_up_prefix: list[int] | None = None
 
     @abstractmethod
@@ -945,7 +957,8 @@ class TokenClient(ModelClient, ABC):
         tokenizer then makes ordinary tokens of it."""
         if not self.special_tokens:
             return text
-        # (?=A|B). matches the first character of each A and B, also where they overlap.
+        # (?=A|B). matches the first character of each A and B, also where they overlap, as in
+        # ]~b]~!b[.
         return re.sub(f"(?={'|'.join(self.special_tokens)}).", "\\g<0>\u200b", text)
 
     async def call(
@@ -975,26 +988,26 @@ class TokenClient(ModelClient, ABC):
     async def opening_tag(self, prompt_ids: list[int]) -> str:
         """The tag, such as <think>, with which the template has ended the prompt; or "". The model
         then goes on with its thinking, and its reply lacks this tag."""
-        # A tag and a newline are at most four tokens.
+        # Four tokens have room for a tag and a newline.
         end = await self.decode(prompt_ids[-4:])
-        tag = re.search(rf"({_OPENING_TAGS})\s*$", end)
+        tag = re.search(rf"({_OPENING_TAG})\s*$", end)
         return tag[1] if tag else ""
 
     async def next_prompt(self, messages: list[dict], previous_ids: list[int]) -> list[int]:
         """The ids of the next prompt: the previous ids, and the tail. The tail is what the template
         writes after a reply: the stop token, the new message, and the header of the next reply.
 
-        Earlier turns are not rendered again, because their ids must stay as they were sampled.
-        Without previous ids (in the first turn, or after an edit), or if the reply does not end in
-        the template's stop token, the whole conversation is rendered.
+        Earlier turns are not rendered again, because their ids must stay as they were sampled. The
+        whole conversation is rendered without previous ids (in the first turn, or after an edit),
+        and if the reply does not end in the template's stop token.
         """
         if previous_ids:
             tail = await self._tail(messages)
-            # The reply ends in the stop token, with which the tail begins: do not repeat it. (The
-            # model Inkling ends its replies in two stop tokens.)
-            for n_stop in (2, 1):
-                if previous_ids[-n_stop:] == tail[:n_stop]:
-                    return previous_ids + tail[n_stop:]
+            # The reply has the stop token, with which the tail begins: do not repeat it. (A reply
+            # of the model Inkling ends in two stop tokens.)
+            n_stop = 2 if previous_ids[-2:] == tail[:2] else 1
+            if previous_ids[-n_stop:] == tail[:n_stop]:
+                return previous_ids + tail[n_stop:]
         return await self.render(messages)
 
     async def _tail(self, messages: list[dict]) -> list[int]:
@@ -1013,13 +1026,12 @@ class TokenClient(ModelClient, ABC):
             return await self.render([*system, user, assistant, messages[-1]])
 
         ids = await rendered("b")
-        # The prefix is what comes before the tail. It is kept for the next call, and learned anew
-        # if it does not fit, because another trial has another system message.
+        # The made-up prefix, up to the made-up reply, is kept: most turns then render only once. It
+        # does not fit if another trial, with another system message, has made it.
         prefix = self._made_up_prefix
         if prefix is None or ids[: len(prefix)] != prefix:
-            # Render the reply "c", too. The first id that differs is the reply, and the prefix ends
-            # with it. ("b" and "c" are one token each. If a template shows no replies, nothing
-            # differs, and the tail is empty.)
+            # The first id that differs if the reply is "c" is the reply. ("b" and "c" are one token
+            # each. If a template shows no replies, nothing differs, and the tail is empty.)
             n_same = n_common(ids, await rendered("c"))
             prefix = self._made_up_prefix = ids[: n_same + 1]
         return ids[len(prefix) :]
@@ -1071,6 +1083,7 @@ class TinkerClient(TokenClient):
             self._renderer = get_renderer(name, self._tokenizer)
             # A list of token ids, or of texts: the renderer role_colon has one text.
             stop = self._renderer.get_stop_sequences()
+            # What `generate` removes from the end of a reply's text.
             self._endings = [s if isinstance(s, str) else self._tokenizer.decode([s]) for s in stop]
             vocabulary = {}
             # Inkling's tokenizer has no such method, and makes no special token of any text.
@@ -1106,12 +1119,12 @@ class TinkerClient(TokenClient):
                 text = f"{name} has not answered in {FIRST_RESPONSE_SEC} seconds"
                 raise RuntimeError(text) from error
             except tinker.TinkerError:
-                # A server of your own may not tell them. `_open` will meet any other error again.
+                # A server of your own may not tell its limits. If it is down, `_open` fails next.
                 pass
         limits = {card.model_name: card.max_context_length for card in cards}
         limit = limits.get(self._model)
         self.context_limit = min(filter(None, (limit, self._given_limit)), default=32_000)
-        # In a thread, because older SDKs wait for the server.
+        # In a thread, because the SDK waits for the server.
         await asyncio.to_thread(self._open)
 
     def _open(self) -> None:
@@ -1259,8 +1272,10 @@ class ServerClient(TokenClient):
             # cast_to=object: the response is plain JSON.
             response = await http.get("/v1/models", cast_to=object)
             limits = {card["id"]: card["max_model_len"] for card in response["data"]}
-            # SGLang gives a LoRA adapter no limit of its own.
-            limit = limits[self._model] or max(filter(None, limits.values()))
+            limit = limits[self._model]
+            if limit is None:
+                # A LoRA adapter has no limit of its own. The largest one is its base model's.
+                limit = max(other for other in limits.values() if other)
         except (APIError, KeyError, TypeError, ValueError) as error:
             raise RuntimeError(
                 f"{self.url} is no vLLM or SGLang server with the model {self._model} (for another "
@@ -1437,8 +1452,8 @@ def json_values(values: dict) -> dict:
     return json.loads(valid_text(text))
 
 
-# A parser of nothing but fenced blocks, also in list items. ("code" is on, because without it a
-# fence that is indented by four blanks would count.)
+# A Markdown parser with three of its rules: "fence", "list" (for fences in list items), and "code"
+# (text that is indented by four blanks: without this rule a fence in it would count).
 _MARKDOWN = MarkdownIt("zero").enable(["fence", "list", "code"]).disable("inline")
 
 
@@ -1452,9 +1467,10 @@ def fenced_blocks(text: str, *languages: str) -> list[str] | None:
     for token in _MARKDOWN.parse(text.replace("\0", "") + "\n"):
         if token.type != "fence":
             continue
-        # A closed block has the lines of its content and two fences.
+        # A closed block has two lines more than its content, the fences. An open one has one more.
         first_line, end_line = token.map
-        if end_line - first_line < token.content.count("\n") + 2:
+        n_lines = end_line - first_line
+        if n_lines < token.content.count("\n") + 2:
             is_any_open = True
         words = token.info.lower().split()
         if token.markup.startswith("`") and words and words[0] in languages:
@@ -1487,8 +1503,8 @@ class ScriptResult:
     seconds: float
     output: bytes = b""
     note: str = ""
-    # True if processes of the script may live on, because it did not end by itself. (At the time
-    # limit a `timeout 300 make` in it survives, because it has a process group of its own.)
+    # True if the script did not end by itself, so that some of its processes may live on. (The kill
+    # at the time limit misses a `timeout 300 make`, which has a process group of its own.)
     needs_kill: bool = False
 
     def text(self, shown_bytes: int) -> str:
@@ -1510,16 +1526,17 @@ async def run_script(blocks: list[str], environment: BaseEnvironment, seconds: i
     # An empty line after each block keeps a trailing backslash from joining two blocks.
     script = "".join(f"{block}\n\n" for block in blocks)
     # Each process of the script has this mark in its environment, where `kill_script` finds it.
-    mark = uuid4().hex
+    mark = uuid4().hex[:12]
+    # `start` writes script and runner to files, and becomes the runner. If it cannot write into
+    # /dev/shm, which is memory, the second `start` tries /tmp. In files, neither text is an
+    # argument of a process, where a script's own `pkill -f` would find it. (With -p bash ignores
+    # BASH_ENV, which an image may set.)
     command = (
         f"export BASIC_LOOP_MARK={mark}; "
-        # Write both files, in memory if possible, and become the runner, which ends the loop. The
-        # files keep both texts out of the arguments of processes, where a script's own
-        # `pkill -f` would find them. With -p bash ignores BASH_ENV, which the image may have set.
-        f"for name in /dev/shm/{mark} /tmp/{mark}; do "
-        f"printf %s {shlex.quote(script)} >$name.script && "
-        f"printf %s {shlex.quote(_RUNNER)} >$name.runner && "
-        f"exec bash -p $name.runner {seconds} {MAX_OUTPUT_KIB}; done"
+        f"start() {{ printf %s {shlex.quote(script)} >$1.sh && "
+        f"printf %s {shlex.quote(_RUNNER)} >$1.bash && "
+        f"exec bash -p $1.bash {seconds} {MAX_OUTPUT_KIB}; rm -f $1.*; }}; "
+        f"start /dev/shm/{mark}; start /tmp/{mark}"
     )
     # The command becomes one argument: Linux takes 131,072 bytes, Modal 65,536. (shlex.quote makes
     # five bytes of an apostrophe.)
@@ -1542,8 +1559,8 @@ async def run_script(blocks: list[str], environment: BaseEnvironment, seconds: i
     return result
 
 
-# A bash program, the runner, that runs a script. Its own file is NAME.runner, and the script is
-# NAME.script. Its arguments are the time limit in seconds and MAX_OUTPUT_KIB. It prints the exit
+# A bash program, the runner, that runs a script. Its own file is NAME.bash, and the script is
+# NAME.sh. Its arguments are the time limit in seconds and MAX_OUTPUT_KIB. It prints the exit
 # code, the seconds, the output in base64 (because some environments change what a command prints),
 # and "cut" if some output is missing:
 #
@@ -1551,14 +1568,14 @@ async def run_script(blocks: list[str], environment: BaseEnvironment, seconds: i
 #
 # It needs bash 4.2 and coreutils.
 _RUNNER = r"""
-name=${0%.runner}
+name=${0%.bash}
 # The reader may outlive this program, and `environment.exec` would wait for it if it held stderr.
 exec </dev/null 2>/dev/null
 
-# In the background the reader copies the script's output from a pipe into a file. At the limit, or
-# if memory is full, its first cat fails. The second cat reads on, because a process that writes
-# into a pipe without a reader is killed. (`head -c` would keep its last bytes in a buffer as long
-# as a server of the script holds the pipe.)
+# The script writes into a pipe, and a reader in the background copies that to a file. So `ulimit`
+# bounds the reader's file, and the script may write larger ones. At the limit, or if memory is
+# full, the first cat fails. The second cat reads on, because a process that writes into a pipe
+# without a reader is killed.
 mkfifo "$name.pipe"
 exec {reader}< <(
   # "cut" must not kill the reader if this program has ended, and nobody reads that word.
@@ -1570,24 +1587,26 @@ exec {reader}< <(
     exec cat >/dev/null
   }
 )
-# Descriptor 3 is the script's file, so the messages of bash begin with /dev/fd/3, not with NAME.
-timeout -s KILL "$1" bash /dev/fd/3 {reader}<&- 3<"$name.script" >"$name.pipe" 2>&1
+# (`{reader}<&-` closes the reader's end for the script.)
+timeout -s KILL "$1" bash "$name.sh" {reader}<&- >"$name.pipe" 2>&1
 ended="$? $SECONDS"
 
 # Wait for the reader: until it ends or says "cut". If the script has left a server running, the
 # reader goes on for it, so wait 1 second at most.
 read -r -t 1 -u "$reader" cut
 printf ":%s:%s:" "$BASIC_LOOP_MARK" "$ended"
+# If the script has removed its output, that is missing, too.
 base64 "$name.output" || cut="cut"
 printf ":%s:" "$cut"
-rm -f {/dev/shm,/tmp}/"$BASIC_LOOP_MARK".*
+rm -f "$name".*
 """
 
 
 async def kill_script(mark: str, environment: BaseEnvironment) -> None:
     """Kill a script and what runs it, and remove their files, by another exec."""
-    # Kill each process that has the mark in its environment (this command has not), and its process
-    # group.
+    # Each process of the script has inherited the mark in its environment, which Linux shows in the
+    # file /proc/PID/environ. Kill each such process, and its process group. (grep has the mark in
+    # its arguments only, so it does not find itself.)
     command = (
         f"for pid in $(grep -ls BASIC_LOOP_MARK={mark} /proc/[0-9]*/environ | cut -d / -f 3); do "
         f"kill -9 $pid -$pid; done 2>/dev/null; rm -f /dev/shm/{mark}.* /tmp/{mark}.*"

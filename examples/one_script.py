@@ -23,5 +23,5 @@ class OneScript(BasicLoopAgent):
         # If a block is not closed, this is None, and nothing is run.
         blocks = self.bash_blocks(turn.content)
         if blocks:
-            turn.output = await self.execute(blocks, environment)
+            turn.observation = await self.execute(blocks, environment)
         return StopReason.COMPLETED
