@@ -170,12 +170,9 @@ END_REASONS = {"stop", "stop_sequence", "end_turn", "eos", "eos_token", "complet
 class Turn(LLMResponse):
     """One model call. The ids are exactly as sampled.
 
-    Attributes:
+    Attributes of Harbor's LLMResponse:
         content: The reply's text, without thinking.
         reasoning_content: The thinking.
-        told: What the loop told the model before this reply by `tell`, such as the instruction.
-        observation: What the model gets after this reply: the output of its script. The loop sets
-            it, and the next `sample` sends it. "": nothing is sent.
         usage: The tokens of prompt, reply and cache, and the cost in USD (0.0: not known). The
             run's totals are the sums of these.
         prompt_token_ids: One id per token of the whole prompt, or None.
@@ -184,16 +181,21 @@ class Turn(LLMResponse):
             model, before temperature and top_p, unless it has --logprobs-mode processed_logprobs.
         extra: Other JSON values of the client: sequence_id (Tinker), routed_experts (vLLM, SGLang),
             and n_aborts, how often the server aborted this reply before it was whole.
+
+    More attributes:
         finish_reason: The server's word for why the reply ended, in lower case.
         timestamp: When the reply came, in ISO 8601.
+        told: What the loop told the model before this reply by `tell`, such as the instruction.
+        observation: What the model gets after this reply: the output of its script. The loop sets
+            it, and the next `sample` sends it. "": nothing is sent.
     """
 
     # LLMResponse gives defaults to its other fields, but not to `content`.
     content: str = ""
-    told: str = ""
-    observation: str = ""
     finish_reason: str = "stop"
     timestamp: str | None = None
+    told: str = ""
+    observation: str = ""
 
     def __post_init__(self) -> None:
         self.content = valid_text(self.content)
@@ -276,16 +278,20 @@ class BasicLoopAgent(BaseAgent):
     After a run the context holds the token counts, cost_usd (None if unknown), metadata and the
     rollout. `logs_dir` holds completion.txt, the last answer, and trajectory.json (ATIF).
 
-    Attributes:
-        client: The model client, which the trials of a job share. `setup` gets it.
-        chat: Harbor's Chat, which holds the conversation. `run` begins a new one.
-        turns: The turns of this run. Each holds what the model was told before and after it.
-        metadata: The loop may keep JSON values of this run here, for the context's metadata.
-        instruction: The instruction of this run.
+    Attributes of the trial, which `setup` sets:
+        client: The model client, which the trials of a job share.
         _introduction: What the model is told before the first instruction.
+
+    Attributes of the conversation, which `run` begins and `resume` continues:
+        chat: Harbor's Chat, which holds the messages.
         _queued: The texts that were told since the last turn. The next `sample` sends them.
-        _last_turn: The conversation's last turn, also of an earlier run. None before the first.
+        _last_turn: The last turn, also if an earlier run made it. None before the first one.
         _last_messages: A copy of `messages` after this turn, to notice if the loop edits them.
+
+    Attributes of one run:
+        instruction: What Harbor asks for.
+        turns: Each with what the model was told before it, and got after it.
+        metadata: The loop may keep JSON values here, for the context's metadata.
     """
 
     options_model = BasicLoopOptions
@@ -317,14 +323,16 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
             self.options = self.options_model(**{name: kwargs[name] for name in names})
 
         self.client: ModelClient | None = None
-        self.chat: Chat | None = None
-        self.turns: list[Turn] = []
-        self.metadata: dict[str, Any] = {}
-        self.instruction = ""
         self._introduction: list[str] = []
+
+        self.chat: Chat | None = None
         self._queued: list[str] = []
         self._last_turn: Turn | None = None
         self._last_messages: list[dict] | None = None
+
+        self.instruction = ""
+        self.turns: list[Turn] = []
+        self.metadata: dict[str, Any] = {}
 
     async def converse(self, environment: BaseEnvironment) -> StopReason | str:
         """Sample a reply, run its script, send the script's output with the next `sample`, and so
