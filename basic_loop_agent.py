@@ -133,7 +133,8 @@ class BasicLoopOptions(
         if duplicates:
             names = ", ".join(sorted(duplicates))
             raise ValueError(f"llm_kwargs holds {names}: use the option instead")
-        # Harbor's own way to the Responses API, by one of these two, loses usage and thinking.
+        # By `use_responses_api` and `model_api_format` Harbor uses code of its own for OpenAI's
+        # Responses API. That loses usage and thinking.
         api_format = self.llm_kwargs.get("model_api_format")
         if self.llm_kwargs.get("use_responses_api") or api_format == "openai_responses":
             raise ValueError("for the Responses API name the model openai/responses/NAME instead")
@@ -185,7 +186,8 @@ class Turn(LLMResponse):
     More attributes:
         finish_reason: The server's word for why the reply ended, in lower case.
         timestamp: When the reply came, in ISO 8601.
-        told: What the loop told the model before this reply by `tell`, such as the instruction.
+        told: The texts that were sent before this reply, such as the instruction. (The observation
+            of the turn before was sent, too. It is not in here.)
         observation: What the model gets after this reply: the output of its script. The loop sets
             it, and the next `sample` sends it. "": nothing is sent.
     """
@@ -295,10 +297,14 @@ class BasicLoopAgent(BaseAgent):
     """
 
     options_model = BasicLoopOptions
-    capabilities = AgentCapabilities(atif=True, resume=True)
-    # Harbor 0.23 has no such fields.
-    if "skills" in AgentCapabilities.model_fields:
-        capabilities = AgentCapabilities(atif=True, resume=True, skills=True, mcp_servers=True)
+    # Older versions of Harbor know fewer of these.
+    capabilities = AgentCapabilities(
+        **{
+            name: True
+            for name in ("atif", "resume", "skills", "mcp_servers")
+            if name in AgentCapabilities.model_fields
+        }
+    )
     # The default system message if max_turns > 1. {seconds} becomes the time limit of a script.
     protocol: ClassVar[str] = """\
 Solve the task by running commands in its environment. Nobody answers questions. Put the commands \
@@ -371,8 +377,8 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         return script.text(self.options.max_output_bytes)
 
     def tell(self, text: str) -> None:
-        """Queue a text for the next `sample`. Special tokens in it become plain text (not with
-        model_client=litellm, which does not know them)."""
+        """Queue a text for the next `sample` of this run. Special tokens in it become plain text
+        (not with model_client=litellm, which does not know them)."""
         self._queued.append(self._escaped(text))
 
     def _escaped(self, text: str) -> str:
@@ -402,8 +408,8 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
             request.previous_ids = self._last_turn.all_ids
         else:
             # This is the first turn, or the loop has edited the messages, so that the last turn's
-            # ids do not belong to them. Nor does its response, from which Chat may go on if the
-            # client is a BaseLLM for the Responses API.
+            # ids do not belong to them. For the Responses API (with a BaseLLM of your own) Chat
+            # keeps the id of the last response, which does not belong to them either.
             self.chat.reset_response_chain()
         try:
             turn = await self._call_model(prompt, request)
@@ -512,15 +518,13 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         self, instruction: str, environment: BaseEnvironment, context: AgentContext
     ) -> None:
         """Continue the conversation of the last `run`, for the later steps of a task. The model
-        first gets the last turn's observation. If the last run made no turn, its texts were never
-        sent, and are sent now. Raises RuntimeError before the first `run`, and `run`'s errors."""
+        first gets the last turn's observation. If the last run made no turn, its instruction was
+        not sent, and is sent now. Raises RuntimeError before the first `run`, and the errors of
+        `run`."""
         if self.chat is None:
             raise RuntimeError("`resume` continues a conversation: call `run` first")
-        if self.turns:
-            # Texts that were queued after the last turn were for the last run only.
-            self._queued = []
-            if self.turns[-1].observation:
-                self.tell(self.turns[-1].observation)
+        if self.turns and self.turns[-1].observation:
+            self.tell(self.turns[-1].observation)
         await self._run_loop(instruction, environment, context)
 
     async def _run_loop(
@@ -531,6 +535,7 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         self.metadata = {}
         # Not by `tell`: the task's author may use special tokens on purpose.
         self._queued.append(self.instruction)
+        opening = list(self._queued)
         stop_reason = StopReason.ERROR
         try:
             async with asyncio.timeout(self.options.max_seconds) as timer:
@@ -539,17 +544,20 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         # of a cancellation, and an SDK may raise CancelledError by itself. So ask task and timer.
         except (Exception, asyncio.CancelledError) as error:
             if asyncio.current_task().cancelling():
-                # Harbor has called `cancel` on this task. (After `timer` has called it, this is 0.)
+                # Harbor has called `cancel` on this task. (`timer` takes its own `cancel` back.)
                 stop_reason = StopReason.CANCELLED
                 raise asyncio.CancelledError from error
             if timer.expired():
                 # `max_seconds` are over. No error is raised, so that Harbor scores the trial.
                 stop_reason = StopReason.ROLLOUT_TIMEOUT
-            elif is_left_unscored(error):
+            elif is_safe_to_raise(error):
                 raise
             else:
                 raise RuntimeRequestError(f"{type(error).__name__}: {error}") from error
         finally:
+            # What the loop has queued is for this run only. If there is no turn, the opening was
+            # not sent, and a later run sends it.
+            self._queued = [] if self.turns else opening
             self._record(stop_reason, context)
 
     def _record(self, stop_reason: StopReason | str, context: AgentContext) -> None:
@@ -667,7 +675,7 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
             given = args.get("custom_llm_provider")
             _, provider, _, _ = get_llm_provider(self.model_name, given)
         url, key = url_and_key(options, provider, self._agent_env)
-        args.pop("api_key", None)
+        args.pop("api_key", None)  # This is `key` now.
         if options.model_client == "tinker":
             return TinkerClient(options, self.model_name, url, key, **args)
         if options.model_client == "litellm":
@@ -784,13 +792,14 @@ class RuntimeRequestError(RuntimeError):
     table of errors: it does not score such a trial, and may repeat it."""
 
 
-def is_left_unscored(error: BaseException) -> bool:
-    """True if Harbor does not score a trial that this error ends. It goes by the class's name."""
+def is_safe_to_raise(error: BaseException) -> bool:
+    """False if Harbor would score a trial that this error ends, or take the error for another."""
     if isinstance(error, TimeoutError | asyncio.CancelledError):
-        # Harbor takes these for the agent's timeout, after which it scores, and for Ctrl-C.
+        # Harbor takes TimeoutError for the agent's timeout, after which it scores the trial. It
+        # takes CancelledError for Ctrl-C.
         return False
-    # Harbor before 0.25 has no table of errors, and scores no trial after an error. Later ones may
-    # score after an error that is not in their table.
+    # Harbor 0.25 and later has a table of errors by class name, and 0.26 scores a trial after an
+    # error that is not in it. Before 0.25 no trial is scored after an error.
     return ERROR_POLICIES is None or type(error).__name__ in ERROR_POLICIES
 
 
@@ -897,8 +906,8 @@ def chat_llm(
     args |= options.model_dump(include={"max_tokens", "collect_rollout_details"})
 
     class ChatLLM(LiteLLM):
-        """LiteLLM raises an error if a reply's finish reason is "length", and its ids and cost are
-        lost. So this class hides the reason from LiteLLM:
+        """A patch: LiteLLM raises an error if a reply's finish reason is "length", and the reply's
+        ids and cost are lost. So this class hides the reason from LiteLLM:
 
         1. `call` makes a copy of this object, to have one `finish_reason` for each call.
         2. LiteLLM's `call` first calls `_extract_usage_info`, which keeps the finish reason, and
@@ -945,8 +954,6 @@ class TokenClient(ModelClient, ABC):
     max_tokens: int
     # Regular expressions that match the model's special tokens.
     special_tokens: list[str]
-    # The ids before the tail of the made-up conversation of `_tail`.
-    _made_up_prefix: list[int] | None = None
 
     @abstractmethod
     async def render(self, messages: list[dict]) -> list[int]:
@@ -965,8 +972,8 @@ class TokenClient(ModelClient, ABC):
         tokenizer then makes ordinary tokens of it."""
         if not self.special_tokens:
             return text
-        # (?=A|B). matches the first character of each A and B, also where they overlap, as in
-        # ]~b]~!b[.
+        # The regular expression matches the first character of each special token. It looks ahead
+        # for the others, because two tokens may overlap, as "]~b]" and "]~!b[" do in "]~b]~!b[".
         return re.sub(f"(?={'|'.join(self.special_tokens)}).", "\\g<0>\u200b", text)
 
     async def call(
@@ -1006,17 +1013,20 @@ class TokenClient(ModelClient, ABC):
         writes after a reply: the stop token, the new message, and the header of the next reply.
 
         Earlier turns are not rendered again, because their ids must stay as they were sampled. The
-        whole conversation is rendered without previous ids (in the first turn, or after an edit),
-        and if the reply does not end in the template's stop token.
+        whole conversation is rendered if there are no previous ids (in the first turn, or after an
+        edit), or if the reply does not end in the template's stop token.
         """
         if previous_ids:
             tail = await self._tail(messages)
             # The reply has the stop token, with which the tail begins: do not repeat it. (A reply
-            # of the model Inkling ends in two stop tokens.)
+            # of the model Inkling ends in two stop tokens. An empty tail never matches.)
             n_stop = 2 if previous_ids[-2:] == tail[:2] else 1
             if previous_ids[-n_stop:] == tail[:n_stop]:
                 return previous_ids + tail[n_stop:]
         return await self.render(messages)
+
+    # What `_tail` keeps for its next call.
+    _made_up_prefix: list[int] | None = None
 
     async def _tail(self, messages: list[dict]) -> list[int]:
         """To learn the tail, render a made-up conversation that ends in the new message, and cut it
@@ -1101,15 +1111,15 @@ class TinkerClient(TokenClient):
         self._endings += [self._tokenizer.eos_token or "", "<|end_message|>"]
         # Skip single characters and blanks, which some vocabularies add: any text may hold them.
         self.special_tokens = [re.escape(name) for name in vocabulary if len(name.strip()) > 1]
-        # The other arguments go to `create_sampling_client`, which refuses names that it does not
-        # know. (SamplingParams would ignore them.)
         parameters = tinker.SamplingParams.model_fields
-        sampling = {name: args.pop(name) for name in args.keys() & parameters}
+        sampling = {name: value for name, value in args.items() if name in parameters}
         self._params = tinker.SamplingParams(stop=stop, **sampling)
+        # `create_sampling_client` refuses names that it does not know. SamplingParams ignores them.
+        others = {name: value for name, value in args.items() if name not in parameters}
         # A server of your own has no prices.
         self._rates = None if url else tinker_rates(model)
         source = {"model_path": options.model_path} if options.model_path else {"base_model": model}
-        self._source = source | args
+        self._source = source | others
         self._model, self._key, self._given_limit = model, key, options.context_limit
 
     async def connect(self) -> None:
@@ -1139,6 +1149,7 @@ class TinkerClient(TokenClient):
         import tinker
 
         url, key = self.url, self._key
+        # There is no lock: two clients at once may open two services, which does no harm.
         self._service = _given_service or _tinker_services.get((url, key))
         if not self._service:
             # If URL or key are None, the SDK finds its own.
@@ -1173,8 +1184,9 @@ class TinkerClient(TokenClient):
                 # SDKs before 0.38 give a concurrent.futures.Future.
                 response = asyncio.wrap_future(response)
             response = await response
-        except Exception:
-            forget(_tinker_services, self._service)
+        except Exception as error:
+            if not is_context_full(error):
+                forget(_tinker_services, self._service)
             raise
         sequence = response.sequences[0]
         ids = list(sequence.tokens)
@@ -1205,12 +1217,13 @@ class TinkerClient(TokenClient):
 
 
 def tinker_rates(model: str) -> Any:
-    """The model's prices, which tinker-cookbook 0.6 and later fetches once in a process. None if
-    they are unknown, or without a network."""
-    with suppress(ImportError):
+    """The model's prices, which tinker-cookbook 0.6 and later fetches once in a process. None if it
+    does not know them, or has no network."""
+    try:
         from tinker_cookbook.utils.cost_estimation import fetch_model_pricing
-
-        return fetch_model_pricing(model, timeout=2)
+    except ImportError:
+        return None
+    return fetch_model_pricing(model, timeout=2)
 
 
 # Special tokens, as regular expressions. A server does not list those of its model, so these become
@@ -1356,7 +1369,7 @@ SCORED_ERRORS = {"AgentTimeoutError", "NonZeroAgentExitCodeError"}
 
 @dataclass(frozen=True)
 class TrainingData:
-    """A trial as a trainer sees it."""
+    """A trial as a trainer sees it, which many trainers call a trajectory."""
 
     # The trainable turns of all steps: ids, logprobs and `extra`, but no text.
     turns: list[Turn]
@@ -1471,15 +1484,15 @@ def fenced_blocks(text: str, *languages: str) -> list[str] | None:
     not closed, so it is not clear where these blocks end."""
     blocks = []
     is_any_open = False
-    # Without the added newline, an open block at the end of the text would look closed.
+    # The newline is for an open block at the end of the text: the last line of its content would
+    # end without one, and would not be counted below.
     for token in _MARKDOWN.parse(text.replace("\0", "") + "\n"):
         if token.type != "fence":
             continue
-        # A closed block has two lines more than its content, the fences. An open one has one more.
+        # The lines of a closed block are its content and two fences.
         first_line, end_line = token.map
-        n_lines = end_line - first_line
-        if n_lines < token.content.count("\n") + 2:
-            is_any_open = True
+        is_closed = end_line - first_line == token.content.count("\n") + 2
+        is_any_open = is_any_open or not is_closed
         words = token.info.lower().split()
         if token.markup.startswith("`") and words and words[0] in languages:
             blocks.append(token.content)
@@ -1511,8 +1524,8 @@ class ScriptResult:
     seconds: float
     output: bytes = b""
     note: str = ""
-    # True if the script did not end by itself, so that some of its processes may live on. (The kill
-    # at the time limit misses a `timeout 300 make`, which has a process group of its own.)
+    # True if the script did not end by itself. Its runner kills one process group only, so
+    # `kill_script` has to follow.
     needs_kill: bool = False
 
     def text(self, shown_bytes: int) -> str:
@@ -1535,10 +1548,11 @@ async def run_script(blocks: list[str], environment: BaseEnvironment, seconds: i
     script = "".join(f"{block}\n\n" for block in blocks)
     # Each process of the script has this mark in its environment, where `kill_script` finds it.
     mark = uuid4().hex[:12]
-    # `start` writes script and runner to files, and becomes the runner. If it cannot write into
-    # /dev/shm, which is memory, the second `start` tries /tmp. In files, neither text is an
-    # argument of a process, where a script's own `pkill -f` would find it. (With -p bash ignores
-    # BASH_ENV, which an image may set.)
+    # `start` writes script and runner to files, and becomes the runner.
+    # - In files, neither text is an argument of a process, where a script's own `pkill -f` would
+    #   find it.
+    # - If there is no room in /dev/shm, which is memory, the second `start` tries /tmp.
+    # - With -p bash ignores BASH_ENV, which an image may set.
     command = (
         f"export BASIC_LOOP_MARK={mark}; "
         f"start() {{ printf %s {shlex.quote(script)} >$1.sh && "
@@ -1577,15 +1591,14 @@ async def run_script(blocks: list[str], environment: BaseEnvironment, seconds: i
 # It needs bash 4.2 and coreutils.
 _RUNNER = r"""
 name=${0%.bash}
-# The reader may outlive this program, and `environment.exec` would wait for it if it held stderr.
-exec </dev/null 2>/dev/null
-
 # The script writes into a pipe, and a reader in the background copies that to a file. So `ulimit`
 # bounds the reader's file, and the script may write larger ones. At the limit, or if memory is
 # full, the first cat fails. The second cat reads on, because a process that writes into a pipe
 # without a reader is killed.
 mkfifo "$name.pipe"
-exec {reader}< <(
+# Nothing in the background may hold stdout or stderr, or `environment.exec` would wait for it.
+exec </dev/null 2>/dev/null
+exec 9< <(
   # "cut" must not kill the reader if this program has ended, and nobody reads that word.
   trap "" PIPE
   exec <"$name.pipe"
@@ -1595,13 +1608,13 @@ exec {reader}< <(
     exec cat >/dev/null
   }
 )
-# (`{reader}<&-` closes the reader's end for the script.)
-timeout -s KILL "$1" bash "$name.sh" {reader}<&- >"$name.pipe" 2>&1
+# Descriptor 9 is what the reader says. The script does not get it.
+timeout -s KILL "$1" bash "$name.sh" 9<&- >"$name.pipe" 2>&1
 ended="$? $SECONDS"
 
-# Wait for the reader: until it ends or says "cut". If the script has left a server running, the
-# reader goes on for it, so wait 1 second at most.
-read -r -t 1 -u "$reader" cut
+# Wait until the reader ends or says "cut". If the script has left a server running, the reader goes
+# on for it, so wait 1 second at most.
+read -r -t 1 -u 9 cut
 printf ":%s:%s:" "$BASIC_LOOP_MARK" "$ended"
 # If the script has removed its output, that is missing, too.
 base64 "$name.output" || cut="cut"

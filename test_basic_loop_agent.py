@@ -936,6 +936,17 @@ class TestLoop:
         asyncio.run(run.step("two"))
         assert run.steps[0].message == "do it\n\ntwo"
 
+    def test_what_a_loop_told_in_a_step_without_a_turn_is_not_told_later(self, tinker):
+        class Reminds(BasicLoopAgent):
+            async def converse(self, environment: Any) -> str:
+                self.tell("remember")
+                return await super().converse(environment)
+
+        run = tinker.new_run([RuntimeError("gone"), "hi"], agent_class=Reminds)
+        asyncio.run(finish(run))
+        asyncio.run(run.step("two"))
+        assert run.steps[0].message == "do it\n\ntwo\n\nremember"
+
     def test_an_output_that_a_loop_sets_is_shown_once(self, tinker):
         """Its special tokens are made plain where it is sent."""
 
@@ -2792,7 +2803,7 @@ class TestTrainer:
         trainer.train(RIGHT, WRONG, RIGHT, GONE)
         assert len(trainer.training.batches[0]) == 3
         # Harbor 0.25 and later would score a RuntimeError.
-        name = "RuntimeError" if module.is_left_unscored(GONE) else "RuntimeRequestError"
+        name = "RuntimeError" if module.is_safe_to_raise(GONE) else "RuntimeRequestError"
         assert trainer.metric(f"rollout_errors/{name}") == {0: 1.0}
 
     @columns("settings message").rows(
