@@ -236,7 +236,7 @@ class Turn(LLMResponse):
 
 @dataclass
 class Request:
-    """What a client gets beside the messages, and where it may leave a part of the reply.
+    """What a client gets with the messages, and where it may leave a part of the reply.
 
     Attributes:
         previous_ids: The `all_ids` of the last turn, with which the next prompt begins. Empty: the
@@ -1048,7 +1048,7 @@ class TokenClient(ModelClient, ABC):
         # does not fit if another trial, with another system message, has made it.
         prefix = self._made_up_prefix
         if prefix is None or ids[: len(prefix)] != prefix:
-            # The first id that differs if the reply is "c" is the reply. ("b" and "c" are one token
+            # With the reply "c", the first id that differs is the reply. ("b" and "c" are one token
             # each. If a template shows no replies, nothing differs, and the tail is empty.)
             n_same = n_common(ids, await rendered("c"))
             prefix = self._made_up_prefix = ids[: n_same + 1]
@@ -1518,7 +1518,7 @@ KILLED = 137
 
 @dataclass
 class ScriptResult:
-    """How a script ended. `note` is what the model is told beside the output."""
+    """How a script ended. `note` is what the model is told after the output."""
 
     exit_code: int
     seconds: float
@@ -1612,8 +1612,8 @@ exec 9< <(
 timeout -s KILL "$1" bash "$name.sh" 9<&- >"$name.pipe" 2>&1
 ended="$? $SECONDS"
 
-# Wait until the reader ends or says "cut". If the script has left a server running, the reader goes
-# on for it, so wait 1 second at most.
+# Wait until the reader ends or says "cut", but no longer than a second: if the script has left a
+# server running, the reader goes on for it.
 read -r -t 1 -u 9 cut
 printf ":%s:%s:" "$BASIC_LOOP_MARK" "$ended"
 # If the script has removed its output, that is missing, too.
