@@ -129,7 +129,9 @@ class BasicLoopOptions(
             self.collect_rollout_details = self.model_client != "litellm"
         if self.model_client != "tinker" and (self.model_path or self.renderer_name):
             raise ValueError("model_path and renderer_name are for model_client=tinker: drop them")
-        duplicates = self.llm_kwargs.keys() & {*type(self).model_fields, "model", "model_name"}
+        # An option that is null may be in llm_kwargs instead, but not the name and URL of the model.
+        options = {name for name, value in self if value is not None}
+        duplicates = self.llm_kwargs.keys() & {*options, "model", "model_name", "api_base"}
         if duplicates:
             names = ", ".join(sorted(duplicates))
             raise ValueError(f"llm_kwargs holds {names}: use the option instead")
@@ -186,8 +188,8 @@ class Turn(LLMResponse):
     More attributes:
         finish_reason: The server's word for why the reply ended, in lower case.
         timestamp: When the reply came, in ISO 8601.
-        told: The texts that were sent before this reply, such as the instruction. (The observation
-            of the turn before was sent, too. It is not in here.)
+        told: The queued texts that were sent before this reply, such as the instruction. (The
+            observation of the turn before was sent, too: it is not in here.)
         observation: What the model gets after this reply: the output of its script. The loop sets
             it, and the next `sample` sends it. "": nothing is sent.
     """
@@ -364,7 +366,7 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
 
     def bash_blocks(self, reply: str) -> list[str] | None:
         """The blocks of a reply that `execute` gets: those for bash, sh and shell. A reply without
-        any ends the run. None: one of them is not closed, so nothing may be run."""
+        any ends the run. None: a block of the reply is not closed, so nothing may be run."""
         return fenced_blocks(reply, "bash", "sh", "shell")
 
     async def execute(self, blocks: list[str], environment: BaseEnvironment) -> str:
@@ -396,6 +398,7 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         turn lacks ids; ContextLengthExceededError if a later prompt is too long; and any error of
         the client."""
         texts = list(self._queued)
+        # In the first turn of a later run there is none: `resume` has queued it.
         if self.turns and self.turns[-1].observation:
             texts.insert(0, self._escaped(self.turns[-1].observation))
         if not texts:
@@ -407,9 +410,8 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         if self.messages == self._last_messages:
             request.previous_ids = self._last_turn.all_ids
         else:
-            # This is the first turn, or the loop has edited the messages, so that the last turn's
-            # ids do not belong to them. For the Responses API (with a BaseLLM of your own) Chat
-            # keeps the id of the last response, which does not belong to them either.
+            # This is the first turn, or the loop has edited the messages. Then the last turn's ids
+            # do not belong to them, and Chat must not refer to its last response.
             self.chat.reset_response_chain()
         try:
             turn = await self._call_model(prompt, request)
@@ -588,8 +590,7 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         write_file(self.logs_dir / "completion.txt", last_turn.content)
         trajectory = self._write_trajectory(context)
         if compute_model_usage:
-            # Otherwise Harbor reads trajectory.json for it, and hangs if a script has replaced that
-            # file by a pipe.
+            # So Harbor need not read trajectory.json, which a script may have replaced by a pipe.
             context.model_usage = compute_model_usage(trajectory)
 
     def _warn(self, stop_reason: StopReason | str, turn: Turn) -> None:
@@ -798,8 +799,9 @@ def is_safe_to_raise(error: BaseException) -> bool:
         # Harbor takes TimeoutError for the agent's timeout, after which it scores the trial. It
         # takes CancelledError for Ctrl-C.
         return False
-    # Harbor 0.25 and later has a table of errors by class name, and 0.26 scores a trial after an
-    # error that is not in it. Before 0.25 no trial is scored after an error.
+    # Harbor 0.26 scores a trial after an error that is not in its table of errors. So only errors
+    # in the table, by the names of their classes, are raised as they are. Harbor before 0.25 has no
+    # table, and scores no trial after an error.
     return ERROR_POLICIES is None or type(error).__name__ in ERROR_POLICIES
 
 
@@ -1114,7 +1116,7 @@ class TinkerClient(TokenClient):
         parameters = tinker.SamplingParams.model_fields
         sampling = {name: value for name, value in args.items() if name in parameters}
         self._params = tinker.SamplingParams(stop=stop, **sampling)
-        # `create_sampling_client` refuses names that it does not know. SamplingParams ignores them.
+        # A misspelt name has to fail: `create_sampling_client` refuses it, SamplingParams does not.
         others = {name: value for name, value in args.items() if name not in parameters}
         # A server of your own has no prices.
         self._rates = None if url else tinker_rates(model)
@@ -1273,8 +1275,8 @@ class ServerClient(TokenClient):
             # The openai package wants a key. A server without keys takes any.
             api_key=key or "none",
             default_headers=args.pop("extra_headers", None),
-            # No limit for a response, unless it is given: after a timeout the package would ask
-            # again, and the reply would be sampled twice. The limits of the run end the call.
+            # No time limit for a response, unless llm_kwargs has one: after a timeout the package
+            # asks again, and the reply is sampled twice. The limits of the run end the call.
             timeout=Timeout(args.pop("timeout", None), connect=FIRST_RESPONSE_SEC),
             max_retries=args.pop("max_retries", 5),
         )
@@ -1596,7 +1598,8 @@ name=${0%.bash}
 # full, the first cat fails. The second cat reads on, because a process that writes into a pipe
 # without a reader is killed.
 mkfifo "$name.pipe"
-# Nothing in the background may hold stdout or stderr, or `environment.exec` would wait for it.
+# `environment.exec` would wait for a reader that holds its stdout or stderr. The reader's stdout is
+# descriptor 9.
 exec </dev/null 2>/dev/null
 exec 9< <(
   # "cut" must not kill the reader if this program has ended, and nobody reads that word.
@@ -1608,7 +1611,7 @@ exec 9< <(
     exec cat >/dev/null
   }
 )
-# Descriptor 9 is what the reader says. The script does not get it.
+# The script does not get descriptor 9.
 timeout -s KILL "$1" bash "$name.sh" 9<&- >"$name.pipe" 2>&1
 ended="$? $SECONDS"
 

@@ -1032,6 +1032,13 @@ class TestLoop:
         assert told in tinker.prompt_text(1)
         assert tinker.prompt_text(1).count("MCP server") == 1
 
+    def test_a_second_setup_tells_nothing_twice(self, tinker):
+        web = MCPServerConfig(name="web", transport="sse", url="http://mcp:8000/sse")
+        run = tinker.new_run(mcp_servers=[web])
+        set_up(run.agent)
+        run.follow("one")
+        assert tinker.prompt_text(0).count("MCP server") == 1
+
     def test_a_subclass_may_run_python(self, tinker):
         class PythonAgent(BasicLoopAgent):
             def bash_blocks(self, reply: str) -> list[str] | None:
@@ -1248,6 +1255,12 @@ class TestEndings:
         ):
             failed.follow()
         assert failed.stop_reason == "error"
+
+    def test_a_second_run_has_a_first_prompt_of_its_own(self, tinker):
+        used = tinker.run(["hello"]).agent
+        tinker.will_reply(FULL)
+        with pytest.raises(RuntimeError, match="first prompt is too long"):
+            asyncio.run(used.run("do it", FakeEnvironment(), AgentContext()))
 
     def test_a_first_prompt_that_fills_the_context_is_an_error(self, tinker):
         with pytest.raises(RuntimeError, match="first prompt is too long: the prompt fills the"):
@@ -1598,7 +1611,8 @@ class TestScripts:
         assert files() - before == set()
 
     def test_a_script_that_removes_its_output_is_told(self, shell):
-        script = "echo a; rm /dev/shm/$BASIC_LOOP_MARK.*; exit 3"
+        wait = "until [ -s /dev/shm/$BASIC_LOOP_MARK.output ]; do sleep 0.01; done"
+        script = f"echo a; {wait}; rm /dev/shm/$BASIC_LOOP_MARK.*; exit 3"
         assert run_shell(shell, script) == told(3, CUT)
 
     def test_the_time_limit_ends_all_that_a_script_started(self, shell):
@@ -1735,6 +1749,7 @@ class TestTinker:
         no_temperature=({"temperature": None}, {}),
         top_p=({"top_p": 0.5}, {"top_p": 0.5}),
         seed=({"llm_kwargs": {"seed": 3}}, {"seed": 3}),
+        option_that_is_null=({"llm_kwargs": {"top_p": 0.9}}, {"top_p": 0.9}),
     )
     def test_tinker_gets_the_sampling_options(self, given, expected, tinker):
         tinker.run(**given)
@@ -1862,6 +1877,13 @@ class TestTinker:
             set_up(tinker.agent(max_tokens=1))
         set_up(tinker.agent(max_tokens=2), tinker.agent(max_tokens=3))
         assert len(tinker.sessions) == 2
+
+    # How many sessions there are when another client has been built after such a reply.
+    @columns("reply n_sessions").rows(an_error=(RuntimeError("gone"), 2), a_full_context=(FULL, 1))
+    def test_only_an_error_of_a_call_replaces_the_session(self, reply, n_sessions, tinker):
+        asyncio.run(finish(tinker.new_run([reply])))
+        set_up(tinker.agent(max_tokens=1))
+        assert len(tinker.sessions) == n_sessions
 
     @pytest.fixture
     def prices(self, monkeypatch) -> list[str]:
