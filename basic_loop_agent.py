@@ -129,7 +129,7 @@ class BasicLoopOptions(
             self.collect_rollout_details = self.model_client != "litellm"
         if self.model_client != "tinker" and (self.model_path or self.renderer_name):
             raise ValueError("model_path and renderer_name are for model_client=tinker: drop them")
-        # An option that is null may be in llm_kwargs instead, but not the name and URL of the model.
+        # An option that is null may be in llm_kwargs instead, but not the model's name and URL.
         options = {name for name, value in self if value is not None}
         duplicates = self.llm_kwargs.keys() & {*options, "model", "model_name", "api_base"}
         if duplicates:
@@ -1482,8 +1482,8 @@ _MARKDOWN = MarkdownIt("zero").enable(["fence", "list", "code"]).disable("inline
 
 def fenced_blocks(text: str, *languages: str) -> list[str] | None:
     """The ``` blocks of a Markdown text that are in one of these languages (in lower case), without
-    NULs. A block inside another one, or inside ~~~, does not count. None: a block of the text is
-    not closed, so it is not clear where these blocks end."""
+    NULs. A block inside another one, or inside ~~~, does not count. None: there are such blocks,
+    and a block of the text is not closed, so it is not clear where they end."""
     blocks = []
     is_any_open = False
     # The newline is for an open block at the end of the text: the last line of its content would
@@ -1498,7 +1498,6 @@ def fenced_blocks(text: str, *languages: str) -> list[str] | None:
         words = token.info.lower().split()
         if token.markup.startswith("`") and words and words[0] in languages:
             blocks.append(token.content)
-    # An open block matters only if there is something to run.
     return None if blocks and is_any_open else blocks
 
 
