@@ -2114,6 +2114,19 @@ class TestVllm:
         done = vllm.run([Reply(answer={"usage": usage})])
         assert done.context.n_cache_tokens == 40
 
+    def test_an_adapter_has_the_context_limit_of_its_base_model(self, vllm, monkeypatch):
+        base = {"id": "base", "max_model_len": 100}
+        adapter = {"id": vllm.options["model_name"], "max_model_len": None}
+        usual = vllm.answer
+
+        def answer(path: str, body: dict[str, Any]) -> dict[str, Any]:
+            return {"data": [base, adapter]} if path == "/v1/models" else usual(path, body)
+
+        monkeypatch.setattr(vllm, "answer", answer)
+        vllm.run(max_tokens=99_999)
+        (body,) = vllm.bodies("/v1/completions")
+        assert body["max_tokens"] == 100 - len(body["prompt"])
+
     @columns("given limit").rows(servers=(None, 8192), higher=(9000, 8192), lower=(300, 300))
     def test_vllms_context_limit_is_the_smaller_one(self, given, limit, vllm):
         # A chosen reply: on a real server this is skipped.
