@@ -936,6 +936,13 @@ class TestLoop:
         asyncio.run(run.step("two"))
         assert run.steps[0].message == "do it\n\ntwo"
 
+    def test_an_introduction_that_was_never_sent_opens_the_next_step(self, tinker):
+        web = MCPServerConfig(name="web", transport="sse", url="http://mcp:8000/sse")
+        run = tinker.new_run([RuntimeError("gone"), "hi"], mcp_servers=[web])
+        asyncio.run(finish(run))
+        asyncio.run(run.step("two"))
+        assert run.steps[0].message.startswith("MCP server: ")
+
     def test_what_a_loop_told_in_a_step_without_a_turn_is_not_told_later(self, tinker):
         class Reminds(BasicLoopAgent):
             async def converse(self, environment: Any) -> str:
@@ -1615,14 +1622,17 @@ class TestScripts:
         shell.variables["SHELLOPTS"] = "errexit:monitor:noclobber:nounset:pipefail"
         assert run_shell(shell, "echo a; (exit 3)") == told(3, "a")
 
-    def test_a_script_leaves_no_file_of_its_own(self, shell):
-        def files() -> set[str]:
-            names = os.listdir("/dev/shm") + os.listdir("/tmp")
-            return {name for name in names if re.fullmatch(r"\w{12}\.\w+", name)}
-
-        before = files()
-        run_shell(shell, "echo a; sleep 9", seconds=1)
-        assert files() - before == set()
+    @columns("script seconds").rows(
+        by_itself=("echo a", 9),
+        at_the_limit=("echo a; sleep 9", 1),
+        without_its_runner=("kill -9 $(sed -n 's/PPid:[^0-9]*//p' /proc/$PPID/status)", 9),
+    )
+    def test_a_script_leaves_no_file_of_its_own(self, script, seconds, shell, monkeypatch):
+        mark = uuid4()
+        monkeypatch.setattr(module, "uuid4", lambda: mark)
+        run_shell(shell, script, seconds=seconds)
+        names = os.listdir("/dev/shm") + os.listdir("/tmp")
+        assert [name for name in names if name.startswith(mark.hex[:8])] == []
 
     def test_a_script_that_removes_its_output_is_told(self, shell):
         wait = "until [ -s /dev/shm/$BASIC_LOOP_MARK.output ]; do sleep 0.01; done"
