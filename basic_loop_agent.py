@@ -288,7 +288,8 @@ class BasicLoopAgent(BaseAgent):
 
     Attributes of the conversation, which `run` begins and `resume` continues:
         chat: Harbor's Chat, which holds the messages.
-        _queued: The texts that were told since the last turn. The next `sample` sends them.
+        _queued: The texts that the next `sample` sends. After a run only those are left that Harbor
+            gave and no turn has sent.
         _last_turn: The last turn, also if an earlier run made it. None before the first one.
         _last_messages: A copy of `messages` after this turn, to notice if the loop edits them.
 
