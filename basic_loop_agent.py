@@ -189,7 +189,8 @@ class Turn(LLMResponse):
         finish_reason: The server's word for why the reply ended, in lower case.
         timestamp: When the reply came, in ISO 8601.
         told: The queued texts that were sent before this reply, such as the instruction. (The
-            observation of the turn before was sent, too: it is not in here.)
+            observation of the turn before was sent, too. It is in here only if an earlier run made
+            that turn.)
         observation: What the model gets after this reply: the output of its script. The loop sets
             it, and the next `sample` sends it. "": nothing is sent.
     """
@@ -288,8 +289,8 @@ class BasicLoopAgent(BaseAgent):
 
     Attributes of the conversation, which `run` begins and `resume` continues:
         chat: Harbor's Chat, which holds the messages.
-        _queued: The texts that the next `sample` sends. After a run only those are left that Harbor
-            gave and no turn has sent.
+        _queued: The texts that the next `sample` sends. A run without a turn leaves those with
+            which it began, any other run leaves none.
         _last_turn: The last turn, also if an earlier run made it. None before the first one.
         _last_messages: A copy of `messages` after this turn, to notice if the loop edits them.
 
@@ -367,7 +368,8 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
 
     def bash_blocks(self, reply: str) -> list[str] | None:
         """The blocks of a reply that `execute` gets: those for bash, sh and shell. A reply without
-        any ends the run. None: a block of the reply is not closed, so nothing may be run."""
+        any ends the run. None: the reply has such a block, and one of its blocks is not closed, so
+        nothing may be run."""
         return fenced_blocks(reply, "bash", "sh", "shell")
 
     async def execute(self, blocks: list[str], environment: BaseEnvironment) -> str:
@@ -452,6 +454,8 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         """Record a part of a reply, after which the run ends. A later run may go on from it."""
         self.messages.append({"role": "user", "content": prompt})
         self.messages.append({"role": "assistant", "content": turn.content})
+        # Chat's last response is the one before.
+        self.chat.reset_response_chain()
         self._add_turn(turn)
 
     def _add_turn(self, turn: Turn) -> None:
@@ -553,15 +557,15 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
             if timer.expired():
                 # `max_seconds` are over. No error is raised, so that Harbor scores the trial.
                 stop_reason = StopReason.ROLLOUT_TIMEOUT
-            elif is_safe_to_raise(error):
+            elif harbor_judges(error):
                 raise
             else:
                 raise RuntimeRequestError(f"{type(error).__name__}: {error}") from error
         finally:
+            self._record(stop_reason, context)
             # What the loop has queued is for this run only. If there is no turn, the opening was
             # not sent, and a later run sends it.
             self._queued = [] if self.turns else opening
-            self._record(stop_reason, context)
 
     def _record(self, stop_reason: StopReason | str, context: AgentContext) -> None:
         """Write what the run leaves: first the context, then the files."""
@@ -794,14 +798,13 @@ class RuntimeRequestError(RuntimeError):
     table of errors: it does not score such a trial, and may repeat it."""
 
 
-def is_safe_to_raise(error: BaseException) -> bool:
-    """False if Harbor would score a trial that this error ends, or take the error for another."""
+def harbor_judges(error: BaseException) -> bool:
+    """True if Harbor knows the error, and decides by its class's name whether to score the trial: a
+    full context is the model's own end, a refused key is not."""
     if isinstance(error, TimeoutError | asyncio.CancelledError):
-        # Harbor takes TimeoutError for the agent's timeout, after which it scores the trial. It
-        # takes CancelledError for Ctrl-C.
+        # Harbor takes TimeoutError for the agent's timeout, and CancelledError for Ctrl-C.
         return False
-    # Harbor 0.26 scores a trial after an error that is not in its table of errors. So only errors
-    # in the table, by the names of their classes, are raised as they are. Harbor before 0.25 has no
+    # Harbor 0.26 scores a trial after an error that is not in its table. Harbor before 0.25 has no
     # table, and scores no trial after an error.
     return ERROR_POLICIES is None or type(error).__name__ in ERROR_POLICIES
 
@@ -844,22 +847,21 @@ THINKING_TAGS = [
     # <|message_model|><|content_thinking|>hm<|end_message|><|message_model|><|content_text|>hi
     (r"<\|message_model\|>", r"<\|message_model\|><\|content_text\|>"),
 ]
-_OPENING_TAG = "|".join(opening for opening, _ in THINKING_TAGS)
-# A thought goes from an opening tag to its closing tag, or to the end of the text. A closing tag
-# alone is an empty thought: <|channel|>final<|message|>hi. (The closing tag is tried first, because
-# some closing tags begin with the opening one.)
-_THOUGHT = "|".join(
-    rf"{closing}|{opening}(.*?)(?:{closing}|\Z)" for opening, closing in THINKING_TAGS
-)
 
 
 def split_thinking(text: str) -> tuple[str, str]:
-    """Split a reply into the thoughts at its front and the rest."""
+    """Split a reply into the thoughts at its front and the rest. A thought goes from an opening tag
+    to its closing tag, or to the end of the text. A closing tag alone is an empty thought, as in
+    <|channel|>final<|message|>hi."""
+    # The closing tag is tried first, because some closing tags begin with the opening one.
+    thought = "|".join(
+        rf"{closing}|{opening}(.*?)(?:{closing}|\Z)" for opening, closing in THINKING_TAGS
+    )
     thinking = ""
-    while thought := re.match(rf"\s*(?:{_THOUGHT})\s*", text, re.DOTALL):
+    while match := re.match(rf"\s*(?:{thought})\s*", text, re.DOTALL):
         # At most one of the groups, one for each pair of tags, has a text.
-        thinking += "".join(group for group in thought.groups() if group)
-        text = text[thought.end() :]
+        thinking += "".join(group for group in match.groups() if group)
+        text = text[match.end() :]
     return thinking, text
 
 
@@ -1008,7 +1010,8 @@ class TokenClient(ModelClient, ABC):
         then goes on with its thinking, and its reply lacks this tag."""
         # Four tokens have room for a tag and a newline.
         end = await self.decode(prompt_ids[-4:])
-        tag = re.search(rf"({_OPENING_TAG})\s*$", end)
+        opening_tags = "|".join(opening for opening, _ in THINKING_TAGS)
+        tag = re.search(rf"({opening_tags})\s*$", end)
         return tag[1] if tag else ""
 
     async def next_prompt(self, messages: list[dict], previous_ids: list[int]) -> list[int]:
@@ -1550,15 +1553,15 @@ async def run_script(blocks: list[str], environment: BaseEnvironment, seconds: i
     script = "".join(f"{block}\n\n" for block in blocks)
     # Each process of the script has this mark in its environment, where `kill_script` finds it.
     mark = uuid4().hex[:12]
-    # `start` writes script and runner to files, and becomes the runner.
+    # `start` writes script and runner to files, makes a pipe, and becomes the runner.
     # - In files, neither text is an argument of a process, where a script's own `pkill -f` would
     #   find it.
     # - If there is no room in /dev/shm, which is memory, the second `start` tries /tmp.
     # - With -p bash ignores BASH_ENV, which an image may set.
     command = (
         f"export BASIC_LOOP_MARK={mark}; "
-        f"start() {{ printf %s {shlex.quote(script)} >$1.sh && "
-        f"printf %s {shlex.quote(_RUNNER)} >$1.bash && "
+        f"start() {{ printf %s {shlex.quote(script)} >$1.in && "
+        f"printf %s {shlex.quote(_RUNNER)} >$1.bash && mkfifo $1.pipe && "
         f"exec bash -p $1.bash {seconds} {MAX_OUTPUT_KIB}; rm -f $1.*; }}; "
         f"start /dev/shm/{mark}; start /tmp/{mark}"
     )
@@ -1583,21 +1586,20 @@ async def run_script(blocks: list[str], environment: BaseEnvironment, seconds: i
     return result
 
 
-# A bash program, the runner, that runs a script. Its own file is NAME.bash, and the script is
-# NAME.sh. Its arguments are the time limit in seconds and MAX_OUTPUT_KIB. It prints the exit
-# code, the seconds, the output in base64 (because some environments change what a command prints),
-# and "cut" if some output is missing:
+# A bash program, the runner, that runs a script. Its own file is NAME.bash, the script is NAME.in,
+# and the named pipe is NAME.pipe. Its arguments are the time limit in seconds and MAX_OUTPUT_KIB.
+# It prints the exit code, the seconds, the output in base64 (because some environments change what
+# a command prints), and "cut" if some output is missing:
 #
 #     :MARK:CODE SECONDS:BASE64:cut:
 #
 # It needs bash 4.2 and coreutils.
 _RUNNER = r"""
 name=${0%.bash}
-# The script writes into a pipe, and a reader in the background copies that to a file. So `ulimit`
+# The script writes into the pipe, and a reader in the background copies that to a file. So `ulimit`
 # bounds the reader's file, and the script may write larger ones. At the limit, or if memory is
 # full, the first cat fails. The second cat reads on, because a process that writes into a pipe
 # without a reader is killed.
-mkfifo "$name.pipe"
 # `environment.exec` would wait for a reader that holds its stdout or stderr. The reader's stdout is
 # descriptor 9.
 exec </dev/null 2>/dev/null
@@ -1611,8 +1613,9 @@ exec 9< <(
     exec cat >/dev/null
   }
 )
-# The script does not get descriptor 9.
-timeout -s KILL "$1" bash "$name.sh" 9<&- >"$name.pipe" 2>&1
+# bash reads the script from descriptor 3: its messages name /dev/fd/3, which is the same in each
+# rollout, as a file's name is not. The script does not get descriptor 9.
+timeout -s KILL "$1" bash /dev/fd/3 3<"$name.in" 9<&- >"$name.pipe" 2>&1
 ended="$? $SECONDS"
 
 # Wait until the reader ends or says "cut", but no longer than a second: if the script has left a
