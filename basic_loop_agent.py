@@ -188,11 +188,10 @@ class Turn(LLMResponse):
     More attributes:
         finish_reason: The server's word for why the reply ended, in lower case.
         timestamp: When the reply came, in ISO 8601.
-        told: The queued texts that were sent before this reply, such as the instruction. (The
-            observation of the turn before was sent, too. It is in here only if an earlier run made
-            that turn.)
+        told: The texts from the queue that were sent before this reply, such as the instruction.
         observation: What the model gets after this reply: the output of its script. The loop sets
-            it, and the next `sample` sends it. "": nothing is sent.
+            it, and the next `sample` makes special tokens in it plain text, and sends it. "":
+            nothing is sent.
     """
 
     # LLMResponse gives defaults to its other fields, but not to `content`.
@@ -289,8 +288,8 @@ class BasicLoopAgent(BaseAgent):
 
     Attributes of the conversation, which `run` begins and `resume` continues:
         chat: Harbor's Chat, which holds the messages.
-        _queued: The texts that the next `sample` sends. A run without a turn leaves those with
-            which it began, any other run leaves none.
+        _queued: The texts that the next `sample` sends. Emptied when a turn is recorded. After a
+            run without a turn those with which it began are put back, for `resume`.
         _last_turn: The last turn, also if an earlier run made it. None before the first one.
         _last_messages: A copy of `messages` after this turn, to notice if the loop edits them.
 
@@ -401,7 +400,8 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         turn lacks ids; ContextLengthExceededError if a later prompt is too long; and any error of
         the client."""
         texts = list(self._queued)
-        # In the first turn of a later run there is none: `resume` has queued it.
+        # In the first turn of a resumed run `turns` is empty, and `resume` has queued the last
+        # observation.
         if self.turns and self.turns[-1].observation:
             texts.insert(0, self._escaped(self.turns[-1].observation))
         if not texts:
@@ -413,8 +413,9 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         if self.messages == self._last_messages:
             request.previous_ids = self._last_turn.all_ids
         else:
-            # This is the first turn, or the loop has edited the messages. Then the last turn's ids
-            # do not belong to them, and Chat must not refer to its last response.
+            # This is the first turn, or the loop has edited the messages, so that the last turn's
+            # ids do not belong to them. Nor does Chat's last response, whose id Chat sends for
+            # OpenAI's Responses API (by a BaseLLM of your own).
             self.chat.reset_response_chain()
         try:
             turn = await self._call_model(prompt, request)
@@ -454,7 +455,7 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         """Record a part of a reply, after which the run ends. A later run may go on from it."""
         self.messages.append({"role": "user", "content": prompt})
         self.messages.append({"role": "assistant", "content": turn.content})
-        # Chat's last response is the one before.
+        # Chat's last response belongs to the turn before.
         self.chat.reset_response_chain()
         self._add_turn(turn)
 
@@ -557,7 +558,7 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
             if timer.expired():
                 # `max_seconds` are over. No error is raised, so that Harbor scores the trial.
                 stop_reason = StopReason.ROLLOUT_TIMEOUT
-            elif harbor_judges(error):
+            elif is_in_harbors_table(error):
                 raise
             else:
                 raise RuntimeRequestError(f"{type(error).__name__}: {error}") from error
@@ -672,15 +673,15 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         ValueError, and any error of the client."""
         options = self.options
         check_access(options, self._agent_env)
-        provider = options.model_client
+        server = options.model_client
         args = copy.deepcopy(options.llm_kwargs)
         args |= options.model_dump(include={"temperature", "top_p"}, exclude_none=True)
-        if provider == "litellm":
+        if options.model_client == "litellm":
             from litellm import get_llm_provider
 
             given = args.get("custom_llm_provider")
-            _, provider, _, _ = get_llm_provider(self.model_name, given)
-        url, key = url_and_key(options, provider, self._agent_env)
+            _, server, _, _ = get_llm_provider(self.model_name, given)
+        url, key = url_and_key(options, server, self._agent_env)
         args.pop("api_key", None)  # This is `key` now.
         if options.model_client == "tinker":
             return TinkerClient(options, self.model_name, url, key, **args)
@@ -794,18 +795,17 @@ def tinker_has_key() -> bool:
 
 
 class RuntimeRequestError(RuntimeError):
-    """The run failed, and its model is not to blame. Harbor (0.25 and later) has this name in its
-    table of errors: it does not score such a trial, and may repeat it."""
+    """The run failed, and its model is not to blame. Harbor (0.25 and later) has a table of errors
+    by the names of their classes. With this name it does not score the trial, and may repeat it."""
 
 
-def harbor_judges(error: BaseException) -> bool:
-    """True if Harbor knows the error, and decides by its class's name whether to score the trial: a
-    full context is the model's own end, a refused key is not."""
+def is_in_harbors_table(error: BaseException) -> bool:
+    """True if Harbor knows from its table whether to score a trial after this error. After an error
+    that is not in the table Harbor 0.26 scores it."""
     if isinstance(error, TimeoutError | asyncio.CancelledError):
         # Harbor takes TimeoutError for the agent's timeout, and CancelledError for Ctrl-C.
         return False
-    # Harbor 0.26 scores a trial after an error that is not in its table. Harbor before 0.25 has no
-    # table, and scores no trial after an error.
+    # Harbor before 0.25 has no table, and scores no trial after an error.
     return ERROR_POLICIES is None or type(error).__name__ in ERROR_POLICIES
 
 
@@ -1121,11 +1121,11 @@ class TinkerClient(TokenClient):
         sampling = {name: value for name, value in args.items() if name in parameters}
         self._params = tinker.SamplingParams(stop=stop, **sampling)
         # A misspelt name has to fail: `create_sampling_client` refuses it, SamplingParams does not.
-        others = {name: value for name, value in args.items() if name not in parameters}
+        client_args = {name: value for name, value in args.items() if name not in parameters}
         # A server of your own has no prices.
         self._rates = None if url else tinker_rates(model)
         source = {"model_path": options.model_path} if options.model_path else {"base_model": model}
-        self._source = source | others
+        self._source = source | client_args
         self._model, self._key, self._given_limit = model, key, options.context_limit
 
     async def connect(self) -> None:
@@ -1323,7 +1323,7 @@ class ServerClient(TokenClient):
     async def decode(self, ids: list[int]) -> str:
         key = tuple(ids)
         if key not in self._decoded:
-            # vLLM keeps the special tokens anyway.
+            # The flag is for SGLang, which drops special tokens by default.
             body = {"model": self._model, "tokens": ids, "skip_special_tokens": False}
             response = await self._http.post("/detokenize", body=body, cast_to=object)
             # vLLM calls the text "prompt".
@@ -1600,8 +1600,8 @@ name=${0%.bash}
 # bounds the reader's file, and the script may write larger ones. At the limit, or if memory is
 # full, the first cat fails. The second cat reads on, because a process that writes into a pipe
 # without a reader is killed.
-# `environment.exec` would wait for a reader that holds its stdout or stderr. The reader's stdout is
-# descriptor 9.
+# The reader must not hold stdout or stderr, or `environment.exec` would wait for it. What it prints
+# comes through descriptor 9.
 exec </dev/null 2>/dev/null
 exec 9< <(
   # "cut" must not kill the reader if this program has ended, and nobody reads that word.
@@ -1613,8 +1613,8 @@ exec 9< <(
     exec cat >/dev/null
   }
 )
-# bash reads the script from descriptor 3: its messages name /dev/fd/3, which is the same in each
-# rollout, as a file's name is not. The script does not get descriptor 9.
+# bash reads the script from descriptor 3, so that its messages name /dev/fd/3, and not a file with
+# another name in each rollout. Descriptor 9 is closed for the script.
 timeout -s KILL "$1" bash /dev/fd/3 3<"$name.in" 9<&- >"$name.pipe" 2>&1
 ended="$? $SECONDS"
 

@@ -2903,7 +2903,7 @@ class TestTrainer:
         trainer.train(RIGHT, WRONG, RIGHT, GONE)
         assert len(trainer.training.batches[0]) == 3
         # Harbor 0.25 and later would score a RuntimeError.
-        name = "RuntimeError" if module.harbor_judges(GONE) else "RuntimeRequestError"
+        name = "RuntimeError" if module.is_in_harbors_table(GONE) else "RuntimeRequestError"
         assert trainer.metric(f"rollout_errors/{name}") == {0: 1.0}
 
     @columns("settings message").rows(
