@@ -53,9 +53,9 @@ from harbor.models.trial.result import TrialResult
 from markdown_it import MarkdownIt
 from pydantic import BaseModel, Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
-# What older versions of Harbor lack:
+# Older versions of Harbor lack some names.
 try:
-    # From 0.23 on.
+    # Harbor 0.23 and later has these.
     from harbor.agents.capabilities import AgentCapabilities
     from harbor.agents.options import AgentOptions
 except ImportError:
@@ -66,12 +66,12 @@ except ImportError:
 
 
 try:
-    # From 0.24 on.
+    # Harbor 0.24 and later has this.
     from harbor.utils.trajectory_utils import compute_model_usage
 except ImportError:
     compute_model_usage = None
 try:
-    # From 0.25 on.
+    # Harbor 0.25 and later has this.
     from harbor.models.trial.error_policy import ERROR_POLICIES
 except ImportError:
     ERROR_POLICIES = None
@@ -295,7 +295,7 @@ class BasicLoopAgent(BaseAgent):
 
     Attributes of one run:
         instruction: What Harbor asks for.
-        turns: Each with what the model was told before it, and got after it.
+        turns: The turns so far. Each holds what the model was told before it, and its observation.
         metadata: The loop may keep JSON values here, for the context's metadata.
     """
 
@@ -682,7 +682,8 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
             given = args.get("custom_llm_provider")
             _, server, _, _ = get_llm_provider(self.model_name, given)
         url, key = url_and_key(options, server, self._agent_env)
-        args.pop("api_key", None)  # This is `key` now.
+        # The clients get it as `key`.
+        args.pop("api_key", None)
         if options.model_client == "tinker":
             return TinkerClient(options, self.model_name, url, key, **args)
         if options.model_client == "litellm":
@@ -1026,9 +1027,9 @@ class TokenClient(ModelClient, ABC):
             tail = await self._tail(messages)
             # The reply has the stop token, with which the tail begins: do not repeat it. (A reply
             # of the model Inkling ends in two stop tokens. An empty tail never matches.)
-            n_stop = 2 if previous_ids[-2:] == tail[:2] else 1
-            if previous_ids[-n_stop:] == tail[:n_stop]:
-                return previous_ids + tail[n_stop:]
+            for n_stop in (2, 1):
+                if previous_ids[-n_stop:] == tail[:n_stop]:
+                    return previous_ids + tail[n_stop:]
         return await self.render(messages)
 
     # What `_tail` keeps for its next call.
@@ -1301,7 +1302,7 @@ class ServerClient(TokenClient):
             limits = {card["id"]: card["max_model_len"] for card in response["data"]}
             limit = limits[self._model]
             if limit is None:
-                # A LoRA adapter has no limit of its own. The largest one is its base model's.
+                # A LoRA adapter has no limit of its own. The largest limit is its base model's.
                 limit = max(other for other in limits.values() if other)
         except (APIError, KeyError, TypeError, ValueError) as error:
             raise RuntimeError(
@@ -1552,7 +1553,7 @@ async def run_script(blocks: list[str], environment: BaseEnvironment, seconds: i
     # An empty line after each block keeps a trailing backslash from joining two blocks.
     script = "".join(f"{block}\n\n" for block in blocks)
     # Each process of the script has this mark in its environment, where `kill_script` finds it.
-    mark = uuid4().hex[:12]
+    mark = uuid4().hex
     # `start` writes script and runner to files, makes a pipe, and becomes the runner.
     # - In files, neither text is an argument of a process, where a script's own `pkill -f` would
     #   find it.
@@ -1600,6 +1601,7 @@ name=${0%.bash}
 # bounds the reader's file, and the script may write larger ones. At the limit, or if memory is
 # full, the first cat fails. The second cat reads on, because a process that writes into a pipe
 # without a reader is killed.
+#
 # The reader must not hold stdout or stderr, or `environment.exec` would wait for it. What it prints
 # comes through descriptor 9.
 exec </dev/null 2>/dev/null

@@ -831,6 +831,8 @@ class TestOptions:
 
 # ------------------------------------------------------------------------------------ the loop
 
+WEB = MCPServerConfig(name="web", transport="sse", url="http://mcp:8000/sse")
+
 
 class OwnLoop(BasicLoopAgent):
     """A user's loop. It makes `max_turns` calls, whatever the replies, with a step after each."""
@@ -937,8 +939,7 @@ class TestLoop:
         assert run.steps[0].message == "do it\n\ntwo"
 
     def test_an_introduction_that_was_never_sent_opens_the_next_step(self, tinker):
-        web = MCPServerConfig(name="web", transport="sse", url="http://mcp:8000/sse")
-        run = tinker.new_run([RuntimeError("gone"), "hi"], mcp_servers=[web])
+        run = tinker.new_run([RuntimeError("gone"), "hi"], mcp_servers=[WEB])
         asyncio.run(finish(run))
         asyncio.run(run.step("two"))
         assert run.steps[0].message.startswith("MCP server: ")
@@ -1044,15 +1045,13 @@ class TestLoop:
         assert message == f"{intro}==> {file} <==\n{ten_lines}\n\ndo it"
 
     def test_the_model_is_told_once_of_the_tasks_servers(self, tinker):
-        web = MCPServerConfig(name="web", transport="sse", url="http://mcp:8000/sse")
-        tinker.new_run(mcp_servers=[web]).follow("one", "two")
-        told = f"MCP server: {web.model_dump_json(exclude_none=True)}\n\none"
+        tinker.new_run(mcp_servers=[WEB]).follow("one", "two")
+        told = f"MCP server: {WEB.model_dump_json(exclude_none=True)}\n\none"
         assert told in tinker.prompt_text(1)
         assert tinker.prompt_text(1).count("MCP server") == 1
 
     def test_a_second_setup_tells_nothing_twice(self, tinker):
-        web = MCPServerConfig(name="web", transport="sse", url="http://mcp:8000/sse")
-        run = tinker.new_run(mcp_servers=[web])
+        run = tinker.new_run(mcp_servers=[WEB])
         set_up(run.agent)
         run.follow("one")
         assert tinker.prompt_text(0).count("MCP server") == 1
