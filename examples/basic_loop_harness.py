@@ -1,0 +1,90 @@
+# SPDX-FileCopyrightText: 2026 The BasicLoopAgent authors
+# SPDX-License-Identifier: Apache-2.0
+"""The agent as a harness of verifiers 0.4.0, and so of prime-rl.
+
+verifiers runs no Harbor agents. A harness of it starts a program in the task's container, and
+records the program's model calls. PROGRAM is such a program: it runs the agent, whose commands it
+executes in its own container. Put this folder and the agent's file on PYTHONPATH, and name the
+harness: `--env.agent.harness.id basic-loop-harness`.
+
+The container needs bash and a network: verifiers installs uv there, and uv installs Harbor.
+"""
+
+import importlib.util
+from pathlib import Path
+
+from verifiers.v1 import Harness, HarnessConfig, ModelContext, TaskData, Trace
+from verifiers.v1.runtimes import ProgramResult, Runtime
+
+__all__ = ["BasicLoopHarness"]
+
+AGENT = Path(importlib.util.find_spec("basic_loop_agent").origin).read_bytes()
+FOLDER = "/tmp/basic-loop"
+PROGRAM = """\
+# /// script
+# requires-python = ">=3.12"
+# dependencies = ["harbor==0.26.0"]
+# ///
+import asyncio, os, sys
+from asyncio.subprocess import PIPE, create_subprocess_exec
+from pathlib import Path
+
+sys.path.insert(0, "FOLDER")
+from basic_loop_agent import BasicLoopAgent
+from harbor.environments.base import ExecResult
+from harbor.models.agent.context import AgentContext
+
+
+class ThisContainer:
+    @staticmethod
+    async def exec(command, timeout_sec=None, **other):
+        bash = await create_subprocess_exec("bash", "-c", command, stdout=PIPE, stderr=PIPE)
+        async with asyncio.timeout(timeout_sec):
+            stdout, stderr = [text.decode(errors="replace") for text in await bash.communicate()]
+        return ExecResult(stdout=stdout, stderr=stderr, return_code=bash.returncode)
+
+
+async def main(model, prompt):
+    agent = BasicLoopAgent(
+        logs_dir=Path("FOLDER/trial/agent"),
+        model_name=f"openai/{model}",
+        model_client="litellm",
+        # Scripts inherit the environment, so the URL and the key are taken out of it.
+        api_base=os.environ.pop("MODEL_URL"),
+        llm_kwargs={"api_key": os.environ.pop("MODEL_KEY")},
+        max_turns=50,
+        max_tokens=4096,
+        interleaved_thinking=True,
+    )
+    await agent.setup(ThisContainer)
+    await agent.run(prompt, ThisContainer, AgentContext())
+
+
+asyncio.run(main(*sys.argv[1:]))
+""".replace("FOLDER", FOLDER)
+
+
+class BasicLoopHarness(Harness[HarnessConfig]):
+    async def setup(self, runtime: Runtime) -> None:
+        await runtime.write(f"{FOLDER}/basic_loop_agent.py", AGENT)
+        await runtime.prepare_uv_script(PROGRAM, self.config.resolved_env)
+
+    async def launch(
+        self,
+        ctx: ModelContext,
+        trace: Trace,
+        runtime: Runtime,
+        endpoint: str,
+        secret: str,
+        mcp_urls: dict[str, str],
+        data: TaskData,
+    ) -> ProgramResult:
+        _, prompt = self.resolve_text_prompt(data)
+        env = self.config.resolved_env | {
+            "MODEL_URL": endpoint,
+            "MODEL_KEY": secret,
+            # litellm would download its price list, and wait for it without a network.
+            "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+        }
+        program = await runtime.prepare_uv_script(PROGRAM, self.config.resolved_env)
+        return await runtime.run_program([*program, ctx.model, prompt], env)
