@@ -145,13 +145,19 @@ class FakeEnvironment:
             return result
         mark = re.search(r"BASIC_LOOP_MARK=(\w+)", command)[1]
         output = base64.b64encode(result.encode()).decode()
-        return ExecResult(stdout=f":{mark}:0 0:{output}::", return_code=0)
+        return ExecResult(stdout=f":{mark}:0:{len(result)}:{output}:whole:", return_code=0)
 
     @property
     def scripts(self) -> list[str]:
-        """Each script, without the newlines at its end. (The module writes it by `printf %s`.)"""
+        """Each script, without the newlines at its end. (The module writes each of its blocks by
+        `printf %s BLOCK >$name.block001`.)"""
         commands = [shlex.split(command) for command in self.commands if "%s" in command]
-        return [words[words.index("%s") + 1].rstrip() for words in commands]
+        return [
+            "".join(
+                text for text, file in itertools.pairwise(words) if file.startswith(">$name.block")
+            ).rstrip()
+            for words in commands
+        ]
 
     @property
     def first_script_was_killed(self) -> bool:
@@ -238,11 +244,6 @@ class Model:
         return reply, self.sampled[-1], "length" if is_cut_off else "stop"
 
 
-# Before SDK 0.38 `create_sampling_client` returns the client (now: its future), and `sample`
-# returns a future (now: a coroutine).
-IS_OLD_SDK = importlib.util.find_spec("tinker.auth") is None
-
-
 class FakeTinker(Model):
     """Stands in for Tinker: `open_session` for the class `tinker.ServiceClient`."""
 
@@ -262,10 +263,9 @@ class FakeTinker(Model):
         name = self.options["model_name"]
         card = SimpleNamespace(model_name=name, max_context_length=self.context_limit)
 
-        async def answer() -> Any:
-            return SimpleNamespace(supported_models=[card])
-
-        return SimpleNamespace(get_server_capabilities=answer)
+        answer = Future()
+        answer.set_result(SimpleNamespace(supported_models=[card]))
+        return SimpleNamespace(get_server_capabilities=lambda: answer)
 
 
 class Session:
@@ -282,14 +282,11 @@ class Session:
             raise Refusal(self.status)
         created = Future()
         created.set_result(self)
-        return self if IS_OLD_SDK else created
+        return created
 
     def sample(self, prompt: Any, num_samples: int, sampling_params: Any) -> Any:
         assert num_samples == 1
-        answer = self.answer(prompt.to_ints(), sampling_params)
-        if IS_OLD_SDK:
-            return asyncio.run_coroutine_threadsafe(answer, asyncio.get_running_loop())
-        return answer
+        return self.answer(prompt.to_ints(), sampling_params)
 
     async def answer(self, prompt: list[int], params: Any) -> Any:
         fake = self.fake
@@ -304,8 +301,7 @@ class Session:
         reply, turn, reason = await fake.sample(prompt, stop, params.max_tokens)
         _, ids, logprobs = turn
         sequence = SimpleNamespace(tokens=ids, logprobs=logprobs, stop_reason=reason)
-        if not IS_OLD_SDK:
-            sequence.sequence_id = f"sequence-{len(fake.sampled)}"
+        sequence.sequence_id = f"sequence-{len(fake.sampled)}"
         answer = {"sequences": [sequence], "prompt_cache_hit_tokens": None} | reply.answer
         return SimpleNamespace(**answer)
 
@@ -544,8 +540,7 @@ def tinker(tokenizer_dir, tmp_path, monkeypatch) -> FakeTinker:
     options = {"model_name": tokenizer_dir, "renderer_name": "qwen3_instruct"}
     fake = FakeTinker(tokenizer_dir, logs_dir=tmp_path, **options)
     monkeypatch.setattr("tinker.ServiceClient", fake.open_session)
-    if not IS_OLD_SDK:
-        monkeypatch.setattr("tinker.RestClient", fake.rest_client)
+    monkeypatch.setattr("tinker.RestClient", fake.rest_client)
     return fake
 
 
@@ -637,7 +632,7 @@ def clean_process(monkeypatch) -> Iterator[None]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("OPENAI_API_KEY", "sk-test")
     monkeypatch.setenv("TINKER_API_KEY", "tml-test")
-    module._tinker_services.clear()
+    module.TinkerClient.services.clear()
     module.use_service(None)
     signal.signal(signal.SIGALRM, lambda *_: pytest.fail("the test takes more than a minute"))
     signal.alarm(60)
@@ -657,8 +652,7 @@ since_harbor_023 = pytest.mark.skipif(not hasattr(BaseAgent, "parse_options"), r
 def no_key(monkeypatch) -> None:
     """Tinker's key is neither in the environment nor stored by the SDK."""
     monkeypatch.delenv("TINKER_API_KEY")
-    if not IS_OLD_SDK:
-        monkeypatch.setattr("tinker.auth.tinker_has_credentials", lambda: False)
+    monkeypatch.setattr("tinker.auth.tinker_has_credentials", lambda: False)
 
 
 class TestOptions:
@@ -751,7 +745,6 @@ class TestOptions:
         with pytest.raises(ValueError, match=NO_KEY):
             set_up(tinker.agent(extra_env=env))
 
-    @pytest.mark.skipif(IS_OLD_SDK, reason="the SDK stores no key")
     def test_a_key_that_tinkers_sdk_has_stored_is_used(self, tinker, no_key, monkeypatch):
         monkeypatch.setattr("tinker.auth.tinker_has_credentials", lambda: True)
         set_up(tinker.agent())
@@ -1357,7 +1350,6 @@ class TestEndings:
         (FULL, False),
     ]
 
-    @pytest.mark.skipif(IS_OLD_SDK, reason="an answer may be sampled, but not received")
     @pytest.mark.parametrize("seed", range(300))
     def test_whatever_ends_a_run_its_tokens_are_recorded_once(self, tinker, seed):
         """About a quarter of these runs are cancelled on their way, and a third end in an error."""
@@ -1859,7 +1851,6 @@ class TestTinker:
         assert (ended.stop_reason, ended.metadata["n_episodes"]) == ("context_overflow", 1)
         assert f"the context is full: the prompt fills the context: {limit} tokens" in caplog.text
 
-    @pytest.mark.skipif(IS_OLD_SDK, reason="the SDK does not tell the limit")
     @columns("servers given limit").rows(
         servers=(50_000, None, 50_000),
         lower=(50_000, 300, 300),
@@ -1872,7 +1863,6 @@ class TestTinker:
         tinker.run(max_tokens=99_999, context_limit=given)
         assert tinker.params[0].max_tokens == limit - len(tinker.sampled[0].prompt)
 
-    @pytest.mark.skipif(IS_OLD_SDK, reason="the SDK does not tell the limit")
     def test_a_tinker_server_that_does_not_answer_is_named(self, tinker, monkeypatch):
         silent = SimpleNamespace(get_server_capabilities=forever)
         monkeypatch.setattr("tinker.RestClient", lambda **arguments: silent)
@@ -1880,7 +1870,6 @@ class TestTinker:
         with pytest.raises(RuntimeError, match="http://own has not answered in"):
             set_up(tinker.agent(api_base="http://own"))
 
-    @pytest.mark.skipif(IS_OLD_SDK, reason="the SDK does not tell the limit")
     def test_a_tinker_server_need_not_tell_its_limit(self, tinker, monkeypatch):
         async def refuse() -> None:
             raise tinker_error("no such path", "user")
@@ -1909,7 +1898,6 @@ class TestTinker:
         # Path, base model, record_stability_info.
         assert tinker.opened == [(None, tokenizer_dir, False), ("tinker://run/1", None, True)]
 
-    @pytest.mark.skipif(IS_OLD_SDK, reason="the SDK gives a sequence no id")
     def test_tinkers_sequence_ids_are_recorded(self, tinker):
         (detail,) = tinker.run().context.rollout_details
         assert detail["extra"] == {"sequence_id": ["sequence-1"]}
