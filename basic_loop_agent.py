@@ -695,7 +695,7 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
 
     def _write_files(self, context: AgentContext) -> OSError | None:
         """Write what the run leaves in the log folder. Returns an error, and does not raise it."""
-        answer = self.turns[-1].content if self.turns else ""
+        answer = valid_text(self.turns[-1].content) if self.turns else ""
         try:
             # Without a turn this empties the file, which may hold the answer of the step before.
             write_file(self.logs_dir / "completion.txt", [answer.encode()])
@@ -759,18 +759,20 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
             "prompt_tokens": turn.usage.prompt_tokens,
             "completion_tokens": turn.usage.completion_tokens,
             "cached_tokens": turn.usage.cache_tokens,
+            "cost_usd": turn.usage.cost_usd or None,
         }
-        if turn.usage.cost_usd:
-            metrics["cost_usd"] = turn.usage.cost_usd
         if with_ids and self.options.collect_rollout_details and turn.is_trainable:
             metrics |= {name: getattr(turn, name) for name in (*_TOKEN_FIELDS, "extra")}
-        step = {"source": "agent", "message": turn.content, "metrics": metrics}
-        step["timestamp"] = turn.timestamp
-        if turn.reasoning_content:
-            step["reasoning_content"] = turn.reasoning_content
-        if turn.observation:
-            step["observation"] = {"results": [{"content": turn.observation}]}
-        return step
+        observation = {"results": [{"content": turn.observation}]} if turn.observation else None
+        return {
+            "source": "agent",
+            # The loop may have changed the text.
+            "message": valid_text(turn.content),
+            "reasoning_content": valid_text(turn.reasoning_content) or None,
+            "timestamp": turn.timestamp,
+            "metrics": metrics,
+            "observation": observation,
+        }
 
     @property
     def _trial_name(self) -> str:
@@ -815,12 +817,11 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         """The client of all trials with this `_cache_key`. The first trial builds it. The others
         wait, and get the client, or the error with which the build failed."""
         key = self._cache_key()
-        _clients[:] = [entry for entry in _clients if not (entry.error or entry.key[0].is_closed())]
-        entry = next((entry for entry in _clients if entry.key == key), None)
-        if entry is None:
-            entry = SharedClient(key)
-            _clients.append(entry)
-            del _clients[:-MAX_CLIENTS]
+        entry = next((entry for entry in _clients if entry.key == key and not entry.is_over), None)
+        entry = entry or SharedClient(key)
+        others = [other for other in _clients if other is not entry and not other.is_over]
+        # The entry that was used last is the last one.
+        _clients[:] = [*others, entry][-MAX_CLIENTS:]
         async with entry.lock:
             if entry.error:
                 raise entry.error
@@ -852,8 +853,13 @@ class SharedClient:
     client: ModelClient | None = None
     error: Exception | None = None
 
+    @property
+    def is_over(self) -> bool:
+        """True if no new trial may use this."""
+        return self.error is not None or self.key[0].is_closed()
 
-# The clients, the oldest one first.
+
+# The clients, by the order of their last use.
 _clients: list[SharedClient] = []
 MAX_CLIENTS = 64
 # The service of `use_service`, or None.
