@@ -1733,16 +1733,19 @@ async def run_script(
     mark = uuid4().hex
     # The command writes the blocks and the runner to files, and becomes the runner.
     # - In files, no text is an argument of a process, where a script's `pkill -f` would find it.
-    # - If there is no room in /dev/shm, which is memory, the loop tries /tmp.
+    # - If there is no room in /dev/shm, which is memory, the loop tries /tmp. The last `printf` makes
+    #   sure of 8 KiB for the output.
     # - With -p bash ignores BASH_ENV and SHELLOPTS, which an image may set.
     # - An empty line after each block keeps a trailing backslash from joining two blocks.
     files = {f"block{n:03}": f"{block}\n\n" for n, block in enumerate(blocks, start=1)}
     files["runner"] = _RUNNER
+    half = (shown_bytes + 1) // 2
     writes = [f"printf %s {shlex.quote(text)} >$name.{end}" for end, text in files.items()]
     command = (
         f"export BASIC_LOOP_MARK={mark}; for name in /dev/shm/{mark} /tmp/{mark}; do "
-        f"{' && '.join(writes)} && exec bash -p $name.runner {seconds} {(shown_bytes + 1) // 2}; "
-        "rm -f $name.*; done"
+        f"{' && '.join(writes)} && cat $name.block* >$name.script && "
+        f'printf %8192s "" >$name.output && exec bash -p $name.runner {seconds} {half}; '
+        'rm -f $name.*; done; echo "there is no room in /dev/shm and /tmp"'
     )
     # The command becomes one argument: Linux takes 131,072 bytes, Modal 65,536. (shlex.quote makes
     # five bytes of an apostrophe.)
@@ -1783,11 +1786,11 @@ def script_text(exit_code: int, *texts: str) -> str:
     return f"Exit code: {exit_code}\nOutput:\n" + ("\n".join(filter(None, texts)) or "(none)")
 
 
-# A bash program, the runner, that runs a script. Its own file is NAME.runner, and the script's
-# blocks are NAME.block001 and so on. Its arguments are the time limit in seconds, and half of the
-# bytes that the model sees. It prints the exit code, the size of the output in bytes, the first and
-# the last half of it in base64 (because some environments change what a command prints), and a word
-# of NOTES:
+# A bash program, the runner, that runs a script. Its own file is NAME.runner, the script is
+# NAME.script, and its blocks are NAME.block001 and so on. Its arguments are the time limit in
+# seconds, and half of the bytes that the model sees. It prints the exit code, the size of the
+# output in bytes, the first and the last half of it in base64 (because some environments change
+# what a command prints), and a word of NOTES:
 #
 #     :MARK:CODE:SIZE:BASE64:WORD:
 #
@@ -1805,16 +1808,14 @@ if [ -s "$name.output" ]; then
   code=126 word=unread
 else
   word=whole
-  # If the disk is full, there is no script, and nothing is run.
-  cat "$name".block* >"$name.script" &&
-    timeout -s KILL "$1" bash "$name.script" >"$name.output" 2>&1
+  timeout -s KILL "$1" bash "$name.script" >"$name.output" 2>&1
   code=$?
 fi
 size=$(stat -c %s "$name.output") || { size=0 word=removed; }
 printf ":%s:%s:%s:" "$BASIC_LOOP_MARK" "$code" "$size"
 {
   head -c "$half" "$name.output"
-  tail -c "$((size - half < half ? (size > half ? size - half : 0) : half))" "$name.output"
+  tail -c "+$((half + 1))" "$name.output" | tail -c "$half"
 } | base64
 # A byte more does not fit if the device is full.
 echo >>"$name.output" || word=full
