@@ -132,14 +132,15 @@ class HostVerifier(BaseVerifier):
         self.trial_paths = trial_paths
 
     async def verify(self) -> VerifierResult:
-        """Reward 1.0 if the last reply says what answer.txt says, else 0.0."""
-        answer = letters(self.task.paths.tests_dir / "answer.txt")
-        completion = letters(self.trial_paths.agent_dir / "completion.txt")
-        return VerifierResult(rewards={"reward": float(answer == completion)})
+        """Reward 1.0 if what answer.txt says stands in the last reply, else 0.0."""
+        answer = words(self.task.paths.tests_dir / "answer.txt")
+        completion = words(self.trial_paths.agent_dir / "completion.txt")
+        return VerifierResult(rewards={"reward": float(answer in completion)})
 
 
-def letters(path: Path) -> str:
-    """The letters of a file, in lower case. Raises OSError for a link: it may lead anywhere."""
+def words(path: Path) -> str:
+    """The words of a file in lower case, between blanks. Raises OSError for a link: it may lead
+    anywhere."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     with open(descriptor, encoding="utf-8") as file:
-        return re.sub("[^a-z]", "", file.read().lower())
+        return " ".join(["", *re.findall("[a-z]+", file.read().lower()), ""])
