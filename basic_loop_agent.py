@@ -527,7 +527,7 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
                     self.logger.warning(f"the context is full: {error}")
                     raise ContextLengthExceededError(str(error)) from error
                 # Before the first reply, a URL where nothing answers may be a mistake.
-                may_wait = meaning == "busy" or (meaning == "gone" and self._last_turn is not None)
+                may_wait = meaning == "busy" or (meaning == "down" and self._last_turn is not None)
                 if busy_since is None:
                     busy_since = clock()
                 if not may_wait or clock() - busy_since > MAX_BUSY_SEC:
@@ -979,14 +979,14 @@ CONTEXT_IS_FULL = (
     "|(?<!took )(?<!string )too long|maximum prompt length|exceeds max length"
     "|range of input length|input length.*exceeds|max_tokens must be at least 1, got"
 )
-# The statuses of a server that is overloaded, restarts, or is paused for new weights.
-BUSY_STATUSES = (429, 502, 503, 504, 529)
-# How long a run waits for a server that is busy or gone, and the pause between two calls.
+# The statuses of a server that is overloaded, or paused for new weights.
+BUSY_STATUSES = (429, 503, 529)
+# How long a run waits for a server that is busy or down, and the pause between two calls.
 MAX_BUSY_SEC = 600
 PAUSE_SEC = 1.0
 
 
-def meaning_of(error: Exception) -> Literal["context is full", "busy", "gone", "failed"]:
+def meaning_of(error: Exception) -> Literal["context is full", "busy", "down", "failed"]:
     """What an error of a client means."""
     if isinstance(error, ContextLengthExceededError):
         return "context is full"
@@ -998,8 +998,10 @@ def meaning_of(error: Exception) -> Literal["context is full", "busy", "gone", "
         return "context is full"
     if status in BUSY_STATUSES:
         return "busy"
-    # The name of this class in the packages openai, litellm and tinker.
-    return "gone" if type(error).__name__ == "APIConnectionError" else "failed"
+    # The class has this name in the packages openai, litellm and tinker. For some providers litellm
+    # raises an error with status 500 instead, also for a refused connection or an overload.
+    is_down = type(error).__name__ == "APIConnectionError" or (status or 0) >= 500
+    return "down" if is_down else "failed"
 
 
 # ---- thinking
