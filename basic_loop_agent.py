@@ -1735,8 +1735,8 @@ async def run_script(
     mark = uuid4().hex
     # The command writes the blocks and the runner to files, and becomes the runner.
     # - In files, no text is an argument of a process, where a script's `pkill -f` would find it.
-    # - If there is no room in /dev/shm, which is memory, the loop tries /tmp. The last `printf` makes
-    #   sure of 8 KiB for the output.
+    # - If there is no room in /dev/shm, which is memory, the loop tries /tmp. The last `printf` asks
+    #   for 8 KiB for the output.
     # - With -p bash ignores BASH_ENV and SHELLOPTS, which an image may set.
     # - An empty line after each block keeps a trailing backslash from joining two blocks.
     files = {f"block{n:03}": f"{block}\n\n" for n, block in enumerate(blocks, start=1)}
