@@ -510,8 +510,10 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         """Call the model, and wait while its server is busy."""
         clock = asyncio.get_running_loop().time
         busy_since = None
+        pause = 0.0
         while True:
             try:
+                await asyncio.sleep(pause)
                 # Chat calls `self.client.call(prompt=..., message_history=..., request=...)`, and
                 # then appends the prompt and the reply to `messages`. After an error it appends
                 # nothing, so the call can be repeated.
@@ -519,6 +521,10 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
             except AbortedError:
                 # The server is alive. Only the limits of the run end this.
                 busy_since = None
+            except asyncio.CancelledError as error:
+                if busy_since is not None:
+                    raise ApiError("the model's server was down when the time ended") from error
+                raise
             except Exception as error:
                 meaning = meaning_of(error)
                 if meaning == "context is full" and self._last_turn is None:
@@ -537,7 +543,7 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
                     error.add_note(f"The model's server is {self.client.url or 'its default'}")
                     raise_for_harbor(error, ApiError)
                 self.logger.warning(f"waiting for the model's server: {error}")
-            await asyncio.sleep(PAUSE_SEC)
+            pause = PAUSE_SEC
 
     def _add_turn(self, turn: Turn, n_sent: int) -> None:
         told = self.unsent[:n_sent]
@@ -643,7 +649,8 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
                 # Harbor has called `cancel` on this task. (`timer` takes its own `cancel` back.)
                 stop_reason = StopReason.CANCELLED
                 raise asyncio.CancelledError from error
-            if not timer.expired():
+            # ApiError: the time was lost by the model's server.
+            if not timer.expired() or isinstance(error, ApiError):
                 raise_for_harbor(error, RuntimeRequestError)
             # `max_seconds` are over. No error is raised, so that Harbor scores the trial.
             stop_reason = StopReason.ROLLOUT_TIMEOUT
