@@ -183,7 +183,7 @@ FINISH_REASONS = {
     **dict.fromkeys(("content_filter", "refusal", "safety"), StopReason.REFUSED),
     # The server has failed, which is no result of the model.
     **dict.fromkeys(("abort", "cancelled", "error", "time_limit"), StopReason.ERROR),
-    "insufficient_system_resource": StopReason.ERROR,
+    **dict.fromkeys(("insufficient_system_resource", "no reply"), StopReason.ERROR),
 }
 # The lists of a RolloutDetail with one entry per turn. `Turn` has attributes of the same names.
 _TOKEN_FIELDS = ("prompt_token_ids", "completion_token_ids", "logprobs")
@@ -1133,7 +1133,7 @@ def litellm_client(
             # LiteLLM has no public place to look at a response (Harbor 0.13 to 0.26).
             usage = super()._extract_usage_info(response)
             if not response["choices"]:
-                raise IncompleteError(Turn(usage=usage, finish_reason="error"))
+                raise IncompleteError(Turn(usage=usage, finish_reason="no reply"))
             choice = response["choices"][0]
             message = choice["message"]
             # litellm replaces an unknown finish reason by "stop", and keeps the original here.
@@ -1682,8 +1682,8 @@ def json_values(values: dict) -> dict:
     return json.loads(valid_text(text))
 
 
-# A Markdown parser with three of its rules: "fence", "list" (for fences in list items), and "code"
-# (text that is indented by four blanks: without this rule a fence in it would count).
+# A Markdown parser that knows paragraphs ("zero"), fences, lists (for fences in list items), and code
+# that is indented by four blanks (a fence in it does not count).
 _MARKDOWN = MarkdownIt("zero").enable(["fence", "list", "code"]).disable("inline")
 
 
@@ -1742,8 +1742,8 @@ async def run_script(
     mark = uuid4().hex
     # The command writes the blocks and the runner to files, and becomes the runner.
     # - In files, no text is an argument of a process, where a script's `pkill -f` would find it.
-    # - If there is no room in /dev/shm, which is memory, the loop tries /tmp. The last `printf` asks
-    #   for 8 KiB for the output.
+    # - If there is no room in /dev/shm, which is memory, the loop tries /tmp. The last `printf`
+    #   needs 8 KiB for the output.
     # - With -p bash ignores BASH_ENV and SHELLOPTS, which an image may set.
     # - An empty line after each block keeps a trailing backslash from joining two blocks.
     files = {f"block{n:03}": f"{block}\n\n" for n, block in enumerate(blocks, start=1)}
