@@ -1013,23 +1013,24 @@ def meaning_of(error: Exception) -> Literal["context is full", "busy", "down", "
 
 # ---- thinking
 
-# How models mark thinking: a regular expression for what opens it, and the text that closes it, in
-# which \1 stands for the group. The comment above each pair is an example of a reply.
+# How models mark thinking: a regular expression for what opens it, and the text that closes it. The
+# comment above each pair is an example of a reply.
 THINKING_TAGS = [
     # <think>hm</think>hi, and the like: <longcat_think>, <seed:think>, <ifm|think>, <think:fast>
+    # (\1 is what the brackets of the regular expression have found.)
     (r"<((?:\w+[_:|])?think(?:[:_]\w+)?)>", r"</\1>"),
     # [THINK]hm[/THINK]hi
-    (r"\[(THINK)\]", r"[/\1]"),
+    (r"\[THINK\]", "[/THINK]"),
     # <|START_THINKING|>hm<|END_THINKING|>hi
-    (r"<\|START_(THINKING)\|>", r"<|END_\1|>"),
+    (r"<\|START_THINKING\|>", "<|END_THINKING|>"),
     # <|open|>think<|sep|>hm<|close|>think<|sep|>hi
-    (r"<\|open\|>(think)<\|sep\|>", r"<|close|>\1<|sep|>"),
+    (r"<\|open\|>think<\|sep\|>", "<|close|>think<|sep|>"),
     # <|channel>thought hm<channel|>hi
-    (r"<\|(channel)>", r"<\1|>"),
+    (r"<\|channel>", "<channel|>"),
     # <|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>hi
-    (r"<\|(channel)\|>", r"<|\1|>final<|message|>"),
+    (r"<\|channel\|>", "<|channel|>final<|message|>"),
     # <|message_model|><|content_thinking|>hm<|end_message|><|message_model|><|content_text|>hi
-    (r"<\|(message_model)\|>", r"<|\1|><|content_text|>"),
+    (r"<\|message_model\|>", "<|message_model|><|content_text|>"),
 ]
 # What some models write around their answer.
 ANSWER_MARKS = r"^\s*<\|START_RESPONSE\|>|<\|(?:END_RESPONSE|end_message)\|>\s*$"
@@ -1682,8 +1683,8 @@ def json_values(values: dict) -> dict:
     return json.loads(valid_text(text))
 
 
-# A Markdown parser that knows paragraphs ("zero"), fences, lists (for fences in list items), and code
-# that is indented by four blanks (a fence in it does not count).
+# A Markdown parser that knows paragraphs ("zero"), fences, lists (for fences in list items), and
+# code that is indented by four blanks (a fence in it does not count).
 _MARKDOWN = MarkdownIt("zero").enable(["fence", "list", "code"]).disable("inline")
 
 
