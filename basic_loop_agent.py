@@ -3,7 +3,7 @@
 """BasicLoopAgent: a minimal, single-file agent for Harbor that records every token it samples.
 
     harbor run ... --agent basic_loop_agent:BasicLoopAgent -m Qwen/Qwen3-8B \
-      --ak model_path=tinker://... --ak max_turns=50
+      --ak model_path=tinker://... --ak max_turns=50 --ak max_tokens=4096
 
 The agent samples from one model in one conversation, and runs one script per turn. It does not
 compact long conversations, call tools natively or run commands in parallel. To add such a thing,
@@ -209,18 +209,19 @@ class Turn(LLMResponse):
     More attributes:
         finish_reason: The server's word for why the reply ended, in lower case.
         timestamp: When the reply came, in ISO 8601.
-        told: The texts that were sent for this reply, such as the instruction, but not the
+        sent_text: What was sent for this reply, such as the instruction, but without the
             observation of the turn before.
         observation: What the model is told after this reply, such as its script's output. `observe`
             sets it.
-        breaks_prefix: True if the prompt does not begin with the ids of the turn before.
+        breaks_prefix: True if the prompt does not begin with the ids of the turn before. (Both are
+            of one run, and trainable.)
     """
 
     # LLMResponse gives defaults to its other fields, but not to `content`.
     content: str = ""
     finish_reason: str = "stop"
     timestamp: str | None = None
-    told: str = ""
+    sent_text: str = ""
     observation: str = ""
     breaks_prefix: bool = False
 
@@ -268,19 +269,28 @@ class Turn(LLMResponse):
 
 @dataclass
 class Request:
-    """What a client gets with the messages, and where it leaves a part of the reply.
+    """What a client gets with the messages.
 
     Attributes:
         previous_ids: The `all_ids` of the last turn, with which the next prompt begins. Empty: the
             client has to render the whole conversation.
         session_id: For a router with sticky sessions. None: nothing is sent.
-        partial: The reply so far, if the server has aborted it. The next `call` with this request
-            goes on from it. If the run ends before that, the agent records it as a turn.
+        partial: The first part of the reply, if the server has aborted it: the client goes on from
+            there. If the run ends before the reply is whole, the agent records this part.
     """
 
     previous_ids: list[int] = field(default_factory=list)
     session_id: str | None = None
     partial: Turn | None = None
+
+
+class AbortedError(Exception):
+    """The server has aborted a reply, for instance to take new weights. The agent calls the client
+    again. `partial` is the reply so far, or None."""
+
+    def __init__(self, partial: Turn | None) -> None:
+        super().__init__("the server has aborted the reply")
+        self.partial = partial
 
 
 class ModelClient:
@@ -312,6 +322,47 @@ class ModelClient:
 
     def discard(self) -> None:
         """Called after an error of the client: drop what it shares with other clients."""
+
+
+# What the trials of a process share:
+#
+#   _clients                clients, by what they depend on; see SharedClient for when one leaves
+#   TinkerClient.services   sessions with Tinker; one leaves after an error
+#   _given_service          the service of `use_service`
+#   _tokenizer_lock         a tokenizer raises "Already borrowed" if two threads use it at once
+
+
+@dataclass(eq=False)
+class SharedClient:
+    """A client for all trials with equal keys, or the error of its build. It leaves `_clients`
+    after an error, when its event loop is closed, and when more than MAX_CLIENTS others were used
+    later. A trial that has the client already keeps it."""
+
+    # `BasicLoopAgent._cache_key`, which begins with the event loop.
+    key: tuple
+    # Held while the client is built.
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    client: ModelClient | None = None
+    error: Exception | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """True if no new trial may use this."""
+        return self.error is not None or self.key[0].is_closed()
+
+
+# By the order of their last use.
+_clients: list[SharedClient] = []
+MAX_CLIENTS = 64
+_given_service: Any = None
+_tokenizer_lock = threading.Lock()
+
+
+def use_service(service: Any) -> None:
+    """From now on, sample by this `tinker.ServiceClient`, for instance a trainer's: some losses
+    need sampling and training in one session. None: use the agent's own services again."""
+    global _given_service
+    _given_service = service
 
 
 class BasicLoopAgent(BaseAgent):
@@ -487,7 +538,8 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         try:
             turn = await self._call_model(prompt, request)
         except BaseException:
-            # The run ends. Its next one may go on from the part of a reply that has come.
+            # The run ends. A part of the reply has come, if the server has aborted it. Keep this
+            # part as a turn, so that a later `resume` goes on from it.
             if request.partial:
                 turn = without_thinking(request.partial)
                 self.messages.append({"role": "user", "content": prompt})
@@ -518,9 +570,10 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
                 # then appends the prompt and the reply to `messages`. After an error it appends
                 # nothing, so the call can be repeated.
                 return await self.chat.chat(prompt, request=request)
-            except AbortedError:
+            except AbortedError as error:
                 # The server is alive. Only the limits of the run end this.
                 busy_since = None
+                request.partial = error.partial or request.partial
             except asyncio.CancelledError as error:
                 if busy_since is not None:
                     raise ApiError("the model's server was down when the time ended") from error
@@ -532,7 +585,8 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
                 if meaning == "context is full":
                     self.logger.warning(f"the context is full: {error}")
                     raise ContextLengthExceededError(str(error)) from error
-                # Before the first reply, a URL where nothing answers may be a mistake.
+                # Before the conversation's first reply, do not wait for a server that is down: the
+                # URL may be wrong.
                 may_wait = meaning == "busy" or (meaning == "down" and self._last_turn is not None)
                 if busy_since is None:
                     busy_since = clock()
@@ -548,12 +602,13 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
     def _add_turn(self, turn: Turn, n_sent: int) -> None:
         told = self.unsent[:n_sent]
         del self.unsent[:n_sent]
-        # The last turn has this text already.
+        # The last turn has its observation already.
         if self._last_turn and self._last_turn.observation in told:
             told.remove(self._last_turn.observation)
-        turn.told = "\n\n".join(told)
+        turn.sent_text = "\n\n".join(told)
         turn.timestamp = datetime.now(UTC).isoformat()
-        # Compared once a turn, because a long conversation has hundreds of thousands of ids.
+        # Compared here, and not at the end of the run, where all turns at once would stop the event
+        # loop for long: a prompt may have hundreds of thousands of ids.
         if self.turns and self.turns[-1].is_trainable and turn.is_trainable:
             turn.breaks_prefix = not turn.continues(self.turns[-1])
         self.turns.append(turn)
@@ -588,15 +643,13 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         self._introduction = []
         self.client = await self._shared_llm()
         if self.skills_dir:
-            # The model sees each path, and the front matter, which holds name and description: the
-            # lines from the first --- to the second one.
-            command = (
-                f"for file in {shlex.quote(self.skills_dir)}/*/SKILL.md; do "
-                'echo "$file"; sed "1!{/^---/q;}" "$file" | head -c 4000; done 2>/dev/null'
-            )
+            command = f"head -v -c 4000 -- {shlex.quote(self.skills_dir)}/*/SKILL.md 2>/dev/null"
             listing = await environment.exec(command, timeout_sec=60)
-            text = f"Skills. Read a skill's file before you use it.\n\n{listing.stdout or ''}"
-            self._introduction.append(text)
+            # The model sees each path, and the lines between two ---, which hold the skill's name
+            # and description.
+            skills = re.findall(r"(?ms)^==> .*? <==\n---\n.*?^---$", valid_text(listing.stdout))
+            texts = ["Skills. Read a skill's file before you use it.", *skills]
+            self._introduction.append("\n\n".join(texts))
         for server in self.mcp_servers:
             self._introduction.append(f"MCP server: {server.model_dump_json(exclude_none=True)}")
 
@@ -638,31 +691,31 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         # Not by `tell`: the task's author may use special tokens on purpose.
         self.unsent.append(self.instruction)
         stop_reason = StopReason.ERROR
-        watched = asyncio.create_task(self._write_live())
+        live_writer = asyncio.create_task(self._write_live())
         try:
             async with asyncio.timeout(self.options.max_seconds) as timer:
                 stop_reason = await self.converse(environment)
         # Who ended the run? The error's class does not tell: a client may make an error of its own
         # of a cancellation, and an SDK may raise CancelledError by itself. So ask task and timer.
         except (Exception, asyncio.CancelledError) as error:
+            # Has Harbor called `cancel` on this task? (The timer cancels it, too, but then calls
+            # `uncancel`.)
             if asyncio.current_task().cancelling():
-                # Harbor has called `cancel` on this task. (`timer` takes its own `cancel` back.)
                 stop_reason = StopReason.CANCELLED
                 raise asyncio.CancelledError from error
-            # ApiError: the time was lost by the model's server.
             if not timer.expired() or isinstance(error, ApiError):
                 raise_for_harbor(error, RuntimeRequestError)
             # `max_seconds` are over. No error is raised, so that Harbor scores the trial.
             stop_reason = StopReason.ROLLOUT_TIMEOUT
         finally:
-            watched.cancel()
+            live_writer.cancel()
             self._record(stop_reason, context)
-            # In a thread, because all ids of a long run are much text. It writes them even if
-            # Harbor cancels this task meanwhile.
-            error = await asyncio.to_thread(self._write_files, context)
-        # Whatever ended the run by force is not replaced by an error of the disk.
-        if error and stop_reason != StopReason.ROLLOUT_TIMEOUT:
-            raise RuntimeRequestError(f"the log folder cannot be written: {error}") from error
+            # In a thread, because it takes seconds to make JSON of all ids of a long run. If Harbor
+            # cancels this task meanwhile, the thread goes on.
+            disk_error = await asyncio.to_thread(self._write_files, context)
+        # Nothing was raised. After a timeout the trial is scored without these files, too.
+        if disk_error and stop_reason != StopReason.ROLLOUT_TIMEOUT:
+            raise RuntimeRequestError(f"the log folder cannot be written: {disk_error}")
 
     def _record(self, stop_reason: StopReason | str, context: AgentContext) -> None:
         """Fill the context, and log what often explains a reward of 0."""
@@ -700,14 +753,14 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
                     "no block of the answer was run: max_turns is 1, or none opens with ```bash"
                 )
 
-    def _write_files(self, context: AgentContext) -> OSError | None:
+    def _write_files(self, context: AgentContext) -> Exception | None:
         """Write what the run leaves in the log folder. Returns an error, and does not raise it."""
         answer = valid_text(self.turns[-1].content) if self.turns else ""
         try:
             # Without a turn this empties the file, which may hold the answer of the step before.
             write_file(self.logs_dir / "completion.txt", [answer.encode()])
             self._write_trajectory(context)
-        except OSError as error:
+        except Exception as error:
             self.logger.error(f"the log folder cannot be written: {error}")
             return error
         return None
@@ -744,17 +797,18 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
             }
         steps = []
         for turn in self.turns:
-            if turn.told:
-                steps.append({"source": "user", "message": turn.told})
+            if turn.sent_text:
+                steps.append({"source": "user", "message": turn.sent_text})
             steps.append(self.trajectory_step(turn, with_ids=context is not None))
         # ATIF wants at least one step.
         steps = steps or [{"source": "user", "message": "\n\n".join(self.unsent)}]
 
         def parts() -> Iterator[bytes]:
-            yield to_json(head).removesuffix(b"}") + b', "steps": ['
+            yield to_json(head, inf_nan_mode="null").removesuffix(b"}") + b', "steps": ['
             for step_id, step in enumerate(steps, start=1):
                 comma = b", " if step_id > 1 else b""
-                yield comma + to_json({"step_id": step_id, **step}, fallback=str)
+                step["step_id"] = step_id
+                yield comma + to_json(step, fallback=str, inf_nan_mode="null")
             yield b"]}"
 
         write_file(self.logs_dir / "trajectory.json", parts())
@@ -811,10 +865,12 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
 
     def _cache_key(self) -> tuple:
         """What the shared client depends on. Trials with equal keys share a client."""
-        loop = None
-        with suppress(RuntimeError):
+        try:
             # A client and its lock work in one event loop only.
             loop = asyncio.get_running_loop()
+        except RuntimeError:
+            # Nobody shares a client outside of an event loop, but the key can be looked at.
+            loop = None
         # The session id is sent with each call.
         options = self.options.model_copy(update={"session_id": None})
         # A subclass may build another client.
@@ -845,41 +901,7 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
             return entry.client
 
 
-# ---- what the trials of a process share
-
-
-@dataclass(eq=False)
-class SharedClient:
-    """A client for all trials with equal keys, or the error of its build. An entry leaves the list
-    `_clients` after an error, when its event loop is closed, and when there are more than
-    MAX_CLIENTS. A trial that has the client already keeps it."""
-
-    key: tuple
-    # Held while the client is built.
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    client: ModelClient | None = None
-    error: Exception | None = None
-
-    @property
-    def is_over(self) -> bool:
-        """True if no new trial may use this."""
-        return self.error is not None or self.key[0].is_closed()
-
-
-# The clients, by the order of their last use.
-_clients: list[SharedClient] = []
-MAX_CLIENTS = 64
-# The service of `use_service`, or None.
-_given_service: Any = None
-# A tokenizer raises "Already borrowed" if two threads use it at once.
-_tokenizer_lock = threading.Lock()
-
-
-def use_service(service: Any) -> None:
-    """From now on, sample by this `tinker.ServiceClient`, for instance a trainer's: some losses
-    need sampling and training in one session. None: use the agent's own services again."""
-    global _given_service
-    _given_service = service
+# ---- clients: how they are built
 
 
 async def in_thread(function: Callable[[], Any]) -> Any:
@@ -954,29 +976,29 @@ def check_access(options: BasicLoopOptions, agent_env: dict[str, str]) -> None:
 
 
 class ApiError(RuntimeError):
-    """The model's server has failed. Harbor (0.25 and later) has a table of errors by the names of
-    their classes. With this name the trial has no valid reward, and may be repeated."""
+    """The model's server has failed. In Harbor's table this name stands for a trial without a valid
+    reward, which may be repeated."""
 
 
 class RuntimeRequestError(RuntimeError):
-    """The environment or the loop has failed. In Harbor's table this is a failure of the sandbox:
-    the trial has no valid reward, and may be repeated."""
+    """The environment or the loop has failed. In Harbor's table this name stands for a failure of
+    the sandbox: the trial has no valid reward, and may be repeated."""
 
 
-class AbortedError(Exception):
-    """The server has aborted a reply, for instance to take new weights. The call can go on."""
+def raise_for_harbor(error: BaseException, wrapper: type[RuntimeError]) -> NoReturn:
+    """Raise an error under a name from Harbor's table (ERROR_POLICIES, Harbor 0.25 and later), by
+    which Harbor decides whether the trial has a valid reward:
 
-
-def raise_for_harbor(error: BaseException, other: type[RuntimeError]) -> NoReturn:
-    """Raise this error if Harbor knows its name, or else another one with its text: Harbor 0.26
-    would score a trial after an error that it does not know, as if the model had failed. Of the
-    known names, Harbor scores those of full contexts and refusals (ContentPolicyViolationError)."""
+    - An error that is in the table is raised as it is. Of these, Harbor scores full contexts and
+      refusals (ContentPolicyViolationError), and no failing server.
+    - Another one is raised as `wrapper`: Harbor 0.26 would score it as if the model had failed.
+    """
     # Harbor takes TimeoutError for the agent's timeout, and CancelledError for Ctrl-C.
     is_misread = isinstance(error, TimeoutError | asyncio.CancelledError)
     is_known = type(error).__name__ in ERROR_POLICIES or isinstance(error, ApiError)
     if is_known and not is_misread:
         raise error
-    raise other(f"{type(error).__name__}: {error}") from error
+    raise wrapper(f"{type(error).__name__}: {error}") from error
 
 
 # How servers say that a prompt is too long: OpenAI, vLLM, SGLang, Anthropic, Gemini, llama.cpp,
@@ -1103,25 +1125,45 @@ class HarborClient(ModelClient):
 
 
 class IncompleteError(OutputLengthExceededError):
-    """A reply that is incomplete, which LiteLLM would return as a complete one, or raise without
-    its usage. (LiteLLM does not repeat a call after an OutputLengthExceededError.)"""
+    """Carries the turn of an incomplete reply out of Harbor's LiteLLM, which would raise an error
+    without its usage (finish reason "length"), or return it as complete (any other one)."""
 
     def __init__(self, turn: Turn) -> None:
         super().__init__(f"finish reason {turn.finish_reason!r}", turn.content)
         self.turn = turn
 
 
+def litellm_turn(response: Any, usage: UsageInfo | None) -> Turn:
+    """A response of litellm as a turn, without ids."""
+    if not response["choices"]:
+        return Turn(usage=usage, finish_reason="no reply")
+    choice = response["choices"][0]
+    message = choice["message"]
+    # litellm replaces an unknown finish reason by "stop", and keeps the original here.
+    fields = getattr(choice, "provider_specific_fields", None) or {}
+    turn = Turn(
+        content=message.get("content"),
+        reasoning_content=message.get("reasoning_content"),
+        usage=usage,
+        finish_reason=fields.get("native_finish_reason") or choice["finish_reason"],
+    )
+    # OpenAI's models refuse in a field of its own.
+    refusal = (getattr(message, "provider_specific_fields", None) or {}).get("refusal")
+    return replace(turn, content=refusal, finish_reason="refusal") if refusal else turn
+
+
 def litellm_client(
     options: BasicLoopOptions, model: str, url: str | None, key: str | None, **args: Any
 ) -> BaseLLM:
-    """Make a LiteLLM of Harbor's that looks at the finish reason of each reply."""
+    """Make a LiteLLM of Harbor's that raises IncompleteError for an incomplete reply."""
     # Importing LiteLLM takes seconds, so the class is defined in here.
     from harbor.llms.lite_llm import LiteLLM
+
+    body, headers = args.get("extra_body") or {}, args.get("extra_headers") or {}
 
     class CheckedLiteLLM(LiteLLM):
         async def call(self, prompt: str, session_id: str | None = None, **other: Any) -> Any:
             if session_id:
-                body, headers = args.get("extra_body") or {}, args.get("extra_headers") or {}
                 other["extra_body"] = body | {"session_id": session_id}
                 other["extra_headers"] = headers | session_headers(session_id)
             try:
@@ -1131,24 +1173,10 @@ def litellm_client(
                 raise ContextLengthExceededError(str(error.__context__)) from error
 
         def _extract_usage_info(self, response: Any) -> UsageInfo | None:
-            # LiteLLM has no public place to look at a response (Harbor 0.13 to 0.26).
+            # LiteLLM (Harbor 0.13 to 0.26) has no public method that sees the response. (It does
+            # not repeat a call after an OutputLengthExceededError.)
             usage = super()._extract_usage_info(response)
-            if not response["choices"]:
-                raise IncompleteError(Turn(usage=usage, finish_reason="no reply"))
-            choice = response["choices"][0]
-            message = choice["message"]
-            # litellm replaces an unknown finish reason by "stop", and keeps the original here.
-            fields = getattr(choice, "provider_specific_fields", None) or {}
-            turn = Turn(
-                content=message.get("content"),
-                reasoning_content=message.get("reasoning_content"),
-                usage=usage,
-                finish_reason=fields.get("native_finish_reason") or choice["finish_reason"],
-            )
-            # OpenAI's models refuse in a field of its own.
-            more = getattr(message, "provider_specific_fields", None) or {}
-            if more.get("refusal"):
-                turn = replace(turn, content=more["refusal"], finish_reason="refusal")
+            turn = litellm_turn(response, usage)
             if turn.cut_off:
                 raise IncompleteError(turn)
             return usage
@@ -1173,6 +1201,8 @@ class TokenClient(ModelClient, ABC):
     max_tokens: int
     # Regular expressions that match the model's special tokens.
     special_tokens: list[str]
+    # What `_tail` keeps for its next call.
+    _first_line: list[int] | None = None
 
     @abstractmethod
     async def render(self, messages: list[dict]) -> list[int]:
@@ -1203,12 +1233,7 @@ class TokenClient(ModelClient, ABC):
         **other: Any,
     ) -> Turn:
         request = request or Request()
-        so_far = request.partial
-        if so_far is None:
-            messages = [*message_history, {"role": "user", "content": prompt}]
-            ids = await self.next_prompt(messages, request.previous_ids)
-            opening_tag = await self.opening_tag(ids)
-            so_far = Turn(opening_tag, prompt_token_ids=ids, completion_token_ids=[], logprobs=[])
+        so_far = request.partial or await self._empty_reply(prompt, message_history, request)
         ids = so_far.all_ids
         n_sampled = len(so_far.completion_token_ids)
         room = min(self.max_tokens - n_sampled, self.context_limit - len(ids))
@@ -1219,11 +1244,20 @@ class TokenClient(ModelClient, ABC):
         part = await self.generate(ids, room, request.session_id)
         if part.finish_reason != "abort":
             return without_thinking(joined(so_far, part))
-        # A trainer that updates the weights aborts the calls under way.
-        if part.completion_token_ids:
-            request.partial = joined(so_far, part)
-            request.partial.extra["n_aborts"] = so_far.extra.get("n_aborts", 0) + 1
-        raise AbortedError("the server has aborted the reply")
+        if not (part.completion_token_ids and part.logprobs):
+            raise AbortedError(None)
+        partial = joined(so_far, part)
+        partial.extra["n_aborts"] = so_far.extra.get("n_aborts", 0) + 1
+        raise AbortedError(partial)
+
+    async def _empty_reply(
+        self, prompt: str, message_history: Iterable[dict], request: Request
+    ) -> Turn:
+        """A turn with the prompt's ids, of which no token is sampled yet."""
+        messages = [*message_history, {"role": "user", "content": prompt}]
+        ids = await self.next_prompt(messages, request.previous_ids)
+        opening_tag = await self.opening_tag(ids)
+        return Turn(opening_tag, prompt_token_ids=ids, completion_token_ids=[], logprobs=[])
 
     async def opening_tag(self, prompt_ids: list[int]) -> str:
         """The tag, such as <think>, with which the template has ended the prompt; or "". The model
@@ -1252,9 +1286,6 @@ class TokenClient(ModelClient, ABC):
                     return previous_ids + tail[n_stop:]
         return await self.render(messages)
 
-    # What `_tail` keeps for its next call.
-    _made_up_prefix: list[int] | None = None
-
     async def _tail(self, messages: list[dict]) -> list[int]:
         """To learn the tail, render a made-up conversation that ends in the new message, and cut it
         after the made-up reply, which is "b". The second line is the tail:
@@ -1271,29 +1302,29 @@ class TokenClient(ModelClient, ABC):
             return await self.render([*system, user, assistant, messages[-1]])
 
         ids = await rendered("b")
-        # The made-up prefix, up to the made-up reply, is kept: most turns then render only once. It
-        # does not fit if another trial, with another system message, has made it.
-        prefix = self._made_up_prefix
-        if prefix is None or ids[: len(prefix)] != prefix:
+        # The first line, as ids, is kept, so that most turns render only once. It does not fit if
+        # the last trial that was here had another system message.
+        if self._first_line is None or ids[: len(self._first_line)] != self._first_line:
             # With the reply "c", the first id that differs is the reply. ("b" and "c" are one token
             # each. If a template shows no replies, nothing differs, and the tail is empty.)
             pairs = enumerate(zip(ids, await rendered("c"), strict=False))
             n_same = next((n for n, (one, other) in pairs if one != other), len(ids))
-            prefix = self._made_up_prefix = ids[: n_same + 1]
-        return ids[len(prefix) :]
+            self._first_line = ids[: n_same + 1]
+        return ids[len(self._first_line) :]
 
 
 def joined(so_far: Turn, part: Turn) -> Turn:
     """The turn of a reply that came in two parts, of which the first one may be empty. If a part
-    has another number of ids than of logprobs, the turn has no logprobs, and is not trainable."""
+    has another number of logprobs than of ids, the turn has an empty list of them: it is not
+    trainable."""
     usage = (so_far if so_far.completion_token_ids else part).usage.model_copy()
     usage.completion_tokens = so_far.usage.completion_tokens + part.usage.completion_tokens
     ids, logprobs = part.completion_token_ids, part.logprobs
+    if ids is not None and logprobs is not None:
+        is_aligned = len(so_far.logprobs) == len(so_far.completion_token_ids)
+        is_aligned = is_aligned and len(logprobs) == len(ids)
+        logprobs = so_far.logprobs + logprobs if is_aligned else []
     if ids is not None:
-        is_aligned = len(so_far.completion_token_ids) == len(so_far.logprobs or [])
-        is_aligned = is_aligned and len(ids) == len(logprobs or [])
-        if logprobs is not None:
-            logprobs = so_far.logprobs + logprobs if is_aligned else []
         ids = so_far.completion_token_ids + ids
     return replace(
         part,
@@ -1374,8 +1405,8 @@ class TinkerClient(TokenClient):
         try:
             client = tinker.RestClient(base_url=url, api_key=key)
             return client.get_server_capabilities().result().supported_models
-        except tinker.TinkerError:
-            # A server of your own may not tell its limits. If it is down, `_open` fails next.
+        except tinker.APIStatusError:
+            # A server of your own may not tell its limits.
             return []
 
     def _open(self) -> None:
@@ -1455,6 +1486,22 @@ FIRST_RESPONSE_SEC = 30
 NEUTRAL_SAMPLING = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
 
 
+def find_model(cards: dict[str, dict], name: str, is_sglang: bool) -> tuple[str, int]:
+    """The name by which to ask a server for a model or an adapter, and its context limit. `cards` is
+    the server's list. vLLM knows an adapter by its own name, "sql". SGLang would sample the base
+    model then: it wants "base:sql". Raises KeyError or ValueError if there is no such model."""
+    base, _, adapter = name.partition(":")
+    if is_sglang and name not in cards and adapter in cards:
+        return name, cards[base]["max_model_len"]
+    card = cards[name]
+    parent = card.get("parent")
+    if is_sglang and parent in cards:
+        return f"{parent}:{name}", cards[parent]["max_model_len"]
+    # An adapter has no limit of its own. Of a server's limits the largest is its base model's.
+    limits = [other["max_model_len"] for other in cards.values() if other["max_model_len"]]
+    return name, card["max_model_len"] or max(limits)
+
+
 class ServerClient(TokenClient):
     """A vLLM or SGLang server by token ids: /tokenize renders, /v1/completions samples."""
 
@@ -1498,17 +1545,7 @@ class ServerClient(TokenClient):
             # cast_to=object: the response is plain JSON.
             response = await http.get("/v1/models", cast_to=object)
             cards = {card["id"]: card for card in response["data"]}
-            # SGLang's name of an adapter is base:adapter, and its bare name samples the base model.
-            base, _, adapter = self._model.partition(":")
-            if self._model not in cards and self._is_sglang and adapter in cards:
-                card = cards[base]
-            else:
-                card = cards[self._model]
-                if self._is_sglang and card.get("parent") in cards:
-                    self._model = f"{card['parent']}:{self._model}"
-            # An adapter has no limit of its own. The largest limit is its base model's.
-            limits = [card["max_model_len"] for card in cards.values() if card["max_model_len"]]
-            limit = card["max_model_len"] or max(limits)
+            self._model, limit = find_model(cards, self._model, self._is_sglang)
         except (APIError, KeyError, TypeError, ValueError) as error:
             raise ApiError(
                 f"{self.url} is no vLLM or SGLang server with the model {self._model} (for another "
@@ -1555,15 +1592,19 @@ class ServerClient(TokenClient):
         # vLLM returns these in the choice, SGLang beside the choices.
         beside = (response.get("sglext") or {}) | (response.get("metadata") or {})
         names = ("routed_experts", "weight_versions", "weight_version")
+        extra = {name: reply.get(name) or beside.get(name) for name in names}
+        usage = response.get("usage") or {}
         turn = Turn(
             content=reply["text"],
             prompt_token_ids=prompt_ids,
             completion_token_ids=reply.get("token_ids"),
             logprobs=(reply.get("logprobs") or {}).get("token_logprobs"),
             finish_reason=reply["finish_reason"],
-            extra={name: reply.get(name) or beside.get(name) for name in names},
+            extra={name: value for name, value in extra.items() if value is not None},
         )
-        details = (response.get("usage") or {}).get("prompt_tokens_details") or {}
+        # A server that gives no ids still counts them.
+        turn.usage.completion_tokens = usage.get("completion_tokens") or 0
+        details = usage.get("prompt_tokens_details") or {}
         turn.usage.cache_tokens = details.get("cached_tokens") or 0
         return turn
 
@@ -1588,7 +1629,7 @@ class TrainingData:
     trial: TrialResult
 
 
-def _trial_to_trajectory(trial: TrialResult) -> TrainingData | None:
+def trial_to_trajectory(trial: TrialResult) -> TrainingData | None:
     """Training data from a finished trial, live or from `TrialResult.model_validate_json`. None if
     the trial failed, if one of its steps ended in ERROR, or if it has neither a reward nor a
     trainable turn. Raises ValueError if ids and logprobs do not align, or a number is infinite."""
@@ -1614,8 +1655,8 @@ def _trial_to_trajectory(trial: TrialResult) -> TrainingData | None:
     return TrainingData(turns, reward, stop_reasons[-1], trial)
 
 
-# A name without the underscore, for whoever imports it.
-trial_to_trajectory = _trial_to_trajectory
+# The name by which callers of the first version import it.
+_trial_to_trajectory = trial_to_trajectory
 
 
 def rollout_details(turns: list[Turn]) -> list[dict] | None:
@@ -1635,6 +1676,9 @@ def turns_of(context: AgentContext) -> Iterator[Turn]:
     for detail in context.rollout_details or []:
         extra = detail.get("extra") or {}
         columns = [detail.get(name) or [] for name in _TOKEN_FIELDS]
+        n_turns = len(columns[0])
+        if any(len(column) != n_turns for column in (*columns, *extra.values())):
+            raise ValueError("the lists of a rollout differ in length")
         for n, (prompt, completion, logprobs) in enumerate(zip(*columns, strict=True)):
             turn = Turn(
                 prompt_token_ids=prompt,
@@ -1692,17 +1736,18 @@ def fenced_blocks(text: str, *languages: str) -> list[str] | None:
     """The ``` blocks of a Markdown text that are in one of these languages (in lower case). A block
     inside another one, or inside ~~~, does not count. None: there are such blocks, and a block of
     the text is not closed, so it is not clear where they end."""
-    lines = text.split("\n")
+    # The parser, too, ends a line at each of these.
+    lines = re.split("\r\n|\r|\n", text)
     blocks = []
     is_any_open = False
     for token in _MARKDOWN.parse(text):
         if token.type != "fence":
             continue
-        # A block is closed if its last line is a fence, too.
+        # A block is closed if its last line is a fence, too, at least as long as the first one.
         first_line, end_line = token.map
-        last_line = lines[end_line - 1].strip()
-        is_fence = last_line.startswith(token.markup) and not last_line.strip(token.markup[0])
-        is_any_open = is_any_open or not is_fence or end_line - first_line < 2
+        fence = token.markup[0] + f"{{{len(token.markup)},}}"
+        is_closed = end_line > first_line + 1 and re.fullmatch(fence, lines[end_line - 1].strip())
+        is_any_open = is_any_open or not is_closed
         words = token.info.lower().split()
         if token.markup.startswith("`") and words and words[0] in languages:
             blocks.append(token.content)
@@ -1711,6 +1756,50 @@ def fenced_blocks(text: str, *languages: str) -> list[str] | None:
 
 # ---- scripts
 
+# A bash program, the runner, that runs a script. Its own file is NAME.runner, the script is
+# NAME.script, and its blocks are NAME.block001 and so on. Its arguments are the time limit in
+# seconds, and half of the bytes that the model sees. It prints the exit code, the size of the
+# output in bytes, the first and the last half of it in base64 (because some environments change
+# what a command prints), and a word of NOTES:
+#
+#     :MARK:CODE:SIZE:BASE64:WORD:
+#
+# It needs bash 4.2 and coreutils.
+_RUNNER = r"""
+exec </dev/null 2>/dev/null
+name=${0%.runner}
+half=$2
+# With -n bash reads each block, alone, and runs nothing. It prints errors, and a warning for a
+# here-document that is left open. (In another locale it may warn of the locale.)
+for block in "$name".block*; do
+  LC_ALL=C bash -p -O extglob -n "$block"
+done >"$name.output" 2>&1
+if [ -s "$name.output" ]; then
+  code=126 word=unreadable
+else
+  word=whole
+  timeout -s KILL "$1" bash "$name.script" >"$name.output" 2>&1
+  code=$?
+fi
+# The script may have removed its output.
+size=$(stat -c %s "$name.output") || size=0
+printf ":%s:%s:%s:" "$BASIC_LOOP_MARK" "$code" "$size"
+{
+  head -c "$half" "$name.output"
+  tail -c "+$((half + 1))" "$name.output" | tail -c "$half"
+} | base64
+# A byte more does not fit if the device is full.
+echo >>"$name.output" || word=full
+printf ":%s:" "$word"
+rm -f "$name".*
+"""
+# What the model is told after the output, by the last word of the runner's answer.
+NOTES = {
+    "whole": "",
+    "unreadable": "[Nothing was run: bash did not understand a block. If it writes ``` lines, open "
+    "and close it with four backticks.]",
+    "full": "[Output is missing: no space is left on the device that holds it.]",
+}
 # Limits of a script with `seconds` to run:
 #   seconds       its own limit; the model sees the output so far
 #   seconds + 30  the agent stops waiting, and kills the script
@@ -1723,14 +1812,7 @@ KILL_TIMEOUT_SEC = 15
 NOT_RUN = 126
 TIMED_OUT = 124
 KILLED = 137
-# What the model is told after the output, by the word with which the runner's answer ends.
-NOTES = {
-    "whole": "",
-    "unread": "[Nothing was run: bash did not understand a block. If it writes ``` lines, open and "
-    "close it with four backticks.]",
-    "removed": "[The script has removed the file of its output.]",
-    "full": "[Output is missing: no space is left on the device that holds it.]",
-}
+TERMINATED = 143
 
 
 async def run_script(
@@ -1741,27 +1823,28 @@ async def run_script(
     any error of its `exec`."""
     # Each process of the script has this mark in its environment, where `kill_script` finds it.
     mark = uuid4().hex
-    # The command writes the blocks and the runner to files, and becomes the runner.
-    # - In files, no text is an argument of a process, where a script's `pkill -f` would find it.
-    # - If there is no room in /dev/shm, which is memory, the loop tries /tmp. The last `printf`
-    #   needs 8 KiB for the output.
-    # - With -p bash ignores BASH_ENV and SHELLOPTS, which an image may set.
-    # - An empty line after each block keeps a trailing backslash from joining two blocks.
+    # An empty line after each block keeps a trailing backslash from joining two blocks.
     files = {f"block{n:03}": f"{block}\n\n" for n, block in enumerate(blocks, start=1)}
     files["runner"] = _RUNNER
-    half = (shown_bytes + 1) // 2
-    writes = [f"printf %s {shlex.quote(text)} >$name.{end}" for end, text in files.items()]
-    command = (
-        f"export BASIC_LOOP_MARK={mark}; for name in /dev/shm/{mark} /tmp/{mark}; do "
-        f"{' && '.join(writes)} && cat $name.block* >$name.script && "
-        f'printf %8192s "" >$name.output && exec bash -p $name.runner {seconds} {half}; '
-        'rm -f $name.*; done; echo "there is no room in /dev/shm and /tmp"'
-    )
+    writes = [f"printf %s {shlex.quote(text)} >$name.{end} &&" for end, text in files.items()]
+    # This program writes the files, and becomes the runner. In files, no text is an argument of a
+    # process, where a script's `pkill -f` would find it. If there is no room in /dev/shm, which is
+    # memory, the files go to /tmp. With -p bash ignores BASH_ENV, which an image may set.
+    command = f"""
+export BASIC_LOOP_MARK={mark}
+for name in /dev/shm/{mark} /tmp/{mark}; do
+  {" ".join(writes)}
+    cat $name.block* >$name.script &&
+    exec bash -p $name.runner {seconds} {(shown_bytes + 1) // 2}
+  rm -f $name.*
+done
+echo "the script fits neither into /dev/shm nor into /tmp"
+"""
     # The command becomes one argument: Linux takes 131,072 bytes, Modal 65,536. (shlex.quote makes
     # five bytes of an apostrophe.)
     if len(command.encode()) > 65_000:
         return script_text(NOT_RUN, "[Nothing was run: the script is too long. Split it.]")
-    printed, answer, is_alive = "", None, True
+    printed, answer, was_killed = "", None, False
     clock = asyncio.get_running_loop().time
     started = clock()
     try:
@@ -1774,11 +1857,11 @@ async def run_script(
         if not timer.expired():
             raise
     finally:
-        # Also if the run was cancelled, or the environment failed: leave no script running. Above
-        # 128 a signal has ended the script, or its `timeout`, without which it may go on.
-        if answer is None or answer[0] == TIMED_OUT or answer[0] > 128:
-            is_alive = await kill_script(mark, environment)
-    if answer is None and not is_alive:
+        # Leave no script running: after a cancellation or an error, at the time limit, and after a
+        # signal, which may have ended the script's `timeout` alone.
+        if answer is None or answer[0] in (TIMED_OUT, KILLED, TERMINATED):
+            was_killed = await kill_script(mark, environment)
+    if answer is None and not was_killed:
         raise RuntimeRequestError(f"the environment runs no scripts any more: {printed}")
     if answer is None:
         note = f"[No answer came in {seconds} seconds, or the script has killed what runs it.]"
@@ -1796,44 +1879,6 @@ def script_text(exit_code: int, *texts: str) -> str:
     return f"Exit code: {exit_code}\nOutput:\n" + ("\n".join(filter(None, texts)) or "(none)")
 
 
-# A bash program, the runner, that runs a script. Its own file is NAME.runner, the script is
-# NAME.script, and its blocks are NAME.block001 and so on. Its arguments are the time limit in
-# seconds, and half of the bytes that the model sees. It prints the exit code, the size of the
-# output in bytes, the first and the last half of it in base64 (because some environments change
-# what a command prints), and a word of NOTES:
-#
-#     :MARK:CODE:SIZE:BASE64:WORD:
-#
-# It needs bash 4.2 and coreutils.
-_RUNNER = r"""
-exec </dev/null 2>/dev/null
-name=${0%.runner}
-half=$2
-# With -n bash reads each block, alone, and runs nothing. It prints errors, and a warning for a
-# here-document that is left open.
-for block in "$name".block*; do
-  bash -p -O extglob -n "$block"
-done >"$name.output" 2>&1
-if [ -s "$name.output" ]; then
-  code=126 word=unread
-else
-  word=whole
-  timeout -s KILL "$1" bash "$name.script" >"$name.output" 2>&1
-  code=$?
-fi
-size=$(stat -c %s "$name.output") || { size=0 word=removed; }
-printf ":%s:%s:%s:" "$BASIC_LOOP_MARK" "$code" "$size"
-{
-  head -c "$half" "$name.output"
-  tail -c "+$((half + 1))" "$name.output" | tail -c "$half"
-} | base64
-# A byte more does not fit if the device is full.
-echo >>"$name.output" || word=full
-printf ":%s:" "$word"
-rm -f "$name".*
-"""
-
-
 def parse_answer(result: ExecResult, mark: str) -> tuple[int, str, str] | None:
     """The exit code, the output and a note, from what the runner has printed. None if it has
     printed nothing, or if a script has printed something else in its place."""
@@ -1841,21 +1886,21 @@ def parse_answer(result: ExecResult, mark: str) -> tuple[int, str, str] | None:
     try:
         code, size, encoded, word, *_ = answer.split(":")
         output = base64.b64decode(encoded)
-        exit_code, n_left_out, note = int(code[:9]), int(size[:18]) - len(output), NOTES[word]
+        exit_code, n_left_out, note = int(code), int(size) - len(output), NOTES[word]
     except (ValueError, KeyError):
         return None
-    # bash names its files in messages. The model gets the same text in each rollout.
-    output = re.sub(rf"/(?:dev/shm|tmp)/{mark}\.".encode(), b"", output)
     if n_left_out > 0:
         half = len(output) // 2
         left_out = f"\n[... {n_left_out} bytes left out ...]\n".encode()
         output = output[:half] + left_out + output[half:]
+    # bash names its files in messages. Without their random part they are the same in each rollout.
+    output = re.sub(rf"/(?:dev/shm|tmp)/{mark}\.".encode(), b"", output)
     return exit_code, output.decode("utf-8", "replace").removesuffix("\n"), note
 
 
 async def kill_script(mark: str, environment: BaseEnvironment) -> bool:
     """Kill a script and what runs it, and remove their files, by another exec. Returns whether the
-    environment has done so."""
+    environment has run it."""
     # Each process of the script has inherited the mark in its environment, which Linux shows in the
     # file /proc/PID/environ. Kill each such process, and its process group. (grep has the mark in
     # its arguments only, so it does not find itself.)
