@@ -2864,6 +2864,9 @@ def trainer(tinker, monkeypatch) -> Trainer:
     return Trainer(tinker, monkeypatch)
 
 
+SET_TWICE = "trial_options has .*, which the trainer sets"
+
+
 class TestTrainer:
     def test_each_trial_is_one_datum_with_its_own_logprobs(self, trainer):
         trainer.train(bash("ls"), RIGHT, WRONG, group_size=2, agent_options={"max_turns": 2})
@@ -2893,11 +2896,28 @@ class TestTrainer:
         name = "RuntimeError" if module.is_in_harbors_table(GONE) else "RuntimeRequestError"
         assert trainer.metric(f"rollout_errors/{name}") == {0: 1.0}
 
+    @columns("part import_path option").rows(
+        agent=("agent", "basic_loop_agent:BasicLoopAgent", {"override_timeout_sec": 60.0}),
+        environment=("environment", "examples.fakes:HostEnvironment", {"override_memory_mb": 4096}),
+        verifier=("verifier", "examples.fakes:HostVerifier", {"override_timeout_sec": 60.0}),
+    )
+    def test_an_option_of_a_part_leaves_the_part(self, part, import_path, option, trainer):
+        trainer.train(RIGHT, WRONG, group_size=2, trial_options={part: option})
+        config = json.loads(next(trainer.folder.glob("trials/*/config.json")).read_text())
+        assert config[part].items() >= {"import_path": import_path, **option}.items()
+
     @columns("settings message").rows(
         environments_module=({"environment": "nothing:Environment"}, "nothing"),
         verifiers_module=({"verifier": "nothing:Verifier"}, "nothing"),
         option=({"agent_options": {"max_turn": 2}}, "max_turn"),
         limit_that_is_not_the_trainers=({"agent_options": {"max_tokens": 9}}, "max_tokens"),
+        trial_option=({"trial_options": {"timeout_multiplyer": 2}}, "timeout_multiplyer"),
+        environments_option=({"trial_options": {"environment": {"cpus": 2}}}, "environment.cpus"),
+        second_environment=({"trial_options": {"environment": {"type": "modal"}}}, SET_TWICE),
+        second_verifier=({"trial_options": {"verifier": {"import_path": "a:B"}}}, SET_TWICE),
+        second_agent=({"trial_options": {"agent": {"name": "oracle"}}}, SET_TWICE),
+        second_limit=({"trial_options": {"agent": {"kwargs": {"max_tokens": 9}}}}, SET_TWICE),
+        no_environment=({"trial_options": {"environment": None}}, SET_TWICE),
         tasks=({"tasks": ["examples/nothing"]}, "examples/nothing"),
         no_steps=({"steps": 0}, "dataset_builder.steps=0: it has to be 1 or more"),
         no_trials=({"group_size": 0}, "group_size=0"),
