@@ -385,6 +385,7 @@ class BasicLoopAgent(BaseAgent):
         instruction: What Harbor asks for.
         turns: The turns so far.
         metadata: The loop may keep JSON values here, for the context's metadata.
+        _busy_since: When the call under way began to wait for a server, by the event loop's clock.
     """
 
     options_model = BasicLoopOptions
@@ -464,6 +465,7 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         self.instruction = ""
         self.turns: list[Turn] = []
         self.metadata: dict[str, Any] = {}
+        self._busy_since: float | None = None
 
     async def converse(self, environment: BaseEnvironment) -> StopReason | str:
         """Sample a reply, run its script, send the script's output with the next `sample`, and so
@@ -561,23 +563,17 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
     async def _call_model(self, prompt: str, request: Request) -> Turn:
         """Call the model, and wait while its server is busy."""
         clock = asyncio.get_running_loop().time
-        busy_since = None
-        pause = 0.0
+        self._busy_since = None
         while True:
             try:
-                await asyncio.sleep(pause)
                 # Chat calls `self.client.call(prompt=..., message_history=..., request=...)`, and
                 # then appends the prompt and the reply to `messages`. After an error it appends
                 # nothing, so the call can be repeated.
                 return await self.chat.chat(prompt, request=request)
             except AbortedError as error:
                 # The server is alive. Only the limits of the run end this.
-                busy_since = None
+                self._busy_since = None
                 request.partial = error.partial or request.partial
-            except asyncio.CancelledError as error:
-                if busy_since is not None:
-                    raise ApiError("the model's server was down when the time ended") from error
-                raise
             except Exception as error:
                 meaning = meaning_of(error)
                 if meaning == "context is full" and self._last_turn is None:
@@ -588,16 +584,16 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
                 # Before the conversation's first reply, do not wait for a server that is down: the
                 # URL may be wrong.
                 may_wait = meaning == "busy" or (meaning == "down" and self._last_turn is not None)
-                if busy_since is None:
-                    busy_since = clock()
-                if not may_wait or clock() - busy_since > MAX_BUSY_SEC:
+                if self._busy_since is None:
+                    self._busy_since = clock()
+                if not may_wait or clock() - self._busy_since > MAX_BUSY_SEC:
                     # The next trial gets a new client: this one may have lost its connection.
                     _clients[:] = [entry for entry in _clients if entry.client is not self.client]
                     self.client.discard()
                     error.add_note(f"The model's server is {self.client.url or 'its default'}")
                     raise_for_harbor(error, ApiError)
                 self.logger.warning(f"waiting for the model's server: {error}")
-            pause = PAUSE_SEC
+            await asyncio.sleep(PAUSE_SEC)
 
     def _add_turn(self, turn: Turn, n_sent: int) -> None:
         told = self.unsent[:n_sent]
@@ -703,9 +699,11 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
             if asyncio.current_task().cancelling():
                 stop_reason = StopReason.CANCELLED
                 raise asyncio.CancelledError from error
-            if not timer.expired() or isinstance(error, ApiError):
+            if not timer.expired():
                 raise_for_harbor(error, RuntimeRequestError)
-            # `max_seconds` are over. No error is raised, so that Harbor scores the trial.
+            if self._busy_since is not None:
+                raise ApiError("max_seconds ended while the model's server was down") from error
+            # No error is raised, so that Harbor scores the trial.
             stop_reason = StopReason.ROLLOUT_TIMEOUT
         finally:
             live_writer.cancel()
@@ -1073,7 +1071,8 @@ def without_thinking(turn: Turn) -> Turn:
     """The turn with the thinking of its content in reasoning_content."""
     thinking, content = split_thinking(turn.content)
     thinking = turn.reasoning_content + thinking
-    if thinking:
+    # The blanks after a thought are not part of the answer.
+    if thinking or content != turn.content:
         content = content.lstrip()
     return replace(turn, content=re.sub(ANSWER_MARKS, "", content), reasoning_content=thinking)
 
@@ -1148,7 +1147,7 @@ def litellm_turn(response: Any, usage: UsageInfo | None) -> Turn:
         finish_reason=fields.get("native_finish_reason") or choice["finish_reason"],
     )
     # OpenAI's models refuse in a field of its own.
-    refusal = (getattr(message, "provider_specific_fields", None) or {}).get("refusal")
+    refusal = getattr(message, "refusal", None)
     return replace(turn, content=refusal, finish_reason="refusal") if refusal else turn
 
 
@@ -1487,9 +1486,9 @@ NEUTRAL_SAMPLING = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty
 
 
 def find_model(cards: dict[str, dict], name: str, is_sglang: bool) -> tuple[str, int]:
-    """The name by which to ask a server for a model or an adapter, and its context limit. `cards` is
-    the server's list. vLLM knows an adapter by its own name, "sql". SGLang would sample the base
-    model then: it wants "base:sql". Raises KeyError or ValueError if there is no such model."""
+    """The name by which to ask a server for a model or an adapter, and its context limit, from the
+    server's list. vLLM knows an adapter by its own name, "sql". SGLang would sample the base model
+    then: it wants "base:sql". Raises KeyError or ValueError if there is no such model."""
     base, _, adapter = name.partition(":")
     if is_sglang and name not in cards and adapter in cards:
         return name, cards[base]["max_model_len"]
@@ -1736,17 +1735,16 @@ def fenced_blocks(text: str, *languages: str) -> list[str] | None:
     """The ``` blocks of a Markdown text that are in one of these languages (in lower case). A block
     inside another one, or inside ~~~, does not count. None: there are such blocks, and a block of
     the text is not closed, so it is not clear where they end."""
-    # The parser, too, ends a line at each of these.
-    lines = re.split("\r\n|\r|\n", text)
     blocks = []
     is_any_open = False
-    for token in _MARKDOWN.parse(text):
+    # The newline is for an open block at the end of the text: the last line of its content would
+    # end without one, and would not be counted below.
+    for token in _MARKDOWN.parse(text + "\n"):
         if token.type != "fence":
             continue
-        # A block is closed if its last line is a fence, too, at least as long as the first one.
+        # The lines of a closed block are its content and two fences.
         first_line, end_line = token.map
-        fence = token.markup[0] + f"{{{len(token.markup)},}}"
-        is_closed = end_line > first_line + 1 and re.fullmatch(fence, lines[end_line - 1].strip())
+        is_closed = end_line - first_line == token.content.count("\n") + 2
         is_any_open = is_any_open or not is_closed
         words = token.info.lower().split()
         if token.markup.startswith("`") and words and words[0] in languages:
