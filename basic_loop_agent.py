@@ -569,7 +569,9 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
                 # Chat calls `self.client.call(prompt=..., message_history=..., request=...)`, and
                 # then appends the prompt and the reply to `messages`. After an error it appends
                 # nothing, so the call can be repeated.
-                return await self.chat.chat(prompt, request=request)
+                turn = await self.chat.chat(prompt, request=request)
+                self._busy_since = None
+                return turn
             except AbortedError as error:
                 # The server is alive. Only the limits of the run end this.
                 self._busy_since = None
@@ -584,14 +586,14 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
                 # Before the conversation's first reply, do not wait for a server that is down: the
                 # URL may be wrong.
                 may_wait = meaning == "busy" or (meaning == "down" and self._last_turn is not None)
-                if self._busy_since is None:
-                    self._busy_since = clock()
-                if not may_wait or clock() - self._busy_since > MAX_BUSY_SEC:
+                busy_since = self._busy_since or clock()
+                if not may_wait or clock() - busy_since > MAX_BUSY_SEC:
                     # The next trial gets a new client: this one may have lost its connection.
                     _clients[:] = [entry for entry in _clients if entry.client is not self.client]
                     self.client.discard()
                     error.add_note(f"The model's server is {self.client.url or 'its default'}")
                     raise_for_harbor(error, ApiError)
+                self._busy_since = busy_since
                 self.logger.warning(f"waiting for the model's server: {error}")
             await asyncio.sleep(PAUSE_SEC)
 
@@ -1768,9 +1770,9 @@ exec </dev/null 2>/dev/null
 name=${0%.runner}
 half=$2
 # With -n bash reads each block, alone, and runs nothing. It prints errors, and a warning for a
-# here-document that is left open. (In another locale it may warn of the locale.)
+# here-document that is left open. (In another locale it might warn of the locale.)
 for block in "$name".block*; do
-  LC_ALL=C bash -p -O extglob -n "$block"
+  env LC_ALL=C bash -p -O extglob -n "$block"
 done >"$name.output" 2>&1
 if [ -s "$name.output" ]; then
   code=126 word=unreadable
@@ -1779,15 +1781,17 @@ else
   timeout -s KILL "$1" bash "$name.script" >"$name.output" 2>&1
   code=$?
 fi
-# The script may have removed its output.
-size=$(stat -c %s "$name.output") || size=0
+# The script may have removed its output, or put a link or a device in its place.
+output=$name.output
+if [ ! -f "$output" ] || [ -L "$output" ]; then output=/dev/null; fi
+size=$(stat -c %s "$output")
 printf ":%s:%s:%s:" "$BASIC_LOOP_MARK" "$code" "$size"
 {
-  head -c "$half" "$name.output"
-  tail -c "+$((half + 1))" "$name.output" | tail -c "$half"
+  head -c "$half" "$output"
+  tail -c "+$((half + 1))" "$output" | tail -c "$half"
 } | base64
 # A byte more does not fit if the device is full.
-echo >>"$name.output" || word=full
+echo >>"$output" || word=full
 printf ":%s:" "$word"
 rm -f "$name".*
 """
@@ -1848,26 +1852,28 @@ echo "the script fits neither into /dev/shm nor into /tmp"
     try:
         async with asyncio.timeout(seconds + WAIT_MARGIN_SEC) as timer:
             result = await environment.exec(command, timeout_sec=seconds + EXEC_MARGIN_SEC)
-        answer = parse_answer(result, mark)
+        answer = parse_answer(result, mark, shown_bytes)
         printed = (valid_text(result.stdout) + valid_text(result.stderr))[-shown_bytes:]
     except TimeoutError:
         # Without an answer in time the environment hangs, or the script has stopped its runner.
         if not timer.expired():
             raise
     finally:
+        # GNU's `timeout` exits with 137 at its limit, that of uutils with 124. A script may exit
+        # with these codes itself, so the time counts, too.
+        code = answer[0] if answer else None
+        is_over = code in (TIMED_OUT, KILLED) and clock() - started >= seconds
         # Leave no script running: after a cancellation or an error, at the time limit, and after a
         # signal, which may have ended the script's `timeout` alone.
-        if answer is None or answer[0] in (TIMED_OUT, KILLED, TERMINATED):
+        if code is None or is_over or code in (KILLED, TERMINATED):
             was_killed = await kill_script(mark, environment)
     if answer is None and not was_killed:
         raise RuntimeRequestError(f"the environment runs no scripts any more: {printed}")
     if answer is None:
         note = f"[No answer came in {seconds} seconds, or the script has killed what runs it.]"
         return script_text(KILLED, printed, note)
-    code, output, note = answer
-    # GNU's `timeout` exits with 137 at its limit, that of uutils with 124. A script may exit with
-    # these codes itself, so the time counts, too.
-    if code in (TIMED_OUT, KILLED) and clock() - started >= seconds:
+    _, output, note = answer
+    if is_over:
         code, note = TIMED_OUT, f"[The time limit of {seconds} seconds was reached.]"
     return script_text(code, output, note)
 
@@ -1877,7 +1883,7 @@ def script_text(exit_code: int, *texts: str) -> str:
     return f"Exit code: {exit_code}\nOutput:\n" + ("\n".join(filter(None, texts)) or "(none)")
 
 
-def parse_answer(result: ExecResult, mark: str) -> tuple[int, str, str] | None:
+def parse_answer(result: ExecResult, mark: str, shown_bytes: int) -> tuple[int, str, str] | None:
     """The exit code, the output and a note, from what the runner has printed. None if it has
     printed nothing, or if a script has printed something else in its place."""
     _, _, answer = valid_text(result.stdout).partition(f":{mark}:")
@@ -1886,6 +1892,9 @@ def parse_answer(result: ExecResult, mark: str) -> tuple[int, str, str] | None:
         output = base64.b64decode(encoded)
         exit_code, n_left_out, note = int(code), int(size) - len(output), NOTES[word]
     except (ValueError, KeyError):
+        return None
+    # Of an odd number of bytes each half has one more.
+    if len(output) > shown_bytes + 1:
         return None
     if n_left_out > 0:
         half = len(output) // 2
