@@ -1245,7 +1245,8 @@ class TokenClient(ModelClient, ABC):
         part = await self.generate(ids, room, request.session_id)
         if part.finish_reason != "abort":
             return without_thinking(joined(so_far, part))
-        if not (part.completion_token_ids and part.logprobs):
+        if not part.is_trainable:
+            # There is nothing to go on from.
             raise AbortedError(None)
         partial = joined(so_far, part)
         partial.extra["n_aborts"] = so_far.extra.get("n_aborts", 0) + 1
@@ -1315,25 +1316,17 @@ class TokenClient(ModelClient, ABC):
 
 
 def joined(so_far: Turn, part: Turn) -> Turn:
-    """The turn of a reply that came in two parts, of which the first one may be empty. If a part
-    has another number of logprobs than of ids, the turn has an empty list of them: it is not
-    trainable."""
+    """The turn of a reply that came in two parts, of which the first one may be empty."""
     usage = (so_far if so_far.completion_token_ids else part).usage.model_copy()
     usage.completion_tokens = so_far.usage.completion_tokens + part.usage.completion_tokens
     ids, logprobs = part.completion_token_ids, part.logprobs
-    if ids is not None and logprobs is not None:
-        is_aligned = len(so_far.logprobs) == len(so_far.completion_token_ids)
-        is_aligned = is_aligned and len(logprobs) == len(ids)
-        logprobs = so_far.logprobs + logprobs if is_aligned else []
-    if ids is not None:
-        ids = so_far.completion_token_ids + ids
     return replace(
         part,
         content=so_far.content + part.content,
         usage=usage,
         prompt_token_ids=so_far.prompt_token_ids,
-        completion_token_ids=ids,
-        logprobs=logprobs,
+        completion_token_ids=None if ids is None else so_far.completion_token_ids + ids,
+        logprobs=None if logprobs is None else so_far.logprobs + logprobs,
         extra=so_far.extra | part.extra,
     )
 
