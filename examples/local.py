@@ -85,8 +85,11 @@ class LlamaCppClient(ServerClient):
     async def connect(self) -> None:
         from openai import APIError
 
+        # Without a time limit a server that never answers would hang the job. (While it loads its
+        # model it answers 503, and the package asks again.)
+        http = self._http.with_options(timeout=30)
         try:
-            properties = await self._http.get("/props", cast_to=object)
+            properties = await http.get("/props", cast_to=object)
             # The server's slots share its context.
             limit = properties["default_generation_settings"]["n_ctx"]
         except (APIError, KeyError, TypeError) as error:
