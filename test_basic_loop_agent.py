@@ -841,7 +841,6 @@ class OwnLoop(BasicLoopAgent):
 
 
 class TestLoop:
-    CUT_OFF = Reply(bash("rm x"), cut_off=True)
     OPEN = bash("rm x") + "```bash\nrm y"
 
     @columns("replies max_turns scripts stop_reason answer").rows(
@@ -850,7 +849,6 @@ class TestLoop:
         two_blocks=([bash("a", "b"), "hi"], 9, ["a\n\n\nb"], "completed", "hi"),
         a_single_turn=([bash("rm x")], 1, [], "completed", bash("rm x")),
         the_last_turn=([bash("a"), bash("b")], 2, ["a", "b"], "max_turns", bash("b")),
-        cut_off=([bash("a"), CUT_OFF], 9, ["a"], "max_tokens", bash("rm x")),
         a_full_context=([bash("a"), FULL], 9, ["a"], "context_overflow", bash("a")),
         an_open_block=([OPEN, "hi"], 9, [], "completed", "hi"),
         an_open_block_in_a_single_turn=([OPEN], 1, [], "completed", OPEN),
@@ -861,14 +859,19 @@ class TestLoop:
         assert (done.scripts, done.stop_reason) == (scripts, stop_reason)
         assert (done.completion, done.recorded) == (answer, model.sampled)
 
+    def test_nothing_is_run_of_a_reply_that_is_cut_off(self, model):
+        done = model.run([bash("a"), Reply(bash("rm x"), cut_off=True)], max_turns=9)
+        assert (done.scripts, done.stop_reason) == (["a"], "max_tokens")
+        assert done.completion == bash("rm x")
+
     def test_the_model_is_told_what_its_script_printed(self, model):
         done = model.run([bash("ls"), "done"], FakeEnvironment("x\ny\n"), max_turns=2)
         assert done.observations == ["Exit code: 0\nOutput:\nx\ny"]
         assert "<|im_start|>user\nExit code: 0\nOutput:\nx\ny<|im_end|>" in model.prompt_text(1)
 
     def test_the_model_sees_max_output_bytes_of_an_output(self, tinker):
-        replies, environment = [bash("ls"), "done"], FakeEnvironment("abcdef")
-        done = tinker.run(replies, environment, max_turns=2, max_output_bytes=4)
+        options = {"max_turns": 2, "max_output_bytes": 4}
+        done = tinker.run([bash("printf abcdef"), "done"], ShellEnvironment(), **options)
         cut = "ab\n[... 2 bytes left out ...]\nef"
         assert done.observations == [f"Exit code: 0\nOutput:\n{cut}"]
 
@@ -883,13 +886,13 @@ class TestLoop:
         one_with_braces=({"max_turns": 2, "system_prompt": "Be {brief}."}, ["Be {brief}."]),
     )
     def test_the_system_message_is_as_given(self, given, messages, model):
-        done = model.run(**given)
-        assert [step.message for step in done.steps if step.source == "system"] == messages
+        model.run(**given)
         assert re.findall(r"<\|im_start\|>system\n(.*)<\|im_end", model.prompt_text(0)) == messages
 
     def test_the_default_system_message_explains_bash_blocks(self, tinker):
-        message = tinker.run(max_turns=2, command_timeout_sec=77).steps[0].message
-        assert re.search("(?s)fenced blocks that open with ```bash.*has 77 seconds", message)
+        tinker.run(max_turns=2, command_timeout_sec=77)
+        pattern = "(?s)system\n.*fenced blocks that open with ```bash.*has 77 seconds"
+        assert re.search(pattern, tinker.prompt_text(0))
 
     def test_an_instruction_may_use_special_tokens(self, model):
         model.new_run().follow("Explain <|im_end|>.")
@@ -902,8 +905,15 @@ class TestLoop:
         assert f"Exit code: 0\nOutput:\na{shown}b" in model.prompt_text(1)
 
     def test_a_lone_surrogate_becomes_a_question_mark(self, tinker):
-        done = tinker.new_run(system_prompt="\ud800").follow("greet\udc80")
-        assert [step.message for step in done.steps[:2]] == ["?", "greet?"]
+        tinker.new_run(system_prompt="\ud800").follow("greet\udc80")
+        assert "system\n?<|im_end|>\n<|im_start|>user\ngreet?<|im_end|>" in tinker.prompt_text(0)
+
+    @columns("text").rows(instruction="a\0b", system_prompt="a\0b", output="a\0b")
+    def test_no_request_holds_a_nul(self, text, chat):
+        """Some servers refuse it."""
+        run = chat.new_run([bash("ls"), "hi"], FakeEnvironment(text), max_turns=2)
+        run.follow(text)
+        assert "\0" not in json.dumps([body for _, body, _ in chat.requests], ensure_ascii=False)
 
     def test_sample_without_a_text_to_send_is_an_error(self, tinker):
         agent = tinker.run().agent
@@ -917,13 +927,13 @@ class TestLoop:
 
     def test_a_resumed_step_begins_with_the_last_scripts_output(self, tinker):
         replies = [bash("a"), bash("b"), "done"]
-        done = tinker.new_run(replies, max_turns=2).follow("one", "two")
-        assert done.steps[1].message == "Exit code: 0\nOutput:\n(none)\n\ntwo"
+        tinker.new_run(replies, FakeEnvironment("A", "B"), max_turns=2).follow("one", "two")
+        assert "user\nExit code: 0\nOutput:\nB\n\ntwo<|im_end|>" in tinker.prompt_text(2)
 
-    def test_what_was_never_sent_does_not_open_the_next_step(self, tinker):
-        """OwnLoop ends with a text in the queue."""
+    def test_what_a_loop_told_and_was_never_sent_opens_the_next_step(self, tinker):
+        """OwnLoop ends with a text that no `sample` has sent."""
         done = tinker.new_run(agent_class=OwnLoop).follow("one", "two")
-        assert [step.message for step in done.steps if step.source == "user"] == ["two"]
+        assert [step.message for step in done.steps if step.source == "user"] == ["go on\n\ntwo"]
 
     def test_an_instruction_that_was_never_sent_opens_the_next_step(self, tinker):
         run = tinker.new_run([RuntimeError("gone"), "hi"])
@@ -942,10 +952,33 @@ class TestLoop:
             self.tell("remember")
             return await super().converse(environment)
 
-    def test_what_a_loop_told_in_a_step_without_a_turn_is_not_told_later(self, tinker):
+    def test_what_a_loop_told_in_a_step_without_a_turn_is_told_later(self, tinker):
         run = tinker.new_run([RuntimeError("gone"), "hi"], agent_class=TestLoop.Reminds)
         asyncio.run(finish(run, run))
-        assert run.steps[0].message == "do it\n\ndo it\n\nremember"
+        assert run.steps[0].message == "do it\n\nremember\n\ndo it\n\nremember"
+
+    def test_what_is_told_while_the_model_samples_is_sent_with_the_next_call(self, tinker):
+        async def told_meanwhile() -> str:
+            run.agent.tell("hurry")
+            return bash("ls")
+
+        run = tinker.new_run([told_meanwhile, "done"], FakeEnvironment("out"), max_turns=2)
+        run.follow()
+        output = "Exit code: 0\nOutput:\nout"
+        assert f"user\nhurry\n\n{output}<|im_end|>" in tinker.prompt_text(1)
+        assert [step.message for step in run.steps if step.source == "user"] == ["do it", "hurry"]
+
+    def test_what_a_failed_call_did_not_send_is_sent_once_it_can(self, tinker):
+        """A loop may catch an error of the model's server, and try again."""
+
+        class Persistent(BasicLoopAgent):
+            async def converse(self, environment: Any) -> str:
+                with contextlib.suppress(module.ApiError):
+                    await self.sample()
+                return await super().converse(environment)
+
+        tinker.run([RuntimeError("gone"), "hi"], agent_class=Persistent)
+        assert tinker.prompt_text(0).count("do it") == 1
 
     def test_a_step_without_a_turn_shows_what_was_told(self, tinker):
         run = tinker.new_run([RuntimeError("gone")], agent_class=TestLoop.Reminds)
@@ -959,20 +992,25 @@ class TestLoop:
         asyncio.run(run.step("two"))
         assert run.steps[0].message == "two"
 
-    def test_an_output_that_a_loop_sets_is_shown_once(self, tinker):
-        """Its special tokens are made plain where it is sent."""
-
-        def look_up(agent: OwnLoop) -> None:
-            agent.turns[-1].observation = "a<|im_end|>"
-
+    def test_what_a_loop_observes_is_shown_once_and_as_plain_text(self, tinker):
         class Tool(OwnLoop):
-            after_turn = look_up
+            def after_turn(self) -> None:
+                self.observe("a<|im_end|>")
 
         done = tinker.run(agent_class=Tool, max_turns=2, system_prompt="")
-        assert done.observations == ["a<|im_end|>"] * 2
+        assert done.observations == ["a<\u200b|im_end|>"] * 2
         assert "user\na<\u200b|im_end|>\n\ngo on<|im_end|>" in tinker.prompt_text(1)
         users = [step.message for step in done.steps if step.source == "user"]
         assert users == ["do it", "go on"]
+
+    def test_an_observation_that_is_set_by_hand_is_not_sent(self, tinker):
+        class Noted(OwnLoop):
+            def after_turn(self) -> None:
+                self.turns[-1].observation = "a note"
+
+        done = tinker.run(agent_class=Noted, max_turns=2)
+        assert done.observations == ["a note"] * 2
+        assert "a note" not in tinker.prompt_text(1)
 
     def test_a_block_that_is_not_closed_is_told(self, tinker):
         done = tinker.run([TestLoop.OPEN, "done"], max_turns=2)
@@ -1029,13 +1067,22 @@ class TestLoop:
     def test_the_model_is_told_of_the_tasks_skills(self, tinker, tmp_path):
         file = tmp_path / "my skills/pdf/SKILL.md"
         file.parent.mkdir(parents=True)
-        ten_lines = "".join(f"line {n}\n" for n in range(1, 11))
-        file.write_text(f"{ten_lines}line 11\n")
+        # A description that is folded over many lines, and another one below it.
+        lines = "".join(f"  line {n}\n" for n in range(1, 31))
+        front_matter = f"---\nname: pdf\ndescription: >\n{lines}license: MIT\n---\n"
+        file.write_text(f"{front_matter}The skill itself.\n---\n")
         # `max_output_bytes` does not apply to the list.
         options = {"skills_dir": str(tmp_path / "my skills"), "max_output_bytes": 9}
         message = tinker.run((), ShellEnvironment(), **options).steps[0].message
         intro = "Skills. Read a skill's file before you use it.\n\n"
-        assert message == f"{intro}==> {file} <==\n{ten_lines}\n\ndo it"
+        assert message == f"{intro}{file}\n{front_matter}\n\ndo it"
+
+    def test_a_skill_without_front_matter_is_told_up_to_4000_bytes(self, tinker, tmp_path):
+        file = tmp_path / "pdf/SKILL.md"
+        file.parent.mkdir()
+        file.write_text("x" * 9000)
+        message = tinker.run((), ShellEnvironment(), skills_dir=str(tmp_path)).steps[0].message
+        assert message.count("x") == 4000
 
     def test_the_model_is_told_once_of_the_tasks_servers(self, tinker):
         tinker.new_run(mcp_servers=[WEB]).follow("one", "two")
@@ -1092,6 +1139,10 @@ class TestLoop:
         asyncio.run(ended.go())
         assert (ended.stop_reason, ended.recorded) == ("rollout_timeout", tinker.sampled)
 
+    def test_a_client_may_be_called_as_harbors_own(self, model):
+        (client,) = set_up(model.agent())
+        assert asyncio.run(client.call("hi", message_history=[])).content == "hello"
+
     def test_an_edited_conversation_is_rendered_anew_once(self, tinker, monkeypatch):
         def edit(agent: OwnLoop) -> None:
             if len(agent.turns) == 2:
@@ -1101,46 +1152,6 @@ class TestLoop:
         done = tinker.run(agent_class=OwnLoop, max_turns=4)
         assert tinker.prompt_text(2).startswith("<|im_start|>system\n(left out)<|im_end|>")
         assert done.metadata["n_prefix_breaks"] == 1
-
-    def test_an_edit_ends_a_chain_of_responses(self, chat):
-        """A client of one's own may send the last response's id in place of the conversation."""
-        sent = []
-
-        class Chained:
-            async def call(self, **given: Any) -> LLMResponse:
-                sent.append(given["previous_response_id"])
-                return LLMResponse(content="hi", response_id="r")
-
-        class ChainedLoop(OwnLoop):
-            def _build_llm(self) -> Any:
-                return Chained()
-
-            def after_turn(self) -> None:
-                if len(self.turns) == 2:
-                    self.messages[0]["content"] = "(left out)"
-
-        chat.run(agent_class=ChainedLoop, max_turns=3)
-        assert sent == [None, "r", None]
-
-    def test_a_part_of_a_reply_ends_a_chain_of_responses(self, chat):
-        """The second of three steps ends after a part of a reply."""
-        sent = []
-
-        class Parted(module.ModelClient):
-            async def call(self, **given: Any) -> Turn:
-                sent.append(given["previous_response_id"])
-                if len(sent) == 2:
-                    given["request"].partial = Turn(content="h")
-                    raise RuntimeError("gone")
-                return Turn(content="hi", response_id="r")
-
-        class PartedAgent(BasicLoopAgent):
-            def _build_llm(self) -> Any:
-                return Parted()
-
-        run = chat.new_run(agent_class=PartedAgent)
-        asyncio.run(finish(run, run, run))
-        assert sent == [None, "r", None]
 
     @columns("prompt completion expected").rows(
         both=([1], [2], [1, 2]), no_prompt=(None, [2], []), no_completion=([1], None, [])
