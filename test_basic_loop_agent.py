@@ -840,6 +840,21 @@ class OwnLoop(BasicLoopAgent):
         return "own reason"
 
 
+def saying(*replies: Any) -> type[BasicLoopAgent]:
+    """An agent whose own client gives these replies, as a chat endpoint does. It asks no server."""
+    iterator = iter(replies)
+
+    class Client:
+        async def call(self, **given: Any) -> LLMResponse:
+            return await outcome(next(iterator))
+
+    class SayingAgent(BasicLoopAgent):
+        def _build_llm(self) -> Any:
+            return Client()
+
+    return SayingAgent
+
+
 class TestLoop:
     OPEN = bash("rm x") + "```bash\nrm y"
 
@@ -908,12 +923,13 @@ class TestLoop:
         tinker.new_run(system_prompt="\ud800").follow("greet\udc80")
         assert "system\n?<|im_end|>\n<|im_start|>user\ngreet?<|im_end|>" in tinker.prompt_text(0)
 
-    @columns("text").rows(instruction="a\0b", system_prompt="a\0b", output="a\0b")
-    def test_no_request_holds_a_nul(self, text, chat):
+    def test_no_request_holds_a_nul(self, chat):
         """Some servers refuse it."""
-        run = chat.new_run([bash("ls"), "hi"], FakeEnvironment(text), max_turns=2)
-        run.follow(text)
-        assert "\0" not in json.dumps([body for _, body, _ in chat.requests], ensure_ascii=False)
+        options = {"max_turns": 2, "system_prompt": "a\0b"}
+        run = chat.new_run([bash("ls"), "hi"], FakeEnvironment("a\0b"), **options)
+        run.follow("a\0b")
+        sent = [message["content"] for message in chat.requests[-1][1]["messages"]]
+        assert sent == ["ab", "ab", bash("ls"), "Exit code: 0\nOutput:\nab"]
 
     def test_sample_without_a_text_to_send_is_an_error(self, tinker):
         agent = tinker.run().agent
@@ -1106,8 +1122,9 @@ class TestLoop:
 
     def test_a_client_of_ones_own_may_give_harbors_response(self, chat):
         # ScriptedAgent's client asks no server. Its replies are in examples/fakes.py.
-        done = chat.run(agent_class=ScriptedAgent, max_turns=2)
-        assert (done.scripts, done.completion) == (["ls"], "Hello, world!")
+        done = chat.run((), ShellEnvironment(), agent_class=ScriptedAgent, max_turns=2)
+        assert done.observations == ["Exit code: 0\nOutput:\nhello from the script"]
+        assert done.completion == "Hello, world!"
 
     @since_harbor_023
     def test_a_client_of_ones_own_needs_no_key(self, no_key):
@@ -1220,11 +1237,12 @@ each_way_to_wait = columns("replies results").rows(
 
 class TestEndings:
     @columns("reply result error_type message").rows(
-        client=(RuntimeError("gone"), "", RuntimeError, "gone$"),
-        server=(Refusal(404, "no such thing"), "", Exception, "no such thing"),
-        clients_timeout=(TimeoutError("slow"), "", RuntimeRequestError, "^TimeoutError: slow"),
+        client=(RuntimeError("gone"), "", module.ApiError, "^RuntimeError: gone"),
+        server=(Refusal(404, "no such thing"), "", module.ApiError, "^Refusal: no such thing"),
+        clients_timeout=(TimeoutError("slow"), "", module.ApiError, "^TimeoutError: slow"),
         sdks_cancellation=(asyncio.CancelledError("x"), "", RuntimeRequestError, "Cancelled"),
-        environment=(bash("b"), RuntimeError("gone"), RuntimeError, "gone$"),
+        environment=(bash("b"), RuntimeError("gone"), RuntimeRequestError, "Error: gone$"),
+        environments_timeout=(bash("b"), TimeoutError("x"), RuntimeRequestError, "^TimeoutError"),
     )
     def test_an_error_ends_the_run(self, reply, result, error_type, message, tinker):
         failed = tinker.new_run([bash("a"), reply], FakeEnvironment("", result), max_turns=3)
@@ -1254,35 +1272,46 @@ class TestEndings:
             asyncio.run(ended.go(), loop_factory=virtual_loop)
         assert ended.stop_reason == "cancelled"
 
-    # What the client or the environment raises in a run, by the name of its class.
+    def test_an_environment_that_runs_nothing_any_more_ends_the_run(self, tinker):
+        """As after `docker kill`. Further turns would cost money, and the trial would be scored."""
+        gone = ExecResult(stdout="", stderr="the container is not running", return_code=1)
+        environment = FakeEnvironment("", gone, gone)
+        failed = tinker.new_run([bash("a"), bash("b"), bash("c")], environment, max_turns=9)
+        with pytest.raises(RuntimeRequestError, match="the container is not running"):
+            failed.follow()
+        assert (failed.stop_reason, len(tinker.sampled)) == ("error", 2)
+
     @pytest.mark.skipif(
         not module.ERROR_POLICIES, reason="Harbor before 0.25 does not look at names"
     )
-    @columns("error_type raised").rows(
-        RuntimeError=(RuntimeError, "RuntimeRequestError"),
-        OSError=(OSError, "RuntimeRequestError"),
-        unknown_to_harbor=(type("ConflictError", (Exception,), {}), "RuntimeRequestError"),
-        openais_timeout=(type("APITimeoutError", (Exception,), {}), "RuntimeRequestError"),
-        known_as_retried=(type("InternalServerError", (Exception,), {}), "InternalServerError"),
-        known_as_final=(type("AuthenticationError", (Exception,), {}), "AuthenticationError"),
-    )
-    def test_an_error_that_harbor_would_score_gets_a_name_that_it_does_not(
-        self, error_type, raised, tinker
-    ):
-        with pytest.raises(Exception, match="why") as caught:
-            tinker.new_run([error_type("why")]).follow()
-        assert type(caught.value).__name__ == raised
-        policy = module.ERROR_POLICIES[raised]
+    @pytest.mark.parametrize("name", ["ApiError", "RuntimeRequestError"])
+    def test_harbor_does_not_score_the_errors_of_the_agent(self, name):
+        policy = module.ERROR_POLICIES[name]
         # Harbor 0.26 has renamed it.
         names = [name for name in ("reward_valid", "has_valid_reward") if hasattr(policy, name)]
         assert [getattr(policy, name) for name in names] == [False]
 
+    # What a client raises, by the name of its class.
+    @columns("name raised").rows(
+        unknown_to_harbor=("ConflictError", "ApiError"),
+        openais_timeout=("APITimeoutError", "ApiError"),
+        known_as_retried=("RateLimitError", "RateLimitError"),
+        known_as_final=("AuthenticationError", "AuthenticationError"),
+        known_as_scored=("ContentPolicyViolationError", "ContentPolicyViolationError"),
+    )
+    @pytest.mark.skipif(not module.ERROR_POLICIES, reason="Harbor before 0.25 has no table")
+    def test_an_error_keeps_a_name_that_harbor_knows(self, name, raised, tinker):
+        error_type = type(name, (Exception,), {})
+        with pytest.raises(Exception, match="why") as caught:
+            tinker.new_run([error_type("why")]).follow()
+        assert type(caught.value).__name__ == raised
+
     @columns("options replies message").rows(
-        max_turns_is_1=({}, [bash("rm x")], "none of the answer's blocks was run"),
-        no_language=({"max_turns": 2}, ["```\nls\n```"], "none of the answer's blocks was run"),
-        tildes=({"max_turns": 2}, ["~~~bash\nls\n~~~"], "none of the answer's blocks was run"),
+        max_turns_is_1=({}, [bash("rm x")], "no block of the answer was run"),
+        no_language=({"max_turns": 2}, ["```\nls\n```"], "no block of the answer was run"),
+        tildes=({"max_turns": 2}, ["~~~bash\nls\n~~~"], "no block of the answer was run"),
         only_thinking=({}, ["<think>hm</think>"], "the answer is empty"),
-        a_cut_off_reply=({}, [Reply("hi", cut_off=True)], "cut off: finish reason 'length'"),
+        a_cut_off_reply=({}, [Reply("hi", cut_off=True)], "incomplete: finish reason 'length'"),
     )
     def test_what_may_earn_nothing_is_logged(self, options, replies, message, tinker, caplog):
         tinker.run(replies, **options)
@@ -1313,25 +1342,89 @@ class TestEndings:
     def test_a_later_step_may_fill_the_context(self, tinker):
         assert tinker.new_run(["hi", FULL]).follow("one", "two").stop_reason == "context_overflow"
 
-    @columns("error expected").rows(
-        vLLM=(FULL, True),
-        openAI=(Refusal(400, "code: context_length_exceeded"), True),
-        too_long=(Refusal(422, "prompt is too long"), True),
-        gemini=(Refusal(413, "exceeds the token limit"), True),
-        xAI=(Refusal(400, "This model's maximum prompt length is 131072"), True),
-        glm=(Refusal(400, "Prompt exceeds max length"), True),
-        dashscope=(Refusal(400, "Range of input length should be [1, 30720]"), True),
-        llama_cpp=(Refusal(500, "the request exceeds the available context size"), True),
-        harbors=(ContextLengthExceededError(), True),
-        tinkers_user=(tinker_error("too long", "user"), True),
-        tinkers_server=(tinker_error("too long", "server"), False),
-        a_gateways_timeout=(Refusal(504, "the upstream took too long"), False),
-        a_servers_timeout=(Refusal(500, "the request took too long"), False),
-        another_bad_request=(Refusal(400, "no such model"), False),
-        no_status=(RuntimeError("too long"), False),
+    @columns("error stop_reason").rows(
+        vLLM=(FULL, "context_overflow"),
+        no_room_in_vLLM=(Refusal(400, "max_tokens must be at least 1, got 0"), "context_overflow"),
+        sglangs_pool=(
+            Refusal(400, "Input length (9 tokens) exceeds the maximum allowed length (8 tokens)"),
+            "context_overflow",
+        ),
+        openAI=(Refusal(400, "code: context_length_exceeded"), "context_overflow"),
+        too_long=(Refusal(422, "prompt is too long"), "context_overflow"),
+        gemini=(Refusal(413, "exceeds the token limit"), "context_overflow"),
+        xAI=(Refusal(400, "This model's maximum prompt length is 131072"), "context_overflow"),
+        glm=(Refusal(400, "Prompt exceeds max length"), "context_overflow"),
+        dashscope=(Refusal(400, "Range of input length should be [1, 30720]"), "context_overflow"),
+        llama_cpp=(Refusal(500, "exceeds the available context size"), "context_overflow"),
+        harbors=(ContextLengthExceededError(), "context_overflow"),
+        tinkers_user=(tinker_error("too long", "user"), "context_overflow"),
+        tinkers_server=(tinker_error("too long", "server"), "error"),
+        a_gateways_timeout=(Refusal(504, "the upstream took too long"), "error"),
+        a_servers_timeout=(Refusal(500, "the request took too long"), "error"),
+        a_field_of_the_request=(Refusal(400, "Invalid 'user': string too long"), "error"),
+        another_bad_request=(Refusal(400, "no such model"), "error"),
+        no_status=(RuntimeError("too long"), "error"),
     )
-    def test_only_a_refused_request_is_a_full_context(self, error, expected):
-        assert module.is_context_full(error) is expected
+    def test_only_a_refused_request_is_a_full_context(self, error, stop_reason, tinker):
+        # An error that may pass is waited for: the next one ends the run.
+        ended = tinker.new_run([bash("ls"), error, Refusal(404)], max_turns=2)
+        asyncio.run(finish(ended), loop_factory=virtual_loop)
+        assert ended.stop_reason == stop_reason
+
+    def test_a_field_that_is_too_long_is_not_called_a_long_prompt(self, tinker):
+        with pytest.raises(module.ApiError, match=r"^Refusal: Invalid 'user': string too long"):
+            tinker.new_run([Refusal(400, "Invalid 'user': string too long")]).follow()
+
+    # The words of servers for the end of a reply.
+    @columns("words stop_reason").rows(
+        whole=("stop STOP stop_sequence end_turn eos eos_token complete completed", "completed"),
+        cut_off=("length MAX_TOKENS model_length model_context_window_exceeded", "max_tokens"),
+        refused=("content_filter refusal SAFETY", "refused"),
+        failed=("abort cancelled error time_limit insufficient_system_resource", "error"),
+        another_word=("tool_calls", "tool_calls"),
+    )
+    def test_a_finish_reason_is_a_stop_reason(self, words, stop_reason, chat):
+        replies = [Turn(content=bash("rm x"), finish_reason=word) for word in words.split()]
+        runs = [chat.new_run(agent_class=saying(reply)) for reply in replies]
+        asyncio.run(finish(*runs))
+        assert {run.stop_reason for run in runs} == {stop_reason}
+        assert {run.completion for run in runs} == {bash("rm x")}
+
+    @columns("word").rows(cut_off="length", refused="content_filter", another="tool_calls")
+    def test_nothing_is_run_of_a_reply_that_is_not_whole(self, word, chat):
+        agent_class = saying(Turn(content=bash("rm x"), finish_reason=word))
+        assert chat.run(agent_class=agent_class, max_turns=2).scripts == []
+
+    def test_a_reply_that_the_server_has_aborted_is_not_scored(self, chat):
+        with pytest.raises(module.ApiError, match="the server has ended the reply with 'abort'"):
+            chat.new_run([Reply("h", choice={"finish_reason": "abort"})]).follow()
+
+    @columns("reply").rows(
+        openAI=Reply(message={"content": None, "refusal": "I can't help with that."}),
+        by_its_reason=Reply("I can't help with that.", choice={"finish_reason": "content_filter"}),
+    )
+    def test_a_refusal_is_the_answer_and_ends_the_run_as_refused(self, reply, chat):
+        done = chat.run([bash("ls"), reply], max_turns=9)
+        assert (done.stop_reason, done.completion) == ("refused", "I can't help with that.")
+
+    def test_a_first_reply_of_litellm_that_is_cut_off_needs_no_ids(self, chat):
+        """Harbor's client loses them."""
+        done = chat.run([Reply("hi", cut_off=True)], collect_rollout_details=True)
+        assert (done.stop_reason, done.completion) == ("max_tokens", "hi")
+
+    def test_a_turn_without_sampled_tokens_is_not_trained(self, tinker):
+        done = tinker.run([bash("ls"), Reply(ids=[])], max_turns=2)
+        assert done.recorded == tinker.sampled[:1]
+        assert done.metadata["n_turns_without_ids"] == 1
+
+    def test_a_run_that_sampled_nothing_keeps_its_instruction_for_the_next_step(self, vllm):
+        """The server aborts the reply before its first token, and the time ends."""
+        aborted = Reply(ids=[], choice={"finish_reason": "abort"})
+        run = vllm.new_run([aborted, "hi"], max_seconds=0.5)
+        run.follow("one")
+        assert (run.stop_reason, run.context.rollout_details) == ("rollout_timeout", None)
+        asyncio.run(run.step("two"))
+        assert "user\none\n\ntwo<|im_end|>" in vllm.prompt_text(-1)
 
     @columns("choice").rows(no_ids={"token_ids": None}, no_logprobs={"logprobs": None})
     def test_a_first_turn_without_ids_is_an_error(self, choice, server):
@@ -1354,7 +1447,7 @@ class TestEndings:
     ]
     LAST = [
         ("done", True),
-        (Reply(ids=[]), True),
+        (Reply(ids=[]), False),
         (Reply(bash("rm x"), cut_off=True), True),
         (Reply("hm", logprobs=[-1.0, math.nan, -1.0]), False),
         (RuntimeError("API error"), False),
@@ -1386,6 +1479,7 @@ INKLING_HM = "<|content_thinking|>hm<|end_message|>"
 styles = columns("opening thinking closing").rows(
     qwen=("<think>", "\nhm\n", "</think>\n\n"),
     mistral=("[THINK]", "hm", "[/THINK]"),
+    longcat=("<longcat_think>", "hm", "</longcat_think>"),
     seed=("<seed:think>", "hm", "</seed:think>"),
     minimax=("<mm:think>", "hm", "</mm:think>"),
     hy3=("<think:opensource>", "hm", "</think:opensource>"),
@@ -1399,69 +1493,79 @@ styles = columns("opening thinking closing").rows(
 )
 
 
+def parts(run: AgentRun) -> tuple[str, str]:
+    """The thinking and the answer of a run's last reply."""
+    return run.steps[-1].reasoning_content or "", run.completion
+
+
 class TestThinking:
     @styles
-    def test_the_answer_follows_the_thinking(self, opening, thinking, closing):
-        assert module.split_thinking(f"{opening}{thinking}{closing}hi") == (thinking, "hi")
+    def test_the_answer_follows_the_thinking(self, opening, thinking, closing, tinker):
+        done = tinker.run([f"{opening}{thinking}{closing}hi"])
+        assert parts(done) == (thinking, "hi")
 
     @styles
-    def test_thinking_that_is_cut_off_is_no_answer(self, opening, thinking, closing):
+    def test_thinking_that_is_cut_off_is_no_answer(self, opening, thinking, closing, tinker):
         reply = opening + thinking + closing
         # Half an opening tag would be an answer.
-        for length in range(len(opening), len(reply) + 1):
-            assert module.split_thinking(reply[:length])[1] == ""
+        replies = [reply[:length] for length in range(len(opening), len(reply) + 1)]
+        done = tinker.run(replies, agent_class=OwnLoop, max_turns=len(replies))
+        assert {step.message for step in done.steps if step.source == "agent"} == {""}
 
-    def test_a_pair_of_tags_may_be_added(self, monkeypatch):
+    def test_a_pair_of_tags_may_be_added(self, tinker, monkeypatch):
         pair = ("<reason>", "</reason>")
         monkeypatch.setattr(module, "THINKING_TAGS", [*module.THINKING_TAGS, pair])
-        assert module.split_thinking("<reason>hm</reason>hi") == ("hm", "hi")
+        assert parts(tinker.run(["<reason>hm</reason>hi"])) == ("hm", "hi")
 
     @columns("reply thinking answer").rows(
         plain=("hi", "", "hi"),
-        a_closing_tag_alone=("</think>\n\nhi", "", "hi"),
+        a_closing_tag_alone=("</think>\n\nhi", "", "</think>\n\nhi"),
         gpt_oss_without_thinking=("<|channel|>final<|message|>hi", "", "hi"),
-        two_thoughts=("<think>a</think> <think>b</think>c", "ab", "c"),
-        blanks_at_the_start=(" \n<think>a</think>c", "a", "c"),
+        two_thoughts=("<think>a</think>\n<think>b</think>c", "a", "<think>b</think>c"),
+        an_empty_thought=("<think></think>\n\nhi", "", "hi"),
+        blanks_at_the_start=(" \n<think>a</think>\n\nc", "a", "c"),
         an_answer_is_not_stripped=("  c\n", "", "  c\n"),
         a_tag_inside_the_answer=("c</think>d", "", "c</think>d"),
         another_models_tag=("<think>a[/THINK]b</think>c", "a[/THINK]b", "c"),
         never_closed=("<seed:think>a[/THINK]b", "a[/THINK]b", ""),
+        cohere=("<|START_RESPONSE|>hi<|END_RESPONSE|>", "", "hi"),
     )
-    def test_thinking_is_what_its_tags_enclose(self, reply, thinking, answer):
-        assert module.split_thinking(reply) == (thinking, answer)
+    def test_thinking_is_what_its_tags_enclose(self, reply, thinking, answer, tinker):
+        assert parts(tinker.run([reply])) == (thinking, answer)
+
+    def test_thinking_of_a_chat_endpoint_is_split_off_in_the_same_way(self, chat):
+        done = chat.run(agent_class=saying(LLMResponse(content="<think>\nhm\n</think>\n\nhi")))
+        assert parts(done) == ("\nhm\n", "hi")
 
     # Thinking of a chat endpoint whose template has written <think> into the prompt.
-    @columns("thought").rows(
-        plain="hm\n",
-        in_the_same_line="hm ",
-        a_closed_block="so\n```bash\nrm x\n```\nno\n",
-        a_block_left_open="so\n```bash\nrm x\n",
-        lone_backticks="a ` or ```\n",
-        a_quoted_tag="I could drop `</think>` here.\n",
-        a_tag_in_a_command="```bash\nsed 's#</think>##' f\n```\nno\n",
+    @columns("reply thinking").rows(
+        plain=("hm\n</think>\nhi", "hm\n"),
+        in_the_same_line=("hm </think>\nhi", "hm "),
+        at_the_start_of_a_line=("hm\n</think>hi", "hm\n"),
+        lone_backticks=("a ` or ``\n</think>\nhi", "a ` or ``\n"),
     )
-    def test_a_closing_tag_at_the_end_of_a_line_ends_the_thinking(self, thought):
-        reply = f"{thought}</think>\n{bash('ls')}"
-        assert module.with_opening_tag(reply) == f"<think>{reply}"
-
-    def test_a_closing_tag_at_the_start_of_a_line_ends_the_thinking(self):
-        reply = f"so\n{bash('rm x')}</think>hi"
-        assert module.with_opening_tag(reply) == f"<think>{reply}"
+    def test_a_closing_tag_at_the_edge_of_a_line_ends_the_thinking(self, reply, thinking, chat):
+        done = chat.run(agent_class=saying(LLMResponse(content=reply)))
+        assert parts(done) == (thinking, "hi")
 
     # Whole answers of such an endpoint.
     @columns("answer").rows(
         sed="```bash\nsed -i 's#</think>##' f\n```\n",
+        here_document="```bash\ncat >f <<E\nhm\n</think>\nE\n```\n",
+        here_document_in_tildes="~~~\nhm\n</think>\n~~~\n",
         quoted_in_a_line="Drop `</think>` from f:\n```bash\nls\n```\n",
         both_tags_in_a_line="It is <think>hm</think>\nin Qwen's format.",
     )
-    def test_a_tag_that_an_answer_quotes_is_text(self, answer):
-        assert module.with_opening_tag(answer) == answer
+    def test_a_tag_that_an_answer_quotes_is_text(self, answer, chat):
+        done = chat.run(agent_class=saying(LLMResponse(content=answer)))
+        assert parts(done) == ("", answer)
 
     # If the time grew with the square of the length, `clean_process` would end this after a minute.
     # (Its alarm also interrupts a regular expression.)
     @columns("reply").rows(backticks="`" * 400_000, fences="```a\n" * 80_000, blanks=" " * 400_000)
-    def test_a_degenerate_reply_is_split_in_time(self, reply):
-        assert module.split_thinking(module.with_opening_tag(reply)) == ("", reply)
+    def test_a_degenerate_reply_is_split_in_time(self, reply, chat):
+        done = chat.run(agent_class=saying(LLMResponse(content=reply)))
+        assert parts(done) == ("", reply)
 
 
 # --------------------------------------------------------------------------------------- blocks
@@ -1479,7 +1583,6 @@ class TestBlocks:
         at_a_lists_marker=("- ```bash\n  a\n  ```\n- ```sh\n  b\n  ```", ["a\n", "b\n"]),
         indented_fences_inside=(f"```bash\n{DOCSTRING}```", [DOCSTRING]),
         a_longer_fence=("````bash\na\n```\n````", ["a\n```\n"]),
-        with_a_nul=("```bash\nprintf 'a\0b'\n```", ["printf 'ab'\n"]),
         with_carriage_returns=("```bash\r\na\r\n```\r\n", ["a\n"]),
         another_language=("```python\nx\n```", []),
         without_a_language=("```\na\n```", []),
@@ -1505,11 +1608,16 @@ class TestBlocks:
         by_a_shorter_fence="````bash\nrm x\n```\n",
         only_its_opening_fence="```bash",
         by_a_fence_that_is_part_of_it="```bash\nrm x\n    ```\n",
+        by_a_longer_fence_that_is_part_of_it="````bash\nrm x\n    ````\n",
         by_a_fence_of_its_own_text="```bash\ncat >f <<E\n```python\nx\n```\nE\nrm y\n```",
         beside_another_language="```bash\na\n```\n```python\nx",
     )
     def test_a_block_that_is_not_closed_is_told_from_none(self, reply):
         assert fenced_blocks(reply, "bash") is None
+
+    def test_a_nul_in_a_block_is_left_out(self, tinker):
+        done = tinker.run([bash("printf 'a\0b'"), "done"], max_turns=2)
+        assert done.scripts == ["printf 'ab'"]
 
     def test_blocks_of_the_shell_are_run(self, tinker):
         languages = ["bash", "", "sh", "python", "shell", "console", "zsh", "bashrc"]
