@@ -1085,20 +1085,20 @@ class TestLoop:
         file.parent.mkdir(parents=True)
         # A description that is folded over many lines, and another one below it.
         lines = "".join(f"  line {n}\n" for n in range(1, 31))
-        front_matter = f"---\nname: pdf\ndescription: >\n{lines}license: MIT\n---\n"
-        file.write_text(f"{front_matter}The skill itself.\n---\n")
+        front_matter = f"---\nname: pdf\ndescription: >\n{lines}license: MIT\n---"
+        file.write_text(f"{front_matter}\nThe skill itself.\n---\n")
         # `max_output_bytes` does not apply to the list.
         options = {"skills_dir": str(tmp_path / "my skills"), "max_output_bytes": 9}
         message = tinker.run((), ShellEnvironment(), **options).steps[0].message
-        intro = "Skills. Read a skill's file before you use it.\n\n"
-        assert message == f"{intro}{file}\n{front_matter}\n\ndo it"
+        intro = "Skills. Read a skill's file before you use it."
+        assert message == f"{intro}\n\n==> {file} <==\n{front_matter}\n\ndo it"
 
-    def test_a_skill_without_front_matter_is_told_up_to_4000_bytes(self, tinker, tmp_path):
-        file = tmp_path / "pdf/SKILL.md"
-        file.parent.mkdir()
-        file.write_text("x" * 9000)
+    def test_each_skill_is_listed(self, tinker, tmp_path):
+        for name in ("one", "two"):
+            (tmp_path / name).mkdir()
+            (tmp_path / name / "SKILL.md").write_text(f"---\nname: {name}\n---\ntext\n")
         message = tinker.run((), ShellEnvironment(), skills_dir=str(tmp_path)).steps[0].message
-        assert message.count("x") == 4000
+        assert re.findall("^name: (.*)$", message, re.M) == ["one", "two"]
 
     def test_the_model_is_told_once_of_the_tasks_servers(self, tinker):
         tinker.new_run(mcp_servers=[WEB]).follow("one", "two")
@@ -1627,17 +1627,45 @@ class TestBlocks:
 
 # -------------------------------------------------------------------------------------- scripts
 
-CUT = "[cut: 4000 KiB of output are kept, or less if memory is full]"
-LIMIT = "[ended: the time limit of 1 seconds was reached]"
-NO_ANSWER = "[no answer: what runs scripts was killed, or it could not start]"
+LIMIT = "[The time limit of 1 seconds was reached.]"
+NO_ANSWER = "[No answer came in 9 seconds, or the script has killed what runs it.]"
+UNREADABLE = (
+    "[Nothing was run: bash did not understand a block. If it writes ``` lines, open and close it "
+    "with four backticks.]"
+)
+FULL_DEVICE = "[Output is missing: no space is left on the device that holds it.]"
+NO_ROOM = "the script fits neither into /dev/shm nor into /tmp"
 # A command that no other process on the machine runs.
 SLEEP = f"sleep {60 + uuid4().int % 10**9}"
+# The id of the runner, which is the parent of `timeout`, the parent of a script.
+RUNNER = "$(sed -n 's/PPid:[^0-9]*//p' /proc/$PPID/status)"
 
 
-def run_shell(environment: Any, *blocks: str, seconds: int = 9, shown_bytes: int = 10_000) -> str:
+def script_agent(seconds: int = 9, shown_bytes: int = 10_000) -> BasicLoopAgent:
+    """An agent for its method `execute` alone, which writes no file into the log folder."""
+    options = {"command_timeout_sec": seconds, "max_output_bytes": shown_bytes}
+    return BasicLoopAgent(model_name="any", logs_dir=ROOT, **options)
+
+
+def run_shell(environment: Any, *blocks: str, **options: Any) -> str:
     """Run blocks as one script. Returns what the model is told."""
-    result = asyncio.run(module.run_script(list(blocks), environment, seconds))
-    return result.text(shown_bytes)
+    return asyncio.run(script_agent(**options).execute(list(blocks), environment))
+
+
+def run_shell_that_prints(printed: str, seconds: float = 0, **options: Any) -> str:
+    """Run a script in an environment that prints this, with the script's mark for M, after so many
+    seconds. Its kill works. Returns what the model is told, with M for the mark."""
+
+    async def answer() -> ExecResult:
+        await asyncio.sleep(seconds)
+        return ExecResult(stdout=printed.replace(":M:", f":{mark()}:"), return_code=0)
+
+    def mark() -> str:
+        return re.search(r"BASIC_LOOP_MARK=(\w+)", environment.commands[0])[1]
+
+    environment = FakeEnvironment(answer)
+    run = script_agent(**options).execute(["x"], environment)
+    return asyncio.run(run, loop_factory=virtual_loop).replace(mark(), "M")
 
 
 def told(code: int, output: str) -> str:
@@ -1660,6 +1688,24 @@ def shell() -> Iterator[ShellEnvironment]:
     subprocess.run(left, shell=True, stderr=subprocess.DEVNULL)
 
 
+class MountEnvironment(ShellEnvironment):
+    """Runs commands in real shells that see other mounts than the rest of the machine. (They are
+    gone after the command.)"""
+
+    def __init__(self, *mounts: str) -> None:
+        super().__init__(LC_ALL="C.UTF-8")
+        self.mounts = " && ".join(mounts)
+
+    async def exec(self, command: str, timeout_sec: int) -> Any:
+        inner = shlex.quote(f"{self.mounts} && {command}")
+        return await super().exec(f"{UNSHARE} bash -c {inner}", timeout_sec)
+
+
+UNSHARE = "unshare --mount --map-root-user"
+CAN_MOUNT = subprocess.run(f"{UNSHARE} mount -t tmpfs none /tmp", shell=True, capture_output=True)
+needs_mounts = pytest.mark.skipif(CAN_MOUNT.returncode != 0, reason="needs `unshare --mount`")
+
+
 class TestScripts:
     @columns("script code").rows(
         that_fails=("echo a; exit 3", 3),
@@ -1673,35 +1719,84 @@ class TestScripts:
         both_streams=("echo 1; echo e >&2; echo 2", "1\ne\n2"),
         a_blank_line_at_the_end=("echo x; echo", "x\n"),
         no_newline_at_the_end=(r"printf '\n\nx'", "\n\nx"),
-        invalid_utf8=(r"printf 'caf\351 \0x\344\270'", "caf\ufffd \0x\ufffd"),
+        nothing=("true", "(none)"),
+        invalid_utf8=(r"printf 'caf\351 x\344\270'", "caf\ufffd x\ufffd"),
         of_a_long_script=(f"cat <<E | wc -c\n{40_000 * 'x'}\nE", "40001"),
-        late=("exec > >(sleep 0.1; cat) 2>&1\necho hello", "hello"),
         of_a_script_like_an_option=("-n 2>/dev/null\necho y", "y"),
         of_a_script_with_quotes=("""echo "it's" '"$HOME"'""", 'it\'s "$HOME"'),
+        of_a_script_with_extended_patterns=("shopt -s extglob\necho !(*)", "!(*)"),
     )
     def test_the_model_sees_what_a_script_prints(self, script, output, shell):
         assert run_shell(shell, script) == told(0, output)
 
-    def test_bash_tells_of_a_here_document_left_open(self, shell):
-        assert "warning: here-document at line 1" in run_shell(shell, "cat <<E\nx")
+    def test_bashs_messages_are_the_same_in_each_rollout(self, shell):
+        text = run_shell(shell, "no-such-command")
+        assert text == told(127, "script: line 1: no-such-command: command not found")
 
-    # What a script could notice of the program that runs it. hB are the options of any script.
-    # pgrep leaves itself out, but would find a bash that has the script as an argument.
+    @columns("output shown_bytes expected").rows(
+        fits=("abcd", 4, "abcd"),
+        one_too_many=("abcde", 4, "ab\n[... 1 bytes left out ...]\nde"),
+        halves_of_characters=("ßaaß", 2, "\ufffd\n[... 4 bytes left out ...]\n\ufffd"),
+    )
+    def test_of_long_output_the_first_and_the_last_half_are_seen(
+        self, output, shown_bytes, expected, shell
+    ):
+        text = run_shell(shell, f"printf {output}", shown_bytes=shown_bytes)
+        assert text == told(0, expected)
+
+    def test_of_a_flood_the_end_is_seen_too(self, shell):
+        text = run_shell(shell, "seq 1500000; exit 3", shown_bytes=16)
+        assert text == told(3, "1\n2\n3\n4\n\n[... 10888880 bytes left out ...]\n1500000")
+
+    # ---- what bash cannot read
+
+    def test_a_here_document_with_fences_is_told_and_nothing_is_run(self, tinker, tmp_path):
+        """The second fence ends the block, so that the here-document would swallow the block after
+        it, and the model would be told of no error."""
+        readme = f"cat >{tmp_path}/README.md <<'E'\nTo install:\n```\nmake\n```\nE"
+        reply = bash(f"touch {tmp_path}/first", readme, f"echo x >{tmp_path}/config.ini")
+        done = tinker.run([reply, "done"], ShellEnvironment(), max_turns=2)
+        warning = "block002: line 2: warning: here-document at line 1 delimited by end-of-file"
+        assert done.observations == [told(126, f"{warning} (wanted `E')\n{UNREADABLE}")]
+        assert sorted(os.listdir(tmp_path)) == ["completion.txt", "trajectory.json"]
+
+    def test_a_here_document_in_four_backticks_may_hold_fences(self, tinker, tmp_path):
+        reply = f"````bash\ncat >{tmp_path}/README.md <<'E'\n```\nmake\n```\nE\n````\n"
+        done = tinker.run([reply, "done"], ShellEnvironment(), max_turns=2)
+        assert done.observations == [told(0, "(none)")]
+        assert (tmp_path / "README.md").read_text() == "```\nmake\n```\n"
+
+    @columns("blocks complaint").rows(
+        half_a_command=(["touch first", "if true; then"], "syntax error: unexpected end of file"),
+        a_command_in_two_blocks=(["if true; then touch first", "fi"], "unexpected end of file"),
+        an_open_quote=(["touch first; echo 'x"], "looking for matching `''"),
+    )
+    def test_no_part_of_a_script_that_bash_cannot_read_is_run(
+        self, blocks, complaint, shell, tmp_path
+    ):
+        text = run_shell(shell, f"cd {tmp_path}", *blocks)
+        assert text.startswith("Exit code: 126\nOutput:\nblock00")
+        assert complaint in text
+        assert text.endswith(UNREADABLE)
+        assert os.listdir(tmp_path) == []
+
+    # ---- what a script and its runner see of each other
+
+    # hB are the options of any script. pgrep leaves itself out, but would find a process that has
+    # the script, or the runner's program, as an argument.
     @columns("script output").rows(
         its_stdin=("cat", "(none)"),
         its_shell_options=("shopt -p lastpipe; echo $-", "shopt -u lastpipe\nhB"),
         its_variables_but_the_mark=("env | sed 's/=.*//' | grep BASIC", "BASIC_LOOP_MARK"),
-        its_command_line=("! pgrep -s 0 -f 'pgrep|mkfifo'", "(none)"),
-        its_descriptors=("ls /proc/self/fd | tr '\\n' ' '", "0 1 2 3 4 "),
+        its_command_line=("! pgrep -s 0 -f 'pgrep|base64'", "(none)"),
+        its_descriptors=("ls /proc/self/fd | tr '\\n' ' '", "0 1 2 3 "),
     )
     def test_a_script_is_shut_off_from_its_runner(self, script, output, shell):
         text = run_shell(shell, script)
-        assert (
-            text.removeprefix("Exit code: 1").removeprefix("Exit code: 0") == f"\nOutput:\n{output}"
-        )
+        assert re.sub("^Exit code: [01]", "", text) == f"\nOutput:\n{output}"
 
-    def test_pkill_finds_no_word_of_the_runner(self, shell):
-        words = ("read", "output", "script", "limit", "server", "memory", "pipe", "background")
+    def test_pkill_finds_no_word_of_the_runners_program(self, shell):
+        words = ("printf", "block", "output", "size", "head", "tail", "base64", "unreadable")
         assert all(word in module._RUNNER for word in words)
         kills = "; ".join(f"pkill -s 0 -f {word}" for word in words)
         assert run_shell(shell, f"{kills}; echo alive") == told(0, "alive")
@@ -1711,43 +1806,120 @@ class TestScripts:
 
     def test_a_script_that_is_too_long_is_not_run(self):
         text = run_shell(environment := FakeEnvironment(), 65_000 * "x")
-        note = "[not run: the script is too long; split it into smaller ones]"
-        assert text == told(126, note)
+        assert text == told(126, "[Nothing was run: the script is too long. Split it.]")
         assert environment.commands == []
 
-    @columns("output shown_bytes expected").rows(
-        fits=(b"abc", 3, "abc"),
-        one_too_many=(b"abcd", 3, "a\n[... 2 bytes left out ...]\nd"),
-        halves_of_characters=("ßß".encode(), 2, "\ufffd\n[... 2 bytes left out ...]\n\ufffd"),
-    )
-    def test_long_output_loses_its_middle(self, output, shown_bytes, expected):
-        assert module.ScriptResult(0, 1.0, output).text(shown_bytes) == told(0, expected)
+    # ---- what the environment prints
 
-    # The bash program's answer: exit code, seconds, output, and "cut" if some of it is missing. The
-    # time limit is 1. YQo= is the output, "a" and a newline.
-    @columns("printed expected").rows(
-        whole=(":M:3 0:YQo=::", told(3, "a")),
-        after_other_text=("12:30:45 99:1\n:M:3 0:YQo=::\n", told(3, "a")),
-        cut=(":M:0 0:YQo=:cut:", told(0, f"a\n{CUT}")),
-        another_code_at_the_limit=(":M:3 1:::", told(3, "(none)")),
-        limit=(":M:137 1:YQo=::", told(124, f"a\n{LIMIT}")),
-        limit_by_uutils=(":M:124 2:YQo=::", told(124, f"a\n{LIMIT}")),
-        before_the_limit=(":M:124 0:YQo=::", told(124, "a")),
-        half_an_answer=(":M:0 0:YQo", told(127, f":M:0 0:YQo\n{NO_ANSWER}")),
-        no_answer=("bash: not found", told(127, f"bash: not found\n{NO_ANSWER}")),
+    # The bash program's answer: exit code, size of the output, output, and a word. It comes after
+    # so many seconds. The time limit is 9. YQo= is the output, "a" and a newline.
+    @columns("printed seconds expected").rows(
+        whole=(":M:3:2:YQo=:whole:", 0, told(3, "a")),
+        after_other_text=("12:30:45 99:1\n:M:3:2:YQo=:whole:\n", 0, told(3, "a")),
+        with_other_ends_of_lines=(":M:3:2:YQ\r\no=\r\n:whole:\r\n", 0, told(3, "a")),
+        with_output_missing=(":M:0:2:YQo=:full:", 0, told(0, f"a\n\n{FULL_DEVICE}")),
+        another_code_at_the_limit=(":M:3:0::whole:", 9, told(3, "(none)")),
+        before_the_limit=(":M:124:2:YQo=:whole:", 8, told(124, "a")),
+        half_an_answer=(":M:0:2:YQo", 0, told(137, f":M:0:2:YQo\n{NO_ANSWER}")),
+        no_answer=("no bash here", 0, told(137, f"no bash here\n{NO_ANSWER}")),
+        # A script may print such a thing in place of its runner.
+        forged_output=(":M:0:2:Y:whole:", 0, told(137, f":M:0:2:Y:whole:\n{NO_ANSWER}")),
+        forged_code=(":M:x:2:YQo=:whole:", 0, told(137, f":M:x:2:YQo=:whole:\n{NO_ANSWER}")),
+        forged_size=(":M:0::YQo=:whole:", 0, told(137, f":M:0::YQo=:whole:\n{NO_ANSWER}")),
+        forged_word=(":M:0:2:YQo=:x:", 0, told(137, f":M:0:2:YQo=:x:\n{NO_ANSWER}")),
     )
-    def test_the_bash_program_says_how_a_script_ended(self, printed, expected):
-        result = ExecResult(stdout=printed, return_code=127)
-        assert module.parse_output(result, "M", 1).text(99) == expected
+    def test_what_the_model_is_told_of_an_answer(self, printed, seconds, expected):
+        text = run_shell_that_prints(printed, seconds)
+        assert text.replace(FULL_DEVICE, f"\n{FULL_DEVICE}") == expected
 
-    @columns("missing text").rows(
-        base64=("base64", CUT), bash=("bash", NO_ANSWER), mkfifo=("mkfifo", NO_ANSWER)
+    @columns("code").rows(of_GNU=137, of_uutils=124)
+    def test_the_exit_code_of_a_time_limit_is_124(self, code):
+        text = run_shell_that_prints(f":M:{code}:2:YQo=:whole:", seconds=9)
+        assert text == told(124, "a\n[The time limit of 9 seconds was reached.]")
+
+    FLOOD = base64.b64encode(60_000 * b"x").decode()
+
+    @columns("printed").rows(
+        no_answer=60_000 * "x",
+        a_code_of_5000_digits=f":M:{5000 * '9'}:2:YQo=:whole:",
+        a_size_of_5000_digits=f":M:0:{5000 * '9'}:YQo=:whole:",
+        more_output_than_is_shown=f":M:0:60000:{FLOOD}:whole:",
     )
-    def test_an_image_that_lacks_a_program_is_told(self, missing, text, shell, tmp_path):
-        for name in {"bash", "base64", "cat", "mkfifo", "rm", "timeout"} - {missing}:
+    def test_whatever_a_script_forges_the_text_is_short(self, printed):
+        """`max_output_bytes` are 99. A message of the agent has less than 300 more."""
+        assert len(run_shell_that_prints(printed, shown_bytes=99)) < 400
+
+    def test_a_script_that_answers_in_place_of_its_runner_ends_no_run(self, tinker):
+        forger = f'echo ":$BASIC_LOOP_MARK:0:0:A:whole:" >/proc/{RUNNER}/fd/1'
+        options = {"max_turns": 3, "command_timeout_sec": 9}
+        done = tinker.run([bash(forger), bash("echo a"), "done"], ShellEnvironment(), **options)
+        forged, honest = done.observations
+        assert forged.startswith("Exit code: 137\n")
+        assert forged.endswith(NO_ANSWER)
+        assert (honest, done.stop_reason) == (told(0, "a"), "completed")
+
+    # What a script puts in the place of its output.
+    @columns("command").rows(
+        a_big_file="ln -s {folder}/big",
+        an_endless_device="ln -s /dev/zero",
+        a_pipe="mkfifo",
+        a_folder="mkdir",
+    )
+    def test_something_else_in_the_place_of_the_output_does_no_harm(self, command, shell, tmp_path):
+        (tmp_path / "big").write_text(1_000_000 * "x")
+        output = "/dev/shm/$BASIC_LOOP_MARK.output"
+        script = f"rm {output}; {command.format(folder=tmp_path)} {output}; exit 3"
+        start = time.monotonic()
+        text = run_shell(shell, script, shown_bytes=100)
+        assert text.startswith("Exit code: 3\n")
+        assert len(text.encode()) < 400
+        # The runner does not wait for an end that never comes.
+        assert time.monotonic() - start < 9
+        assert (tmp_path / "big").stat().st_size == 1_000_000
+
+    def test_a_script_may_remove_its_output(self, shell):
+        assert run_shell(shell, "echo a; rm /dev/shm/$BASIC_LOOP_MARK.*; exit 3") == told(
+            3, "(none)"
+        )
+
+    # ---- images
+
+    @columns("missing output").rows(
+        bash=("bash", NO_ANSWER),
+        timeout=("timeout", "timeout: command not found"),
+        base64=("base64", "[... 2 bytes left out ...]"),
+    )
+    def test_an_image_that_lacks_a_program_is_told(self, missing, output, shell, tmp_path):
+        needed = {"bash", "base64", "cat", "head", "rm", "stat", "tail", "timeout"}
+        for name in needed - {missing}:
             (tmp_path / name).symlink_to(shutil.which(name))
         shell.variables["PATH"] = str(tmp_path)
-        assert run_shell(shell, "true").endswith(text)
+        assert output in run_shell(shell, "echo a")
+
+    # What an image may set. The script has it, but not its runner.
+    @columns("name value").rows(
+        options_of_shells=("SHELLOPTS", "errexit:monitor:noclobber:nounset:pipefail"),
+        posix_mode=("POSIXLY_CORRECT", "1"),
+        a_clock=("SECONDS", "5000"),
+        a_file_for_each_shell=("BASH_ENV", "/dev/fd/0"),
+        an_unknown_locale=("LC_ALL", "xx_XX.UTF-8"),
+    )
+    def test_a_variable_of_the_image_breaks_nothing(self, name, value, shell):
+        shell.variables[name] = value
+        assert run_shell(shell, "true\n(exit 3)").startswith("Exit code: 3\n")
+
+    def test_the_time_limit_holds_in_an_image_with_such_variables(self, shell):
+        shell.variables |= {"POSIXLY_CORRECT": "1", "SECONDS": "5000"}
+        assert run_shell(shell, "echo a; sleep 9", seconds=1) == told(124, f"a\n{LIMIT}")
+
+    @needs_mounts
+    def test_a_sandbox_without_dev_fd_runs_scripts(self, tmp_path):
+        devices = ("mkdir shm", "touch null", "mount --bind /dev/null null", "mount --rbind . /dev")
+        environment = MountEnvironment(f"cd {tmp_path}", *devices)
+        text = run_shell(environment, "ls /dev; cat <<<a")
+        assert text == told(0, "null\nshm\na")
+
+    # ---- files and devices
 
     def test_without_memory_for_files_the_disk_is_used(self, shell):
         real_exec = shell.exec
@@ -1756,39 +1928,72 @@ class TestScripts:
         )
         assert run_shell(shell, "echo a") == told(0, "a")
 
+    # These devices hold 4096 bytes each, so that the runner's program or a script fills them.
+    SMALL_MEMORY = "mount -t tmpfs -o size=4k none /dev/shm"
+    SMALL_DISK = "mount -t tmpfs -o size=4k none /tmp"
+
+    @needs_mounts
+    def test_a_script_that_fits_on_the_disk_alone_is_run_there(self):
+        environment = MountEnvironment(self.SMALL_MEMORY)
+        script = f"echo a; ls /dev/shm; exit 3 # {9000 * 'x'}"
+        assert run_shell(environment, script) == told(3, "a")
+
+    @needs_mounts
+    def test_a_script_that_fits_nowhere_is_told_and_not_run(self, tmp_path):
+        # A part of the script would fit.
+        environment = MountEnvironment(self.SMALL_MEMORY, self.SMALL_DISK)
+        script = f"touch {ROOT}/never\n# {9000 * 'x'}\nexit 0"
+        text = run_shell(environment, script.replace(str(ROOT), str(tmp_path)))
+        assert text.startswith(f"Exit code: 137\nOutput:\n{NO_ROOM}\n")
+        assert not (tmp_path / "never").exists()
+
+    @needs_mounts
+    def test_folders_that_cannot_be_written_are_told(self):
+        read_only = [f"mount -t tmpfs -o ro none {folder}" for folder in ("/dev/shm", "/tmp")]
+        text = run_shell(MountEnvironment(*read_only), "true")
+        assert text.startswith("Exit code: 137\n")
+        assert NO_ROOM in text
+
+    @needs_mounts
+    def test_output_that_a_full_device_did_not_take_is_told(self):
+        environment = MountEnvironment("mount -t tmpfs -o size=64k none /dev/shm")
+        text = run_shell(environment, "printf begin; seq 99999; exit 3", shown_bytes=10)
+        assert text.startswith("Exit code: 3\nOutput:\nbegin\n[... ")
+        assert text.endswith(FULL_DEVICE)
+
+    @needs_mounts
+    def test_a_device_that_a_script_fills_is_told(self):
+        environment = MountEnvironment("mount -t tmpfs -o size=64k none /dev/shm")
+        text = run_shell(environment, "cat /dev/zero >/dev/shm/big 2>/dev/null; echo a; exit 3")
+        assert text.startswith("Exit code: 3\n")
+        assert text.endswith(FULL_DEVICE)
+
     def test_a_folder_without_room_is_left_as_it_was(self, shell, tmp_path):
         real_exec = shell.exec
 
         def exec_without_room(command: str, timeout_sec: int) -> Any:
-            # The script can be written here, but not its runner.
+            # The blocks can be written here, but not the runner.
             mark = re.search(r"BASIC_LOOP_MARK=(\w+)", command)[1]
-            (tmp_path / f"{mark}.bash").mkdir()
+            (tmp_path / f"{mark}.runner").mkdir()
             return real_exec(command.replace("/dev/shm/", f"{tmp_path}/", 1), timeout_sec)
 
         shell.exec = exec_without_room
         assert run_shell(shell, "echo a") == told(0, "a")
-        assert [path.suffix for path in tmp_path.iterdir()] == [".bash"]
-
-    def test_shell_options_of_the_image_break_nothing(self, shell):
-        shell.variables["SHELLOPTS"] = "errexit:monitor:noclobber:nounset:pipefail"
-        assert run_shell(shell, "echo a; (exit 3)") == told(3, "a")
+        assert [path.suffix for path in tmp_path.iterdir()] == [".runner"]
 
     @columns("script seconds").rows(
         by_itself=("echo a", 9),
-        at_the_limit=("echo a; sleep 9", 1),
-        without_its_runner=("kill -9 $(sed -n 's/PPid:[^0-9]*//p' /proc/$PPID/status)", 9),
+        at_the_limit=("sleep 9", 1),
+        unread=("fi", 9),
+        without_its_runner=(f"kill -9 {RUNNER}", 9),
     )
-    def test_a_script_leaves_no_file_of_its_own(self, script, seconds, shell, monkeypatch):
-        mark = uuid4()
-        monkeypatch.setattr(module, "uuid4", lambda: mark)
+    def test_a_script_leaves_no_file_of_its_own(self, script, seconds, shell):
+        before = {*os.listdir("/dev/shm"), *os.listdir("/tmp")}
         run_shell(shell, script, seconds=seconds)
-        names = os.listdir("/dev/shm") + os.listdir("/tmp")
-        assert [name for name in names if name.startswith(mark.hex[:8])] == []
+        left = {*os.listdir("/dev/shm"), *os.listdir("/tmp")} - before
+        assert [name for name in left if re.match("[0-9a-f]{32}", name)] == []
 
-    def test_a_script_that_removes_its_output_is_told(self, shell):
-        wait = "until [ -s /dev/shm/$BASIC_LOOP_MARK.output ]; do sleep 0.01; done"
-        script = f"echo a; {wait}; rm /dev/shm/$BASIC_LOOP_MARK.*; exit 3"
-        assert run_shell(shell, script) == told(3, CUT)
+    # ---- what goes on, and what is killed
 
     def test_the_time_limit_ends_all_that_a_script_started(self, shell):
         # A process in a session of its own, one with a time limit of its own, one without the mark,
@@ -1799,66 +2004,89 @@ class TestScripts:
         assert run_shell(shell, script, seconds=1) == told(124, f"a\n{LIMIT}")
         wait_until_sleep_ends()
 
-    @columns("flood").rows(
-        lines="yes | head -c 9000000", one_line="head -c 9000000 /dev/zero | tr '\\0' y"
-    )
-    def test_a_flood_is_cut_and_its_script_goes_on(self, flood, shell, tmp_path):
-        text = run_shell(shell, f"{flood}; touch {tmp_path}/end; exit 3", shown_bytes=2)
-        assert text.startswith("Exit code: 3\nOutput:\ny\n[... 4095998 bytes left out ...]\n")
-        assert text.endswith(CUT)
-        assert (tmp_path / "end").exists()
+    @columns("name").rows(KILL="KILL", TERM="TERM")
+    def test_a_script_that_ends_its_own_time_limit_is_killed(self, name, shell):
+        run_shell(shell, f"setsid {SLEEP} & trap '' TERM; kill -{name} $PPID; {SLEEP}", seconds=2)
+        wait_until_sleep_ends()
+
+    def test_a_silent_server_does_not_hold_a_script_up(self, shell):
+        assert run_shell(shell, f"{SLEEP} & echo a") == told(0, "a")
 
     def test_a_server_that_a_script_left_lives_on(self, shell, tmp_path):
-        # It outlives its script, a kill of the next one, and its own flood: without a reader of the
-        # pipe, seq would fail.
-        server = "until [ -e go ]; do sleep 0.1; done; seq 999999 && touch alive"
+        # It outlives its script, a kill of the next one, and the removal of the file that it
+        # prints to.
+        server = "until [ -e go ]; do sleep 0.1; done; echo hello && touch alive"
         assert run_shell(shell, f"cd {tmp_path}; ({server}) & echo a") == told(0, "a")
         run_shell(shell, "sleep 9", seconds=1)
         script = f"cd {tmp_path}; touch go; until [ -e alive ]; do sleep 0.1; done"
         assert run_shell(shell, script) == told(0, "(none)")
 
-    def test_only_the_time_limit_ends_what_a_script_left(self, shell, tmp_path):
-        # These exit codes are also those of the limit.
-        for command in ("timeout 0.1 sleep 9", "exit 137"):
-            run_shell(shell, f"(sleep 1; touch {tmp_path}/alive) >/dev/null & {command}")
-            assert run_shell(shell, f"sleep 1.5; rm {tmp_path}/alive") == told(0, "(none)")
-
-    # How the script's exec ends, how the exec that kills it ends, and the seconds that both take:
-    # the limit of 100, 30 more until the agent gives up, and at most 15 for the kill.
-    @columns("answer killing seconds").rows(
-        environments_limit=(TimeoutError(), "", 0),
-        gone=(forever, RuntimeError("gone"), 130),
-        kill_hangs=(forever, forever, 145),
+    @columns("command code").rows(
+        a_time_limit_of_its_own=("timeout 0.1 sleep 9", 124),
+        a_crash=("bash -c 'kill -SEGV $$' 2>/dev/null", 139),
+        ctrl_c="bash -c 'kill -INT $$' 130".rsplit(" ", 1),
     )
-    def test_a_script_without_an_answer_is_killed(self, answer, killing, seconds):
-        environment = FakeEnvironment(answer, killing)
+    def test_a_server_outlives_a_script_whose_last_command_fails(
+        self, command, code, shell, tmp_path
+    ):
+        server = "until [ -e go ]; do sleep 0.1; done; touch alive"
+        text = run_shell(shell, f"cd {tmp_path}; ({server}) & {command}")
+        assert text.startswith(f"Exit code: {code}\n")
+        (tmp_path / "go").touch()
+        script = f"until [ -e {tmp_path}/alive ]; do sleep 0.1; done"
+        assert run_shell(shell, script, seconds=2) == told(0, "(none)")
+
+    # How the script's exec ends, and the seconds until then: the limit of 100, and 30 more until
+    # the agent gives up. The kill works.
+    @columns("answer seconds").rows(
+        hangs=(forever, 130), prints_nothing=(ExecResult(stdout="", return_code=137), 0)
+    )
+    def test_a_script_without_an_answer_is_killed_and_told(self, answer, seconds):
+        environment = FakeEnvironment(answer, ExecResult(stdout=None, return_code=0))
 
         async def main() -> tuple[str, float]:
-            result = await module.run_script(["x"], environment, seconds=100)
-            return result.text(99), asyncio.get_running_loop().time()
+            text = await script_agent(seconds=100).execute(["x"], environment)
+            return text, asyncio.get_running_loop().time()
 
-        text = told(124, "[no answer; the limit is 100 seconds]")
-        assert asyncio.run(main(), loop_factory=virtual_loop) == (text, seconds)
+        note = "[No answer came in 100 seconds, or the script has killed what runs it.]"
+        assert asyncio.run(main(), loop_factory=virtual_loop) == (told(137, note), seconds)
         assert environment.first_script_was_killed
         # The environment's own limits come 90 seconds later than the agent's.
         assert environment.timeouts == [100 + 90, 15 + 90]
 
-    # `wait_for` raises TimeoutError only for a cancellation. Other errors come through.
-    @columns("result limit error_type").rows(
-        failed=(RuntimeError("no container"), 9, RuntimeError),
-        cancelled=(forever, 0.01, TimeoutError),
+    # How the exec that kills the script ends, and the seconds until then: at most 15.
+    @columns("killing seconds").rows(
+        fails=(RuntimeError("gone"), 130),
+        hangs=(forever, 145),
+        returns_an_error=(ExecResult(stdout="", stderr="gone", return_code=1), 130),
     )
-    def test_if_exec_ends_early_its_script_is_killed(self, result, limit, error_type):
+    def test_an_environment_that_cannot_even_kill_is_an_error(self, killing, seconds):
+        environment = FakeEnvironment(forever, killing)
+
+        async def main() -> float:
+            with pytest.raises(RuntimeRequestError, match="environment runs no scripts any more"):
+                await script_agent(seconds=100).execute(["x"], environment)
+            return asyncio.get_running_loop().time()
+
+        assert asyncio.run(main(), loop_factory=virtual_loop) == seconds
+
+    # `wait_for` raises TimeoutError only for a cancellation. Other errors come through.
+    @columns("result limit error").rows(
+        failed=(RuntimeError("no container"), 9, pytest.raises(RuntimeError, match="no container")),
+        timed_out=(TimeoutError("dial"), 9, pytest.raises(TimeoutError, match="dial")),
+        cancelled=(forever, 0.01, pytest.raises(TimeoutError)),
+    )
+    def test_if_exec_ends_early_its_script_is_killed(self, result, limit, error):
         environment = FakeEnvironment(result)
-        run = module.run_script(["x"], environment, seconds=100)
-        with pytest.raises(error_type):
+        run = script_agent().execute(["x"], environment)
+        with error:
             asyncio.run(asyncio.wait_for(run, limit))
         assert environment.first_script_was_killed
 
-    def test_cancelling_run_script_kills_the_script(self, shell):
+    def test_cancelling_a_script_kills_it(self, shell):
         # The script also suspends the program that runs it.
         script = f"setsid {SLEEP} & env -i {SLEEP} & kill -STOP $PPID; {SLEEP}"
-        run = module.run_script([script], shell, seconds=7000)
+        run = script_agent(seconds=7000).execute([script], shell)
         with pytest.raises(TimeoutError):
             asyncio.run(asyncio.wait_for(run, 1))
         wait_until_sleep_ends()
