@@ -840,8 +840,22 @@ class OwnLoop(BasicLoopAgent):
         return "own reason"
 
 
+def saying(*replies: Any) -> type[BasicLoopAgent]:
+    """An agent whose own client gives these replies, as a chat endpoint does. It asks no server."""
+    iterator = iter(replies)
+
+    class Client:
+        async def call(self, **given: Any) -> LLMResponse:
+            return await outcome(next(iterator))
+
+    class SayingAgent(BasicLoopAgent):
+        def _build_llm(self) -> Any:
+            return Client()
+
+    return SayingAgent
+
+
 class TestLoop:
-    CUT_OFF = Reply(bash("rm x"), cut_off=True)
     OPEN = bash("rm x") + "```bash\nrm y"
 
     @columns("replies max_turns scripts stop_reason answer").rows(
@@ -850,7 +864,6 @@ class TestLoop:
         two_blocks=([bash("a", "b"), "hi"], 9, ["a\n\n\nb"], "completed", "hi"),
         a_single_turn=([bash("rm x")], 1, [], "completed", bash("rm x")),
         the_last_turn=([bash("a"), bash("b")], 2, ["a", "b"], "max_turns", bash("b")),
-        cut_off=([bash("a"), CUT_OFF], 9, ["a"], "max_tokens", bash("rm x")),
         a_full_context=([bash("a"), FULL], 9, ["a"], "context_overflow", bash("a")),
         an_open_block=([OPEN, "hi"], 9, [], "completed", "hi"),
         an_open_block_in_a_single_turn=([OPEN], 1, [], "completed", OPEN),
@@ -861,14 +874,19 @@ class TestLoop:
         assert (done.scripts, done.stop_reason) == (scripts, stop_reason)
         assert (done.completion, done.recorded) == (answer, model.sampled)
 
+    def test_nothing_is_run_of_a_reply_that_is_cut_off(self, model):
+        done = model.run([bash("a"), Reply(bash("rm x"), cut_off=True)], max_turns=9)
+        assert (done.scripts, done.stop_reason) == (["a"], "max_tokens")
+        assert done.completion == bash("rm x")
+
     def test_the_model_is_told_what_its_script_printed(self, model):
         done = model.run([bash("ls"), "done"], FakeEnvironment("x\ny\n"), max_turns=2)
         assert done.observations == ["Exit code: 0\nOutput:\nx\ny"]
         assert "<|im_start|>user\nExit code: 0\nOutput:\nx\ny<|im_end|>" in model.prompt_text(1)
 
     def test_the_model_sees_max_output_bytes_of_an_output(self, tinker):
-        replies, environment = [bash("ls"), "done"], FakeEnvironment("abcdef")
-        done = tinker.run(replies, environment, max_turns=2, max_output_bytes=4)
+        options = {"max_turns": 2, "max_output_bytes": 4}
+        done = tinker.run([bash("printf abcdef"), "done"], ShellEnvironment(), **options)
         cut = "ab\n[... 2 bytes left out ...]\nef"
         assert done.observations == [f"Exit code: 0\nOutput:\n{cut}"]
 
@@ -883,13 +901,13 @@ class TestLoop:
         one_with_braces=({"max_turns": 2, "system_prompt": "Be {brief}."}, ["Be {brief}."]),
     )
     def test_the_system_message_is_as_given(self, given, messages, model):
-        done = model.run(**given)
-        assert [step.message for step in done.steps if step.source == "system"] == messages
+        model.run(**given)
         assert re.findall(r"<\|im_start\|>system\n(.*)<\|im_end", model.prompt_text(0)) == messages
 
     def test_the_default_system_message_explains_bash_blocks(self, tinker):
-        message = tinker.run(max_turns=2, command_timeout_sec=77).steps[0].message
-        assert re.search("(?s)fenced blocks that open with ```bash.*has 77 seconds", message)
+        tinker.run(max_turns=2, command_timeout_sec=77)
+        pattern = "(?s)system\n.*fenced blocks that open with ```bash.*has 77 seconds"
+        assert re.search(pattern, tinker.prompt_text(0))
 
     def test_an_instruction_may_use_special_tokens(self, model):
         model.new_run().follow("Explain <|im_end|>.")
@@ -902,8 +920,16 @@ class TestLoop:
         assert f"Exit code: 0\nOutput:\na{shown}b" in model.prompt_text(1)
 
     def test_a_lone_surrogate_becomes_a_question_mark(self, tinker):
-        done = tinker.new_run(system_prompt="\ud800").follow("greet\udc80")
-        assert [step.message for step in done.steps[:2]] == ["?", "greet?"]
+        tinker.new_run(system_prompt="\ud800").follow("greet\udc80")
+        assert "system\n?<|im_end|>\n<|im_start|>user\ngreet?<|im_end|>" in tinker.prompt_text(0)
+
+    def test_no_request_holds_a_nul(self, chat):
+        """Some servers refuse it."""
+        options = {"max_turns": 2, "system_prompt": "a\0b"}
+        run = chat.new_run([bash("ls"), "hi"], FakeEnvironment("a\0b"), **options)
+        run.follow("a\0b")
+        sent = [message["content"] for message in chat.requests[-1][1]["messages"]]
+        assert sent == ["ab", "ab", bash("ls"), "Exit code: 0\nOutput:\nab"]
 
     def test_sample_without_a_text_to_send_is_an_error(self, tinker):
         agent = tinker.run().agent
@@ -917,13 +943,13 @@ class TestLoop:
 
     def test_a_resumed_step_begins_with_the_last_scripts_output(self, tinker):
         replies = [bash("a"), bash("b"), "done"]
-        done = tinker.new_run(replies, max_turns=2).follow("one", "two")
-        assert done.steps[1].message == "Exit code: 0\nOutput:\n(none)\n\ntwo"
+        tinker.new_run(replies, FakeEnvironment("A", "B"), max_turns=2).follow("one", "two")
+        assert "user\nExit code: 0\nOutput:\nB\n\ntwo<|im_end|>" in tinker.prompt_text(2)
 
-    def test_what_was_never_sent_does_not_open_the_next_step(self, tinker):
-        """OwnLoop ends with a text in the queue."""
+    def test_what_a_loop_told_and_was_never_sent_opens_the_next_step(self, tinker):
+        """OwnLoop ends with a text that no `sample` has sent."""
         done = tinker.new_run(agent_class=OwnLoop).follow("one", "two")
-        assert [step.message for step in done.steps if step.source == "user"] == ["two"]
+        assert [step.message for step in done.steps if step.source == "user"] == ["go on\n\ntwo"]
 
     def test_an_instruction_that_was_never_sent_opens_the_next_step(self, tinker):
         run = tinker.new_run([RuntimeError("gone"), "hi"])
@@ -942,10 +968,33 @@ class TestLoop:
             self.tell("remember")
             return await super().converse(environment)
 
-    def test_what_a_loop_told_in_a_step_without_a_turn_is_not_told_later(self, tinker):
+    def test_what_a_loop_told_in_a_step_without_a_turn_is_told_later(self, tinker):
         run = tinker.new_run([RuntimeError("gone"), "hi"], agent_class=TestLoop.Reminds)
         asyncio.run(finish(run, run))
-        assert run.steps[0].message == "do it\n\ndo it\n\nremember"
+        assert run.steps[0].message == "do it\n\nremember\n\ndo it\n\nremember"
+
+    def test_what_is_told_while_the_model_samples_is_sent_with_the_next_call(self, tinker):
+        async def told_meanwhile() -> str:
+            run.agent.tell("hurry")
+            return bash("ls")
+
+        run = tinker.new_run([told_meanwhile, "done"], FakeEnvironment("out"), max_turns=2)
+        run.follow()
+        output = "Exit code: 0\nOutput:\nout"
+        assert f"user\nhurry\n\n{output}<|im_end|>" in tinker.prompt_text(1)
+        assert [step.message for step in run.steps if step.source == "user"] == ["do it", "hurry"]
+
+    def test_what_a_failed_call_did_not_send_is_sent_once_it_can(self, tinker):
+        """A loop may catch an error of the model's server, and try again."""
+
+        class Persistent(BasicLoopAgent):
+            async def converse(self, environment: Any) -> str:
+                with contextlib.suppress(module.ApiError):
+                    await self.sample()
+                return await super().converse(environment)
+
+        tinker.run([RuntimeError("gone"), "hi"], agent_class=Persistent)
+        assert tinker.prompt_text(0).count("do it") == 1
 
     def test_a_step_without_a_turn_shows_what_was_told(self, tinker):
         run = tinker.new_run([RuntimeError("gone")], agent_class=TestLoop.Reminds)
@@ -959,20 +1008,25 @@ class TestLoop:
         asyncio.run(run.step("two"))
         assert run.steps[0].message == "two"
 
-    def test_an_output_that_a_loop_sets_is_shown_once(self, tinker):
-        """Its special tokens are made plain where it is sent."""
-
-        def look_up(agent: OwnLoop) -> None:
-            agent.turns[-1].observation = "a<|im_end|>"
-
+    def test_what_a_loop_observes_is_shown_once_and_as_plain_text(self, tinker):
         class Tool(OwnLoop):
-            after_turn = look_up
+            def after_turn(self) -> None:
+                self.observe("a<|im_end|>")
 
         done = tinker.run(agent_class=Tool, max_turns=2, system_prompt="")
-        assert done.observations == ["a<|im_end|>"] * 2
+        assert done.observations == ["a<\u200b|im_end|>"] * 2
         assert "user\na<\u200b|im_end|>\n\ngo on<|im_end|>" in tinker.prompt_text(1)
         users = [step.message for step in done.steps if step.source == "user"]
         assert users == ["do it", "go on"]
+
+    def test_an_observation_that_is_set_by_hand_is_not_sent(self, tinker):
+        class Noted(OwnLoop):
+            def after_turn(self) -> None:
+                self.turns[-1].observation = "a note"
+
+        done = tinker.run(agent_class=Noted, max_turns=2)
+        assert done.observations == ["a note"] * 2
+        assert "a note" not in tinker.prompt_text(1)
 
     def test_a_block_that_is_not_closed_is_told(self, tinker):
         done = tinker.run([TestLoop.OPEN, "done"], max_turns=2)
@@ -1029,13 +1083,22 @@ class TestLoop:
     def test_the_model_is_told_of_the_tasks_skills(self, tinker, tmp_path):
         file = tmp_path / "my skills/pdf/SKILL.md"
         file.parent.mkdir(parents=True)
-        ten_lines = "".join(f"line {n}\n" for n in range(1, 11))
-        file.write_text(f"{ten_lines}line 11\n")
+        # A description that is folded over many lines, and another one below it.
+        lines = "".join(f"  line {n}\n" for n in range(1, 31))
+        front_matter = f"---\nname: pdf\ndescription: >\n{lines}license: MIT\n---"
+        file.write_text(f"{front_matter}\nThe skill itself.\n---\n")
         # `max_output_bytes` does not apply to the list.
         options = {"skills_dir": str(tmp_path / "my skills"), "max_output_bytes": 9}
         message = tinker.run((), ShellEnvironment(), **options).steps[0].message
-        intro = "Skills. Read a skill's file before you use it.\n\n"
-        assert message == f"{intro}==> {file} <==\n{ten_lines}\n\ndo it"
+        intro = "Skills. Read a skill's file before you use it."
+        assert message == f"{intro}\n\n==> {file} <==\n{front_matter}\n\ndo it"
+
+    def test_each_skill_is_listed(self, tinker, tmp_path):
+        for name in ("one", "two"):
+            (tmp_path / name).mkdir()
+            (tmp_path / name / "SKILL.md").write_text(f"---\nname: {name}\n---\ntext\n")
+        message = tinker.run((), ShellEnvironment(), skills_dir=str(tmp_path)).steps[0].message
+        assert re.findall("^name: (.*)$", message, re.M) == ["one", "two"]
 
     def test_the_model_is_told_once_of_the_tasks_servers(self, tinker):
         tinker.new_run(mcp_servers=[WEB]).follow("one", "two")
@@ -1059,8 +1122,9 @@ class TestLoop:
 
     def test_a_client_of_ones_own_may_give_harbors_response(self, chat):
         # ScriptedAgent's client asks no server. Its replies are in examples/fakes.py.
-        done = chat.run(agent_class=ScriptedAgent, max_turns=2)
-        assert (done.scripts, done.completion) == (["ls"], "Hello, world!")
+        done = chat.run((), ShellEnvironment(), agent_class=ScriptedAgent, max_turns=2)
+        assert done.observations == ["Exit code: 0\nOutput:\nhello from the script"]
+        assert done.completion == "Hello, world!"
 
     @since_harbor_023
     def test_a_client_of_ones_own_needs_no_key(self, no_key):
@@ -1092,6 +1156,10 @@ class TestLoop:
         asyncio.run(ended.go())
         assert (ended.stop_reason, ended.recorded) == ("rollout_timeout", tinker.sampled)
 
+    def test_a_client_may_be_called_as_harbors_own(self, model):
+        (client,) = set_up(model.agent())
+        assert asyncio.run(client.call("hi", message_history=[])).content == "hello"
+
     def test_an_edited_conversation_is_rendered_anew_once(self, tinker, monkeypatch):
         def edit(agent: OwnLoop) -> None:
             if len(agent.turns) == 2:
@@ -1101,46 +1169,6 @@ class TestLoop:
         done = tinker.run(agent_class=OwnLoop, max_turns=4)
         assert tinker.prompt_text(2).startswith("<|im_start|>system\n(left out)<|im_end|>")
         assert done.metadata["n_prefix_breaks"] == 1
-
-    def test_an_edit_ends_a_chain_of_responses(self, chat):
-        """A client of one's own may send the last response's id in place of the conversation."""
-        sent = []
-
-        class Chained:
-            async def call(self, **given: Any) -> LLMResponse:
-                sent.append(given["previous_response_id"])
-                return LLMResponse(content="hi", response_id="r")
-
-        class ChainedLoop(OwnLoop):
-            def _build_llm(self) -> Any:
-                return Chained()
-
-            def after_turn(self) -> None:
-                if len(self.turns) == 2:
-                    self.messages[0]["content"] = "(left out)"
-
-        chat.run(agent_class=ChainedLoop, max_turns=3)
-        assert sent == [None, "r", None]
-
-    def test_a_part_of_a_reply_ends_a_chain_of_responses(self, chat):
-        """The second of three steps ends after a part of a reply."""
-        sent = []
-
-        class Parted(module.ModelClient):
-            async def call(self, **given: Any) -> Turn:
-                sent.append(given["previous_response_id"])
-                if len(sent) == 2:
-                    given["request"].partial = Turn(content="h")
-                    raise RuntimeError("gone")
-                return Turn(content="hi", response_id="r")
-
-        class PartedAgent(BasicLoopAgent):
-            def _build_llm(self) -> Any:
-                return Parted()
-
-        run = chat.new_run(agent_class=PartedAgent)
-        asyncio.run(finish(run, run, run))
-        assert sent == [None, "r", None]
 
     @columns("prompt completion expected").rows(
         both=([1], [2], [1, 2]), no_prompt=(None, [2], []), no_completion=([1], None, [])
@@ -1209,11 +1237,12 @@ each_way_to_wait = columns("replies results").rows(
 
 class TestEndings:
     @columns("reply result error_type message").rows(
-        client=(RuntimeError("gone"), "", RuntimeError, "gone$"),
-        server=(Refusal(404, "no such thing"), "", Exception, "no such thing"),
-        clients_timeout=(TimeoutError("slow"), "", RuntimeRequestError, "^TimeoutError: slow"),
+        client=(RuntimeError("gone"), "", module.ApiError, "^RuntimeError: gone"),
+        server=(Refusal(404, "no such thing"), "", module.ApiError, "^Refusal: no such thing"),
+        clients_timeout=(TimeoutError("slow"), "", module.ApiError, "^TimeoutError: slow"),
         sdks_cancellation=(asyncio.CancelledError("x"), "", RuntimeRequestError, "Cancelled"),
-        environment=(bash("b"), RuntimeError("gone"), RuntimeError, "gone$"),
+        environment=(bash("b"), RuntimeError("gone"), RuntimeRequestError, "Error: gone$"),
+        environments_timeout=(bash("b"), TimeoutError("x"), RuntimeRequestError, "^TimeoutError"),
     )
     def test_an_error_ends_the_run(self, reply, result, error_type, message, tinker):
         failed = tinker.new_run([bash("a"), reply], FakeEnvironment("", result), max_turns=3)
@@ -1236,6 +1265,12 @@ class TestEndings:
         asyncio.run(ended.go(), loop_factory=virtual_loop)
         assert (ended.stop_reason, ended.recorded) == ("rollout_timeout", tinker.sampled)
 
+    def test_a_server_that_was_busy_earlier_makes_no_error_of_max_seconds(self, tinker):
+        replies = [bash("ls"), Refusal(503), bash("ls")]
+        ended = tinker.new_run(replies, FakeEnvironment("", forever), max_turns=9, max_seconds=50)
+        asyncio.run(ended.go(), loop_factory=virtual_loop)
+        assert ended.stop_reason == "rollout_timeout"
+
     def test_harbors_timeout_wins_over_max_seconds(self, tinker):
         """Both come at once."""
         ended = tinker.new_run([forever], timeout_sec=50, max_seconds=50)
@@ -1243,35 +1278,46 @@ class TestEndings:
             asyncio.run(ended.go(), loop_factory=virtual_loop)
         assert ended.stop_reason == "cancelled"
 
-    # What the client or the environment raises in a run, by the name of its class.
+    def test_an_environment_that_runs_nothing_any_more_ends_the_run(self, tinker):
+        """As after `docker kill`. Further turns would cost money, and the trial would be scored."""
+        gone = ExecResult(stdout="", stderr="the container is not running", return_code=1)
+        environment = FakeEnvironment("", gone, gone)
+        failed = tinker.new_run([bash("a"), bash("b"), bash("c")], environment, max_turns=9)
+        with pytest.raises(RuntimeRequestError, match="the container is not running"):
+            failed.follow()
+        assert (failed.stop_reason, len(tinker.sampled)) == ("error", 2)
+
     @pytest.mark.skipif(
         not module.ERROR_POLICIES, reason="Harbor before 0.25 does not look at names"
     )
-    @columns("error_type raised").rows(
-        RuntimeError=(RuntimeError, "RuntimeRequestError"),
-        OSError=(OSError, "RuntimeRequestError"),
-        unknown_to_harbor=(type("ConflictError", (Exception,), {}), "RuntimeRequestError"),
-        openais_timeout=(type("APITimeoutError", (Exception,), {}), "RuntimeRequestError"),
-        known_as_retried=(type("InternalServerError", (Exception,), {}), "InternalServerError"),
-        known_as_final=(type("AuthenticationError", (Exception,), {}), "AuthenticationError"),
-    )
-    def test_an_error_that_harbor_would_score_gets_a_name_that_it_does_not(
-        self, error_type, raised, tinker
-    ):
-        with pytest.raises(Exception, match="why") as caught:
-            tinker.new_run([error_type("why")]).follow()
-        assert type(caught.value).__name__ == raised
-        policy = module.ERROR_POLICIES[raised]
+    @pytest.mark.parametrize("name", ["ApiError", "RuntimeRequestError"])
+    def test_harbor_does_not_score_the_errors_of_the_agent(self, name):
+        policy = module.ERROR_POLICIES[name]
         # Harbor 0.26 has renamed it.
         names = [name for name in ("reward_valid", "has_valid_reward") if hasattr(policy, name)]
         assert [getattr(policy, name) for name in names] == [False]
 
+    # What a client raises, by the name of its class.
+    @columns("name raised").rows(
+        unknown_to_harbor=("ConflictError", "ApiError"),
+        openais_timeout=("APITimeoutError", "ApiError"),
+        known_as_retried=("RateLimitError", "RateLimitError"),
+        known_as_final=("AuthenticationError", "AuthenticationError"),
+        known_as_scored=("ContentPolicyViolationError", "ContentPolicyViolationError"),
+    )
+    @pytest.mark.skipif(not module.ERROR_POLICIES, reason="Harbor before 0.25 has no table")
+    def test_an_error_keeps_a_name_that_harbor_knows(self, name, raised, tinker):
+        error_type = type(name, (Exception,), {})
+        with pytest.raises(Exception, match="why") as caught:
+            tinker.new_run([error_type("why")]).follow()
+        assert type(caught.value).__name__ == raised
+
     @columns("options replies message").rows(
-        max_turns_is_1=({}, [bash("rm x")], "none of the answer's blocks was run"),
-        no_language=({"max_turns": 2}, ["```\nls\n```"], "none of the answer's blocks was run"),
-        tildes=({"max_turns": 2}, ["~~~bash\nls\n~~~"], "none of the answer's blocks was run"),
+        max_turns_is_1=({}, [bash("rm x")], "no block of the answer was run"),
+        no_language=({"max_turns": 2}, ["```\nls\n```"], "no block of the answer was run"),
+        tildes=({"max_turns": 2}, ["~~~bash\nls\n~~~"], "no block of the answer was run"),
         only_thinking=({}, ["<think>hm</think>"], "the answer is empty"),
-        a_cut_off_reply=({}, [Reply("hi", cut_off=True)], "cut off: finish reason 'length'"),
+        a_cut_off_reply=({}, [Reply("hi", cut_off=True)], "incomplete: finish reason 'length'"),
     )
     def test_what_may_earn_nothing_is_logged(self, options, replies, message, tinker, caplog):
         tinker.run(replies, **options)
@@ -1302,25 +1348,89 @@ class TestEndings:
     def test_a_later_step_may_fill_the_context(self, tinker):
         assert tinker.new_run(["hi", FULL]).follow("one", "two").stop_reason == "context_overflow"
 
-    @columns("error expected").rows(
-        vLLM=(FULL, True),
-        openAI=(Refusal(400, "code: context_length_exceeded"), True),
-        too_long=(Refusal(422, "prompt is too long"), True),
-        gemini=(Refusal(413, "exceeds the token limit"), True),
-        xAI=(Refusal(400, "This model's maximum prompt length is 131072"), True),
-        glm=(Refusal(400, "Prompt exceeds max length"), True),
-        dashscope=(Refusal(400, "Range of input length should be [1, 30720]"), True),
-        llama_cpp=(Refusal(500, "the request exceeds the available context size"), True),
-        harbors=(ContextLengthExceededError(), True),
-        tinkers_user=(tinker_error("too long", "user"), True),
-        tinkers_server=(tinker_error("too long", "server"), False),
-        a_gateways_timeout=(Refusal(504, "the upstream took too long"), False),
-        a_servers_timeout=(Refusal(500, "the request took too long"), False),
-        another_bad_request=(Refusal(400, "no such model"), False),
-        no_status=(RuntimeError("too long"), False),
+    @columns("error stop_reason").rows(
+        vLLM=(FULL, "context_overflow"),
+        no_room_in_vLLM=(Refusal(400, "max_tokens must be at least 1, got 0"), "context_overflow"),
+        sglangs_pool=(
+            Refusal(400, "Input length (9 tokens) exceeds the maximum allowed length (8 tokens)"),
+            "context_overflow",
+        ),
+        openAI=(Refusal(400, "code: context_length_exceeded"), "context_overflow"),
+        too_long=(Refusal(422, "prompt is too long"), "context_overflow"),
+        gemini=(Refusal(413, "exceeds the token limit"), "context_overflow"),
+        xAI=(Refusal(400, "This model's maximum prompt length is 131072"), "context_overflow"),
+        glm=(Refusal(400, "Prompt exceeds max length"), "context_overflow"),
+        dashscope=(Refusal(400, "Range of input length should be [1, 30720]"), "context_overflow"),
+        llama_cpp=(Refusal(500, "exceeds the available context size"), "context_overflow"),
+        harbors=(ContextLengthExceededError(), "context_overflow"),
+        tinkers_user=(tinker_error("too long", "user"), "context_overflow"),
+        tinkers_server=(tinker_error("too long", "server"), "error"),
+        a_gateways_timeout=(Refusal(504, "the upstream took too long"), "error"),
+        a_servers_timeout=(Refusal(500, "the request took too long"), "error"),
+        a_field_of_the_request=(Refusal(400, "Invalid 'user': string too long"), "error"),
+        another_bad_request=(Refusal(400, "no such model"), "error"),
+        no_status=(RuntimeError("too long"), "error"),
     )
-    def test_only_a_refused_request_is_a_full_context(self, error, expected):
-        assert module.is_context_full(error) is expected
+    def test_only_a_refused_request_is_a_full_context(self, error, stop_reason, tinker):
+        # An error that may pass is waited for: the next one ends the run.
+        ended = tinker.new_run([bash("ls"), error, Refusal(404)], max_turns=2)
+        asyncio.run(finish(ended), loop_factory=virtual_loop)
+        assert ended.stop_reason == stop_reason
+
+    def test_a_field_that_is_too_long_is_not_called_a_long_prompt(self, tinker):
+        with pytest.raises(module.ApiError, match=r"^Refusal: Invalid 'user': string too long"):
+            tinker.new_run([Refusal(400, "Invalid 'user': string too long")]).follow()
+
+    # The words of servers for the end of a reply.
+    @columns("words stop_reason").rows(
+        whole=("stop STOP stop_sequence end_turn eos eos_token complete completed", "completed"),
+        cut_off=("length MAX_TOKENS model_length model_context_window_exceeded", "max_tokens"),
+        refused=("content_filter refusal SAFETY", "refused"),
+        failed=("abort cancelled error time_limit insufficient_system_resource", "error"),
+        another_word=("tool_calls", "tool_calls"),
+    )
+    def test_a_finish_reason_is_a_stop_reason(self, words, stop_reason, chat):
+        replies = [Turn(content=bash("rm x"), finish_reason=word) for word in words.split()]
+        runs = [chat.new_run(agent_class=saying(reply)) for reply in replies]
+        asyncio.run(finish(*runs))
+        assert {run.stop_reason for run in runs} == {stop_reason}
+        assert {run.completion for run in runs} == {bash("rm x")}
+
+    @columns("word").rows(cut_off="length", refused="content_filter", another="tool_calls")
+    def test_nothing_is_run_of_a_reply_that_is_not_whole(self, word, chat):
+        agent_class = saying(Turn(content=bash("rm x"), finish_reason=word))
+        assert chat.run(agent_class=agent_class, max_turns=2).scripts == []
+
+    def test_a_reply_that_the_server_has_aborted_is_not_scored(self, chat):
+        with pytest.raises(module.ApiError, match="the server has ended the reply with 'abort'"):
+            chat.new_run([Reply("h", choice={"finish_reason": "abort"})]).follow()
+
+    @columns("reply").rows(
+        openAI=Reply(message={"content": None, "refusal": "I can't help with that."}),
+        by_its_reason=Reply("I can't help with that.", choice={"finish_reason": "content_filter"}),
+    )
+    def test_a_refusal_is_the_answer_and_ends_the_run_as_refused(self, reply, chat):
+        done = chat.run([bash("ls"), reply], max_turns=9)
+        assert (done.stop_reason, done.completion) == ("refused", "I can't help with that.")
+
+    def test_a_first_reply_of_litellm_that_is_cut_off_needs_no_ids(self, chat):
+        """Harbor's client loses them."""
+        done = chat.run([Reply("hi", cut_off=True)], collect_rollout_details=True)
+        assert (done.stop_reason, done.completion) == ("max_tokens", "hi")
+
+    def test_a_turn_without_sampled_tokens_is_not_trained(self, tinker):
+        done = tinker.run([bash("ls"), Reply(ids=[])], max_turns=2)
+        assert done.recorded == tinker.sampled[:1]
+        assert done.metadata["n_turns_without_ids"] == 1
+
+    def test_a_run_that_sampled_nothing_keeps_its_instruction_for_the_next_step(self, vllm):
+        """The server aborts the reply before its first token, and the time ends."""
+        aborted = Reply(ids=[], choice={"finish_reason": "abort"})
+        run = vllm.new_run([aborted, "hi"], max_seconds=0.5)
+        run.follow("one")
+        assert (run.stop_reason, run.context.rollout_details) == ("rollout_timeout", None)
+        asyncio.run(run.step("two"))
+        assert "user\none\n\ntwo<|im_end|>" in vllm.prompt_text(-1)
 
     @columns("choice").rows(no_ids={"token_ids": None}, no_logprobs={"logprobs": None})
     def test_a_first_turn_without_ids_is_an_error(self, choice, server):
@@ -1343,7 +1453,7 @@ class TestEndings:
     ]
     LAST = [
         ("done", True),
-        (Reply(ids=[]), True),
+        (Reply(ids=[]), False),
         (Reply(bash("rm x"), cut_off=True), True),
         (Reply("hm", logprobs=[-1.0, math.nan, -1.0]), False),
         (RuntimeError("API error"), False),
@@ -1375,6 +1485,7 @@ INKLING_HM = "<|content_thinking|>hm<|end_message|>"
 styles = columns("opening thinking closing").rows(
     qwen=("<think>", "\nhm\n", "</think>\n\n"),
     mistral=("[THINK]", "hm", "[/THINK]"),
+    longcat=("<longcat_think>", "hm", "</longcat_think>"),
     seed=("<seed:think>", "hm", "</seed:think>"),
     minimax=("<mm:think>", "hm", "</mm:think>"),
     hy3=("<think:opensource>", "hm", "</think:opensource>"),
@@ -1388,69 +1499,79 @@ styles = columns("opening thinking closing").rows(
 )
 
 
+def parts(run: AgentRun) -> tuple[str, str]:
+    """The thinking and the answer of a run's last reply."""
+    return run.steps[-1].reasoning_content or "", run.completion
+
+
 class TestThinking:
     @styles
-    def test_the_answer_follows_the_thinking(self, opening, thinking, closing):
-        assert module.split_thinking(f"{opening}{thinking}{closing}hi") == (thinking, "hi")
+    def test_the_answer_follows_the_thinking(self, opening, thinking, closing, tinker):
+        done = tinker.run([f"{opening}{thinking}{closing}hi"])
+        assert parts(done) == (thinking, "hi")
 
     @styles
-    def test_thinking_that_is_cut_off_is_no_answer(self, opening, thinking, closing):
+    def test_thinking_that_is_cut_off_is_no_answer(self, opening, thinking, closing, tinker):
         reply = opening + thinking + closing
         # Half an opening tag would be an answer.
-        for length in range(len(opening), len(reply) + 1):
-            assert module.split_thinking(reply[:length])[1] == ""
+        replies = [reply[:length] for length in range(len(opening), len(reply) + 1)]
+        done = tinker.run(replies, agent_class=OwnLoop, max_turns=len(replies))
+        assert {step.message for step in done.steps if step.source == "agent"} == {""}
 
-    def test_a_pair_of_tags_may_be_added(self, monkeypatch):
+    def test_a_pair_of_tags_may_be_added(self, tinker, monkeypatch):
         pair = ("<reason>", "</reason>")
         monkeypatch.setattr(module, "THINKING_TAGS", [*module.THINKING_TAGS, pair])
-        assert module.split_thinking("<reason>hm</reason>hi") == ("hm", "hi")
+        assert parts(tinker.run(["<reason>hm</reason>hi"])) == ("hm", "hi")
 
     @columns("reply thinking answer").rows(
         plain=("hi", "", "hi"),
-        a_closing_tag_alone=("</think>\n\nhi", "", "hi"),
+        a_closing_tag_alone=("</think>\n\nhi", "", "</think>\n\nhi"),
         gpt_oss_without_thinking=("<|channel|>final<|message|>hi", "", "hi"),
-        two_thoughts=("<think>a</think> <think>b</think>c", "ab", "c"),
-        blanks_at_the_start=(" \n<think>a</think>c", "a", "c"),
+        two_thoughts=("<think>a</think>\n<think>b</think>c", "a", "<think>b</think>c"),
+        an_empty_thought=("<think></think>\n\nhi", "", "hi"),
+        blanks_at_the_start=(" \n<think>a</think>\n\nc", "a", "c"),
         an_answer_is_not_stripped=("  c\n", "", "  c\n"),
         a_tag_inside_the_answer=("c</think>d", "", "c</think>d"),
         another_models_tag=("<think>a[/THINK]b</think>c", "a[/THINK]b", "c"),
         never_closed=("<seed:think>a[/THINK]b", "a[/THINK]b", ""),
+        cohere=("<|START_RESPONSE|>hi<|END_RESPONSE|>", "", "hi"),
     )
-    def test_thinking_is_what_its_tags_enclose(self, reply, thinking, answer):
-        assert module.split_thinking(reply) == (thinking, answer)
+    def test_thinking_is_what_its_tags_enclose(self, reply, thinking, answer, tinker):
+        assert parts(tinker.run([reply])) == (thinking, answer)
+
+    def test_thinking_of_a_chat_endpoint_is_split_off_in_the_same_way(self, chat):
+        done = chat.run(agent_class=saying(LLMResponse(content="<think>\nhm\n</think>\n\nhi")))
+        assert parts(done) == ("\nhm\n", "hi")
 
     # Thinking of a chat endpoint whose template has written <think> into the prompt.
-    @columns("thought").rows(
-        plain="hm\n",
-        in_the_same_line="hm ",
-        a_closed_block="so\n```bash\nrm x\n```\nno\n",
-        a_block_left_open="so\n```bash\nrm x\n",
-        lone_backticks="a ` or ```\n",
-        a_quoted_tag="I could drop `</think>` here.\n",
-        a_tag_in_a_command="```bash\nsed 's#</think>##' f\n```\nno\n",
+    @columns("reply thinking").rows(
+        plain=("hm\n</think>\nhi", "hm\n"),
+        in_the_same_line=("hm </think>\nhi", "hm "),
+        at_the_start_of_a_line=("hm\n</think>hi", "hm\n"),
+        lone_backticks=("a ` or ``\n</think>\nhi", "a ` or ``\n"),
     )
-    def test_a_closing_tag_at_the_end_of_a_line_ends_the_thinking(self, thought):
-        reply = f"{thought}</think>\n{bash('ls')}"
-        assert module.with_opening_tag(reply) == f"<think>{reply}"
-
-    def test_a_closing_tag_at_the_start_of_a_line_ends_the_thinking(self):
-        reply = f"so\n{bash('rm x')}</think>hi"
-        assert module.with_opening_tag(reply) == f"<think>{reply}"
+    def test_a_closing_tag_at_the_edge_of_a_line_ends_the_thinking(self, reply, thinking, chat):
+        done = chat.run(agent_class=saying(LLMResponse(content=reply)))
+        assert parts(done) == (thinking, "hi")
 
     # Whole answers of such an endpoint.
     @columns("answer").rows(
         sed="```bash\nsed -i 's#</think>##' f\n```\n",
+        here_document="```bash\ncat >f <<E\nhm\n</think>\nE\n```\n",
+        here_document_in_tildes="~~~\nhm\n</think>\n~~~\n",
         quoted_in_a_line="Drop `</think>` from f:\n```bash\nls\n```\n",
         both_tags_in_a_line="It is <think>hm</think>\nin Qwen's format.",
     )
-    def test_a_tag_that_an_answer_quotes_is_text(self, answer):
-        assert module.with_opening_tag(answer) == answer
+    def test_a_tag_that_an_answer_quotes_is_text(self, answer, chat):
+        done = chat.run(agent_class=saying(LLMResponse(content=answer)))
+        assert parts(done) == ("", answer)
 
     # If the time grew with the square of the length, `clean_process` would end this after a minute.
     # (Its alarm also interrupts a regular expression.)
     @columns("reply").rows(backticks="`" * 400_000, fences="```a\n" * 80_000, blanks=" " * 400_000)
-    def test_a_degenerate_reply_is_split_in_time(self, reply):
-        assert module.split_thinking(module.with_opening_tag(reply)) == ("", reply)
+    def test_a_degenerate_reply_is_split_in_time(self, reply, chat):
+        done = chat.run(agent_class=saying(LLMResponse(content=reply)))
+        assert parts(done) == ("", reply)
 
 
 # --------------------------------------------------------------------------------------- blocks
@@ -1468,7 +1589,6 @@ class TestBlocks:
         at_a_lists_marker=("- ```bash\n  a\n  ```\n- ```sh\n  b\n  ```", ["a\n", "b\n"]),
         indented_fences_inside=(f"```bash\n{DOCSTRING}```", [DOCSTRING]),
         a_longer_fence=("````bash\na\n```\n````", ["a\n```\n"]),
-        with_a_nul=("```bash\nprintf 'a\0b'\n```", ["printf 'ab'\n"]),
         with_carriage_returns=("```bash\r\na\r\n```\r\n", ["a\n"]),
         another_language=("```python\nx\n```", []),
         without_a_language=("```\na\n```", []),
@@ -1494,11 +1614,16 @@ class TestBlocks:
         by_a_shorter_fence="````bash\nrm x\n```\n",
         only_its_opening_fence="```bash",
         by_a_fence_that_is_part_of_it="```bash\nrm x\n    ```\n",
+        by_a_longer_fence_that_is_part_of_it="````bash\nrm x\n    ````\n",
         by_a_fence_of_its_own_text="```bash\ncat >f <<E\n```python\nx\n```\nE\nrm y\n```",
         beside_another_language="```bash\na\n```\n```python\nx",
     )
     def test_a_block_that_is_not_closed_is_told_from_none(self, reply):
         assert fenced_blocks(reply, "bash") is None
+
+    def test_a_nul_in_a_block_is_left_out(self, tinker):
+        done = tinker.run([bash("printf 'a\0b'"), "done"], max_turns=2)
+        assert done.scripts == ["printf 'ab'"]
 
     def test_blocks_of_the_shell_are_run(self, tinker):
         languages = ["bash", "", "sh", "python", "shell", "console", "zsh", "bashrc"]
@@ -1508,17 +1633,45 @@ class TestBlocks:
 
 # -------------------------------------------------------------------------------------- scripts
 
-CUT = "[cut: 4000 KiB of output are kept, or less if memory is full]"
-LIMIT = "[ended: the time limit of 1 seconds was reached]"
-NO_ANSWER = "[no answer: what runs scripts was killed, or it could not start]"
+LIMIT = "[The time limit of 1 seconds was reached.]"
+NO_ANSWER = "[No answer came in 9 seconds, or the script has killed what runs it.]"
+UNREADABLE = (
+    "[Nothing was run: bash did not understand a block. If it writes ``` lines, open and close it "
+    "with four backticks.]"
+)
+FULL_DEVICE = "[Output is missing: no space is left on the device that holds it.]"
+NO_ROOM = "the script fits neither into /dev/shm nor into /tmp"
 # A command that no other process on the machine runs.
 SLEEP = f"sleep {60 + uuid4().int % 10**9}"
+# The id of the runner, which is the parent of `timeout`, the parent of a script.
+RUNNER = "$(sed -n 's/PPid:[^0-9]*//p' /proc/$PPID/status)"
 
 
-def run_shell(environment: Any, *blocks: str, seconds: int = 9, shown_bytes: int = 10_000) -> str:
+def script_agent(seconds: int = 9, shown_bytes: int = 10_000) -> BasicLoopAgent:
+    """An agent for its method `execute` alone, which writes no file into the log folder."""
+    options = {"command_timeout_sec": seconds, "max_output_bytes": shown_bytes}
+    return BasicLoopAgent(model_name="any", logs_dir=ROOT, **options)
+
+
+def run_shell(environment: Any, *blocks: str, **options: Any) -> str:
     """Run blocks as one script. Returns what the model is told."""
-    result = asyncio.run(module.run_script(list(blocks), environment, seconds))
-    return result.text(shown_bytes)
+    return asyncio.run(script_agent(**options).execute(list(blocks), environment))
+
+
+def run_shell_that_prints(printed: str, seconds: float = 0, **options: Any) -> str:
+    """Run a script in an environment that prints this, with the script's mark for M, after so many
+    seconds. Its kill works. Returns what the model is told, with M for the mark."""
+
+    async def answer() -> ExecResult:
+        await asyncio.sleep(seconds)
+        return ExecResult(stdout=printed.replace(":M:", f":{mark()}:"), return_code=0)
+
+    def mark() -> str:
+        return re.search(r"BASIC_LOOP_MARK=(\w+)", environment.commands[0])[1]
+
+    environment = FakeEnvironment(answer)
+    run = script_agent(**options).execute(["x"], environment)
+    return asyncio.run(run, loop_factory=virtual_loop).replace(mark(), "M")
 
 
 def told(code: int, output: str) -> str:
@@ -1541,6 +1694,24 @@ def shell() -> Iterator[ShellEnvironment]:
     subprocess.run(left, shell=True, stderr=subprocess.DEVNULL)
 
 
+class MountEnvironment(ShellEnvironment):
+    """Runs commands in real shells that see other mounts than the rest of the machine. (They are
+    gone after the command.)"""
+
+    def __init__(self, *mounts: str) -> None:
+        super().__init__(LC_ALL="C.UTF-8")
+        self.mounts = " && ".join(mounts)
+
+    async def exec(self, command: str, timeout_sec: int) -> Any:
+        inner = shlex.quote(f"{self.mounts} && {command}")
+        return await super().exec(f"{UNSHARE} bash -c {inner}", timeout_sec)
+
+
+UNSHARE = "unshare --mount --map-root-user"
+CAN_MOUNT = subprocess.run(f"{UNSHARE} mount -t tmpfs none /tmp", shell=True, capture_output=True)
+needs_mounts = pytest.mark.skipif(CAN_MOUNT.returncode != 0, reason="needs `unshare --mount`")
+
+
 class TestScripts:
     @columns("script code").rows(
         that_fails=("echo a; exit 3", 3),
@@ -1554,35 +1725,86 @@ class TestScripts:
         both_streams=("echo 1; echo e >&2; echo 2", "1\ne\n2"),
         a_blank_line_at_the_end=("echo x; echo", "x\n"),
         no_newline_at_the_end=(r"printf '\n\nx'", "\n\nx"),
-        invalid_utf8=(r"printf 'caf\351 \0x\344\270'", "caf\ufffd \0x\ufffd"),
+        nothing=("true", "(none)"),
+        invalid_utf8=(r"printf 'caf\351 x\344\270'", "caf\ufffd x\ufffd"),
         of_a_long_script=(f"cat <<E | wc -c\n{40_000 * 'x'}\nE", "40001"),
-        late=("exec > >(sleep 0.1; cat) 2>&1\necho hello", "hello"),
         of_a_script_like_an_option=("-n 2>/dev/null\necho y", "y"),
         of_a_script_with_quotes=("""echo "it's" '"$HOME"'""", 'it\'s "$HOME"'),
+        of_a_script_with_extended_patterns=("shopt -s extglob\necho !(*)", "!(*)"),
     )
     def test_the_model_sees_what_a_script_prints(self, script, output, shell):
         assert run_shell(shell, script) == told(0, output)
 
-    def test_bash_tells_of_a_here_document_left_open(self, shell):
-        assert "warning: here-document at line 1" in run_shell(shell, "cat <<E\nx")
+    def test_bashs_messages_are_the_same_in_each_rollout(self, shell):
+        text = run_shell(shell, "no-such-command")
+        assert text == told(127, "script: line 1: no-such-command: command not found")
 
-    # What a script could notice of the program that runs it. hB are the options of any script.
-    # pgrep leaves itself out, but would find a bash that has the script as an argument.
+    @columns("output shown_bytes expected").rows(
+        fits=("abcd", 4, "abcd"),
+        one_too_many=("abcde", 4, "ab\n[... 1 bytes left out ...]\nde"),
+        halves_of_characters=("ßaaß", 2, "\ufffd\n[... 4 bytes left out ...]\n\ufffd"),
+    )
+    def test_of_long_output_the_first_and_the_last_half_are_seen(
+        self, output, shown_bytes, expected, shell
+    ):
+        text = run_shell(shell, f"printf {output}", shown_bytes=shown_bytes)
+        assert text == told(0, expected)
+
+    def test_of_a_flood_the_end_is_seen_too(self, shell):
+        text = run_shell(shell, "seq 1500000; exit 3", shown_bytes=16)
+        assert text == told(3, "1\n2\n3\n4\n\n[... 10888880 bytes left out ...]\n1500000")
+
+    # ---- what bash cannot read
+
+    def test_a_here_document_with_fences_is_told_and_nothing_is_run(self, tinker, tmp_path):
+        """The second fence ends the block, so that the here-document would swallow the block after
+        it, and the model would be told of no error."""
+        readme = f"cat >{tmp_path}/README.md <<'E'\nTo install:\n```\nmake\n```\nE"
+        reply = bash(f"touch {tmp_path}/first", readme, f"echo x >{tmp_path}/config.ini")
+        done = tinker.run([reply, "done"], ShellEnvironment(), max_turns=2)
+        (seen,) = done.observations
+        assert seen.startswith("Exit code: 126\nOutput:\nblock002: line ")
+        assert "warning: here-document at line 1 delimited by end-of-file" in seen
+        assert seen.endswith(UNREADABLE)
+        assert sorted(os.listdir(tmp_path)) == ["completion.txt", "trajectory.json"]
+
+    def test_a_here_document_in_four_backticks_may_hold_fences(self, tinker, tmp_path):
+        reply = f"````bash\ncat >{tmp_path}/README.md <<'E'\n```\nmake\n```\nE\n````\n"
+        done = tinker.run([reply, "done"], ShellEnvironment(), max_turns=2)
+        assert done.observations == [told(0, "(none)")]
+        assert (tmp_path / "README.md").read_text() == "```\nmake\n```\n"
+
+    @columns("blocks complaint").rows(
+        half_a_command=(["touch first", "if true; then"], "syntax error: unexpected end of file"),
+        a_command_in_two_blocks=(["if true; then touch first", "fi"], "unexpected end of file"),
+        an_open_quote=(["touch first; echo 'x"], "looking for matching `''"),
+    )
+    def test_no_part_of_a_script_that_bash_cannot_read_is_run(
+        self, blocks, complaint, shell, tmp_path
+    ):
+        text = run_shell(shell, f"cd {tmp_path}", *blocks)
+        assert text.startswith("Exit code: 126\nOutput:\nblock00")
+        assert complaint in text
+        assert text.endswith(UNREADABLE)
+        assert os.listdir(tmp_path) == []
+
+    # ---- what a script and its runner see of each other
+
+    # hB are the options of any script. pgrep leaves itself out, but would find a process that has
+    # the script, or the runner's program, as an argument.
     @columns("script output").rows(
         its_stdin=("cat", "(none)"),
         its_shell_options=("shopt -p lastpipe; echo $-", "shopt -u lastpipe\nhB"),
         its_variables_but_the_mark=("env | sed 's/=.*//' | grep BASIC", "BASIC_LOOP_MARK"),
-        its_command_line=("! pgrep -s 0 -f 'pgrep|mkfifo'", "(none)"),
-        its_descriptors=("ls /proc/self/fd | tr '\\n' ' '", "0 1 2 3 4 "),
+        its_command_line=("! pgrep -s 0 -f 'pgrep|base64'", "(none)"),
+        its_descriptors=("ls /proc/self/fd | tr '\\n' ' '", "0 1 2 3 "),
     )
     def test_a_script_is_shut_off_from_its_runner(self, script, output, shell):
         text = run_shell(shell, script)
-        assert (
-            text.removeprefix("Exit code: 1").removeprefix("Exit code: 0") == f"\nOutput:\n{output}"
-        )
+        assert re.sub("^Exit code: [01]", "", text) == f"\nOutput:\n{output}"
 
-    def test_pkill_finds_no_word_of_the_runner(self, shell):
-        words = ("read", "output", "script", "limit", "server", "memory", "pipe", "background")
+    def test_pkill_finds_no_word_of_the_runners_program(self, shell):
+        words = ("printf", "block", "output", "size", "head", "tail", "base64", "unreadable")
         assert all(word in module._RUNNER for word in words)
         kills = "; ".join(f"pkill -s 0 -f {word}" for word in words)
         assert run_shell(shell, f"{kills}; echo alive") == told(0, "alive")
@@ -1592,43 +1814,120 @@ class TestScripts:
 
     def test_a_script_that_is_too_long_is_not_run(self):
         text = run_shell(environment := FakeEnvironment(), 65_000 * "x")
-        note = "[not run: the script is too long; split it into smaller ones]"
-        assert text == told(126, note)
+        assert text == told(126, "[Nothing was run: the script is too long. Split it.]")
         assert environment.commands == []
 
-    @columns("output shown_bytes expected").rows(
-        fits=(b"abc", 3, "abc"),
-        one_too_many=(b"abcd", 3, "a\n[... 2 bytes left out ...]\nd"),
-        halves_of_characters=("ßß".encode(), 2, "\ufffd\n[... 2 bytes left out ...]\n\ufffd"),
-    )
-    def test_long_output_loses_its_middle(self, output, shown_bytes, expected):
-        assert module.ScriptResult(0, 1.0, output).text(shown_bytes) == told(0, expected)
+    # ---- what the environment prints
 
-    # The bash program's answer: exit code, seconds, output, and "cut" if some of it is missing. The
-    # time limit is 1. YQo= is the output, "a" and a newline.
-    @columns("printed expected").rows(
-        whole=(":M:3 0:YQo=::", told(3, "a")),
-        after_other_text=("12:30:45 99:1\n:M:3 0:YQo=::\n", told(3, "a")),
-        cut=(":M:0 0:YQo=:cut:", told(0, f"a\n{CUT}")),
-        another_code_at_the_limit=(":M:3 1:::", told(3, "(none)")),
-        limit=(":M:137 1:YQo=::", told(124, f"a\n{LIMIT}")),
-        limit_by_uutils=(":M:124 2:YQo=::", told(124, f"a\n{LIMIT}")),
-        before_the_limit=(":M:124 0:YQo=::", told(124, "a")),
-        half_an_answer=(":M:0 0:YQo", told(127, f":M:0 0:YQo\n{NO_ANSWER}")),
-        no_answer=("bash: not found", told(127, f"bash: not found\n{NO_ANSWER}")),
+    # The bash program's answer: exit code, size of the output, output, and a word. It comes after
+    # so many seconds. The time limit is 9. YQo= is the output, "a" and a newline.
+    @columns("printed seconds expected").rows(
+        whole=(":M:3:2:YQo=:whole:", 0, told(3, "a")),
+        after_other_text=("12:30:45 99:1\n:M:3:2:YQo=:whole:\n", 0, told(3, "a")),
+        with_other_ends_of_lines=(":M:3:2:YQ\r\no=\r\n:whole:\r\n", 0, told(3, "a")),
+        with_output_missing=(":M:0:2:YQo=:full:", 0, told(0, f"a\n\n{FULL_DEVICE}")),
+        another_code_at_the_limit=(":M:3:0::whole:", 9, told(3, "(none)")),
+        before_the_limit=(":M:124:2:YQo=:whole:", 8, told(124, "a")),
+        half_an_answer=(":M:0:2:YQo", 0, told(137, f":M:0:2:YQo\n{NO_ANSWER}")),
+        no_answer=("no bash here", 0, told(137, f"no bash here\n{NO_ANSWER}")),
+        # A script may print such a thing in place of its runner.
+        forged_output=(":M:0:2:Y:whole:", 0, told(137, f":M:0:2:Y:whole:\n{NO_ANSWER}")),
+        forged_code=(":M:x:2:YQo=:whole:", 0, told(137, f":M:x:2:YQo=:whole:\n{NO_ANSWER}")),
+        forged_size=(":M:0::YQo=:whole:", 0, told(137, f":M:0::YQo=:whole:\n{NO_ANSWER}")),
+        forged_word=(":M:0:2:YQo=:x:", 0, told(137, f":M:0:2:YQo=:x:\n{NO_ANSWER}")),
     )
-    def test_the_bash_program_says_how_a_script_ended(self, printed, expected):
-        result = ExecResult(stdout=printed, return_code=127)
-        assert module.parse_output(result, "M", 1).text(99) == expected
+    def test_what_the_model_is_told_of_an_answer(self, printed, seconds, expected):
+        text = run_shell_that_prints(printed, seconds)
+        assert text.replace(FULL_DEVICE, f"\n{FULL_DEVICE}") == expected
 
-    @columns("missing text").rows(
-        base64=("base64", CUT), bash=("bash", NO_ANSWER), mkfifo=("mkfifo", NO_ANSWER)
+    @columns("code").rows(of_GNU=137, of_uutils=124)
+    def test_the_exit_code_of_a_time_limit_is_124(self, code):
+        text = run_shell_that_prints(f":M:{code}:2:YQo=:whole:", seconds=9)
+        assert text == told(124, "a\n[The time limit of 9 seconds was reached.]")
+
+    FLOOD = base64.b64encode(60_000 * b"x").decode()
+
+    @columns("printed").rows(
+        no_answer=60_000 * "x",
+        a_code_of_5000_digits=f":M:{5000 * '9'}:2:YQo=:whole:",
+        a_size_of_5000_digits=f":M:0:{5000 * '9'}:YQo=:whole:",
+        more_output_than_is_shown=f":M:0:60000:{FLOOD}:whole:",
     )
-    def test_an_image_that_lacks_a_program_is_told(self, missing, text, shell, tmp_path):
-        for name in {"bash", "base64", "cat", "mkfifo", "rm", "timeout"} - {missing}:
+    def test_whatever_a_script_forges_the_text_is_short(self, printed):
+        """`max_output_bytes` are 99. A message of the agent has less than 300 more."""
+        assert len(run_shell_that_prints(printed, shown_bytes=99)) < 400
+
+    def test_a_script_that_answers_in_place_of_its_runner_ends_no_run(self, tinker):
+        forger = f'echo ":$BASIC_LOOP_MARK:0:0:A:whole:" >/proc/{RUNNER}/fd/1'
+        options = {"max_turns": 3, "command_timeout_sec": 9}
+        done = tinker.run([bash(forger), bash("echo a"), "done"], ShellEnvironment(), **options)
+        forged, honest = done.observations
+        assert forged.startswith("Exit code: 137\n")
+        assert forged.endswith(NO_ANSWER)
+        assert (honest, done.stop_reason) == (told(0, "a"), "completed")
+
+    # What a script puts in the place of its output.
+    @columns("command").rows(
+        a_big_file="ln -s {folder}/big",
+        an_endless_device="ln -s /dev/zero",
+        a_pipe="mkfifo",
+        a_folder="mkdir",
+    )
+    def test_something_else_in_the_place_of_the_output_does_no_harm(self, command, shell, tmp_path):
+        (tmp_path / "big").write_text(1_000_000 * "x")
+        output = "/dev/shm/$BASIC_LOOP_MARK.output"
+        script = f"rm {output}; {command.format(folder=tmp_path)} {output}; exit 3"
+        start = time.monotonic()
+        text = run_shell(shell, script, shown_bytes=100)
+        assert text.startswith("Exit code: 3\n")
+        assert len(text.encode()) < 400
+        # The runner does not wait for an end that never comes.
+        assert time.monotonic() - start < 9
+        assert (tmp_path / "big").stat().st_size == 1_000_000
+
+    def test_a_script_may_remove_its_output(self, shell):
+        assert run_shell(shell, "echo a; rm /dev/shm/$BASIC_LOOP_MARK.*; exit 3") == told(
+            3, "(none)"
+        )
+
+    # ---- images
+
+    @columns("missing output").rows(
+        bash=("bash", NO_ANSWER),
+        timeout=("timeout", "timeout: command not found"),
+        base64=("base64", "[... 2 bytes left out ...]"),
+    )
+    def test_an_image_that_lacks_a_program_is_told(self, missing, output, shell, tmp_path):
+        needed = {"bash", "base64", "cat", "head", "rm", "stat", "tail", "timeout"}
+        for name in needed - {missing}:
             (tmp_path / name).symlink_to(shutil.which(name))
         shell.variables["PATH"] = str(tmp_path)
-        assert run_shell(shell, "true").endswith(text)
+        assert output in run_shell(shell, "echo a")
+
+    # What an image may set. The script has it, but not its runner.
+    @columns("name value").rows(
+        options_of_shells=("SHELLOPTS", "errexit:monitor:noclobber:nounset:pipefail"),
+        posix_mode=("POSIXLY_CORRECT", "1"),
+        a_clock=("SECONDS", "5000"),
+        a_file_for_each_shell=("BASH_ENV", "/dev/fd/0"),
+        an_unknown_locale=("LC_ALL", "xx_XX.UTF-8"),
+    )
+    def test_a_variable_of_the_image_breaks_nothing(self, name, value, shell):
+        shell.variables[name] = value
+        assert run_shell(shell, "true\n(exit 3)").startswith("Exit code: 3\n")
+
+    def test_the_time_limit_holds_in_an_image_with_such_variables(self, shell):
+        shell.variables |= {"POSIXLY_CORRECT": "1", "SECONDS": "5000"}
+        assert run_shell(shell, "echo a; sleep 9", seconds=1) == told(124, f"a\n{LIMIT}")
+
+    @needs_mounts
+    def test_a_sandbox_without_dev_fd_runs_scripts(self, tmp_path):
+        devices = ("mkdir shm", "touch null", "mount --bind /dev/null null", "mount --rbind . /dev")
+        environment = MountEnvironment(f"cd {tmp_path}", *devices)
+        text = run_shell(environment, "ls /dev; cat <<<a")
+        assert text == told(0, "null\nshm\na")
+
+    # ---- files and devices
 
     def test_without_memory_for_files_the_disk_is_used(self, shell):
         real_exec = shell.exec
@@ -1637,39 +1936,73 @@ class TestScripts:
         )
         assert run_shell(shell, "echo a") == told(0, "a")
 
+    # These devices hold 4096 bytes each, so that the runner's program or a script fills them.
+    SMALL_MEMORY = "mount -t tmpfs -o size=4k none /dev/shm"
+    SMALL_DISK = "mount -t tmpfs -o size=4k none /tmp"
+
+    @needs_mounts
+    def test_a_script_that_fits_on_the_disk_alone_is_run_there(self):
+        environment = MountEnvironment(self.SMALL_MEMORY)
+        script = f"echo a; ls /dev/shm; exit 3 # {9000 * 'x'}"
+        assert run_shell(environment, script) == told(3, "a")
+
+    @needs_mounts
+    def test_a_script_that_fits_nowhere_is_told_and_not_run(self, tmp_path):
+        # A part of the script would fit.
+        environment = MountEnvironment(self.SMALL_MEMORY, self.SMALL_DISK)
+        script = f"touch {tmp_path}/never\n# {9000 * 'x'}\nexit 0"
+        text = run_shell(environment, script)
+        assert text.startswith("Exit code: 137\n")
+        assert NO_ROOM in text
+        assert not (tmp_path / "never").exists()
+
+    @needs_mounts
+    def test_folders_that_cannot_be_written_are_told(self):
+        read_only = [f"mount -t tmpfs -o ro none {folder}" for folder in ("/dev/shm", "/tmp")]
+        text = run_shell(MountEnvironment(*read_only), "true")
+        assert text.startswith("Exit code: 137\n")
+        assert NO_ROOM in text
+
+    @needs_mounts
+    def test_output_that_a_full_device_did_not_take_is_told(self):
+        environment = MountEnvironment("mount -t tmpfs -o size=64k none /dev/shm")
+        text = run_shell(environment, "printf begin; seq 99999; exit 3", shown_bytes=10)
+        assert text.startswith("Exit code: 3\nOutput:\nbegin\n[... ")
+        assert text.endswith(FULL_DEVICE)
+
+    @needs_mounts
+    def test_a_device_that_a_script_fills_is_told(self):
+        environment = MountEnvironment("mount -t tmpfs -o size=64k none /dev/shm")
+        text = run_shell(environment, "cat /dev/zero >/dev/shm/big 2>/dev/null; echo a; exit 3")
+        assert text.startswith("Exit code: 3\n")
+        assert text.endswith(FULL_DEVICE)
+
     def test_a_folder_without_room_is_left_as_it_was(self, shell, tmp_path):
         real_exec = shell.exec
 
         def exec_without_room(command: str, timeout_sec: int) -> Any:
-            # The script can be written here, but not its runner.
+            # The blocks can be written here, but not the runner.
             mark = re.search(r"BASIC_LOOP_MARK=(\w+)", command)[1]
-            (tmp_path / f"{mark}.bash").mkdir()
+            (tmp_path / f"{mark}.runner").mkdir()
             return real_exec(command.replace("/dev/shm/", f"{tmp_path}/", 1), timeout_sec)
 
         shell.exec = exec_without_room
         assert run_shell(shell, "echo a") == told(0, "a")
-        assert [path.suffix for path in tmp_path.iterdir()] == [".bash"]
-
-    def test_shell_options_of_the_image_break_nothing(self, shell):
-        shell.variables["SHELLOPTS"] = "errexit:monitor:noclobber:nounset:pipefail"
-        assert run_shell(shell, "echo a; (exit 3)") == told(3, "a")
+        assert [path.suffix for path in tmp_path.iterdir()] == [".runner"]
 
     @columns("script seconds").rows(
         by_itself=("echo a", 9),
-        at_the_limit=("echo a; sleep 9", 1),
-        without_its_runner=("kill -9 $(sed -n 's/PPid:[^0-9]*//p' /proc/$PPID/status)", 9),
+        at_the_limit=("sleep 9", 1),
+        unread=("fi", 9),
+        without_its_runner=(f"kill -9 {RUNNER}", 9),
     )
-    def test_a_script_leaves_no_file_of_its_own(self, script, seconds, shell, monkeypatch):
-        mark = uuid4()
-        monkeypatch.setattr(module, "uuid4", lambda: mark)
+    def test_a_script_leaves_no_file_of_its_own(self, script, seconds, shell):
+        before = {*os.listdir("/dev/shm"), *os.listdir("/tmp")}
         run_shell(shell, script, seconds=seconds)
-        names = os.listdir("/dev/shm") + os.listdir("/tmp")
-        assert [name for name in names if name.startswith(mark.hex[:8])] == []
+        left = {*os.listdir("/dev/shm"), *os.listdir("/tmp")} - before
+        assert [name for name in left if re.match("[0-9a-f]{32}", name)] == []
 
-    def test_a_script_that_removes_its_output_is_told(self, shell):
-        wait = "until [ -s /dev/shm/$BASIC_LOOP_MARK.output ]; do sleep 0.01; done"
-        script = f"echo a; {wait}; rm /dev/shm/$BASIC_LOOP_MARK.*; exit 3"
-        assert run_shell(shell, script) == told(3, CUT)
+    # ---- what goes on, and what is killed
 
     def test_the_time_limit_ends_all_that_a_script_started(self, shell):
         # A process in a session of its own, one with a time limit of its own, one without the mark,
@@ -1680,66 +2013,89 @@ class TestScripts:
         assert run_shell(shell, script, seconds=1) == told(124, f"a\n{LIMIT}")
         wait_until_sleep_ends()
 
-    @columns("flood").rows(
-        lines="yes | head -c 9000000", one_line="head -c 9000000 /dev/zero | tr '\\0' y"
-    )
-    def test_a_flood_is_cut_and_its_script_goes_on(self, flood, shell, tmp_path):
-        text = run_shell(shell, f"{flood}; touch {tmp_path}/end; exit 3", shown_bytes=2)
-        assert text.startswith("Exit code: 3\nOutput:\ny\n[... 4095998 bytes left out ...]\n")
-        assert text.endswith(CUT)
-        assert (tmp_path / "end").exists()
+    @columns("name").rows(KILL="KILL", TERM="TERM")
+    def test_a_script_that_ends_its_own_time_limit_is_killed(self, name, shell):
+        run_shell(shell, f"setsid {SLEEP} & trap '' TERM; kill -{name} $PPID; {SLEEP}", seconds=1)
+        wait_until_sleep_ends()
+
+    def test_a_silent_server_does_not_hold_a_script_up(self, shell):
+        assert run_shell(shell, f"{SLEEP} & echo a") == told(0, "a")
 
     def test_a_server_that_a_script_left_lives_on(self, shell, tmp_path):
-        # It outlives its script, a kill of the next one, and its own flood: without a reader of the
-        # pipe, seq would fail.
-        server = "until [ -e go ]; do sleep 0.1; done; seq 999999 && touch alive"
+        # It outlives its script, a kill of the next one, and the removal of the file that it
+        # prints to.
+        server = "until [ -e go ]; do sleep 0.1; done; echo hello && touch alive"
         assert run_shell(shell, f"cd {tmp_path}; ({server}) & echo a") == told(0, "a")
         run_shell(shell, "sleep 9", seconds=1)
         script = f"cd {tmp_path}; touch go; until [ -e alive ]; do sleep 0.1; done"
         assert run_shell(shell, script) == told(0, "(none)")
 
-    def test_only_the_time_limit_ends_what_a_script_left(self, shell, tmp_path):
-        # These exit codes are also those of the limit.
-        for command in ("timeout 0.1 sleep 9", "exit 137"):
-            run_shell(shell, f"(sleep 1; touch {tmp_path}/alive) >/dev/null & {command}")
-            assert run_shell(shell, f"sleep 1.5; rm {tmp_path}/alive") == told(0, "(none)")
-
-    # How the script's exec ends, how the exec that kills it ends, and the seconds that both take:
-    # the limit of 100, 30 more until the agent gives up, and at most 15 for the kill.
-    @columns("answer killing seconds").rows(
-        environments_limit=(TimeoutError(), "", 0),
-        gone=(forever, RuntimeError("gone"), 130),
-        kill_hangs=(forever, forever, 145),
+    @columns("command code").rows(
+        a_time_limit_of_its_own=("timeout 0.1 sleep 9", 124),
+        a_crash=("bash -c 'kill -SEGV $$' 2>/dev/null", 139),
+        an_interrupt=("bash -c 'kill -INT $$'", 130),
     )
-    def test_a_script_without_an_answer_is_killed(self, answer, killing, seconds):
-        environment = FakeEnvironment(answer, killing)
+    def test_a_server_outlives_a_script_whose_last_command_fails(
+        self, command, code, shell, tmp_path
+    ):
+        server = "until [ -e go ]; do sleep 0.1; done; touch alive"
+        text = run_shell(shell, f"cd {tmp_path}; ({server}) & {command}")
+        assert text.startswith(f"Exit code: {code}\n")
+        (tmp_path / "go").touch()
+        script = f"until [ -e {tmp_path}/alive ]; do sleep 0.1; done"
+        assert run_shell(shell, script, seconds=2) == told(0, "(none)")
+
+    # How the script's exec ends, and the seconds until then: the limit of 100, and 30 more until
+    # the agent gives up. The kill works.
+    @columns("answer seconds").rows(
+        hangs=(forever, 130), prints_nothing=(ExecResult(stdout="", return_code=137), 0)
+    )
+    def test_a_script_without_an_answer_is_killed_and_told(self, answer, seconds):
+        environment = FakeEnvironment(answer, ExecResult(stdout=None, return_code=0))
 
         async def main() -> tuple[str, float]:
-            result = await module.run_script(["x"], environment, seconds=100)
-            return result.text(99), asyncio.get_running_loop().time()
+            text = await script_agent(seconds=100).execute(["x"], environment)
+            return text, asyncio.get_running_loop().time()
 
-        text = told(124, "[no answer; the limit is 100 seconds]")
-        assert asyncio.run(main(), loop_factory=virtual_loop) == (text, seconds)
+        note = "[No answer came in 100 seconds, or the script has killed what runs it.]"
+        assert asyncio.run(main(), loop_factory=virtual_loop) == (told(137, note), seconds)
         assert environment.first_script_was_killed
         # The environment's own limits come 90 seconds later than the agent's.
         assert environment.timeouts == [100 + 90, 15 + 90]
 
-    # `wait_for` raises TimeoutError only for a cancellation. Other errors come through.
-    @columns("result limit error_type").rows(
-        failed=(RuntimeError("no container"), 9, RuntimeError),
-        cancelled=(forever, 0.01, TimeoutError),
+    # How the exec that kills the script ends, and the seconds until then: at most 15.
+    @columns("killing seconds").rows(
+        fails=(RuntimeError("gone"), 130),
+        hangs=(forever, 145),
+        returns_an_error=(ExecResult(stdout="", stderr="gone", return_code=1), 130),
     )
-    def test_if_exec_ends_early_its_script_is_killed(self, result, limit, error_type):
+    def test_an_environment_that_cannot_even_kill_is_an_error(self, killing, seconds):
+        environment = FakeEnvironment(forever, killing)
+
+        async def main() -> float:
+            with pytest.raises(RuntimeRequestError, match="environment runs no scripts any more"):
+                await script_agent(seconds=100).execute(["x"], environment)
+            return asyncio.get_running_loop().time()
+
+        assert asyncio.run(main(), loop_factory=virtual_loop) == seconds
+
+    # `wait_for` raises TimeoutError only for a cancellation. Other errors come through.
+    @columns("result limit error").rows(
+        failed=(RuntimeError("no container"), 9, pytest.raises(RuntimeError, match="no container")),
+        timed_out=(TimeoutError("dial"), 9, pytest.raises(TimeoutError, match="dial")),
+        cancelled=(forever, 0.01, pytest.raises(TimeoutError)),
+    )
+    def test_if_exec_ends_early_its_script_is_killed(self, result, limit, error):
         environment = FakeEnvironment(result)
-        run = module.run_script(["x"], environment, seconds=100)
-        with pytest.raises(error_type):
+        run = script_agent().execute(["x"], environment)
+        with error:
             asyncio.run(asyncio.wait_for(run, limit))
         assert environment.first_script_was_killed
 
-    def test_cancelling_run_script_kills_the_script(self, shell):
+    def test_cancelling_a_script_kills_it(self, shell):
         # The script also suspends the program that runs it.
         script = f"setsid {SLEEP} & env -i {SLEEP} & kill -STOP $PPID; {SLEEP}"
-        run = module.run_script([script], shell, seconds=7000)
+        run = script_agent(seconds=7000).execute([script], shell)
         with pytest.raises(TimeoutError):
             asyncio.run(asyncio.wait_for(run, 1))
         wait_until_sleep_ends()
@@ -2535,30 +2891,114 @@ class TestFiles:
         assert done.completion == done.steps[-1].message == "hello"
         assert [path.name for path in tmp_path.glob("*/*")] == ["kept"]
 
-    def test_a_file_that_cannot_be_written_is_an_error(self, tinker, tmp_path):
-        # The log folder is a file.
+    @pytest.fixture
+    def no_logs(self, tmp_path) -> Path:
+        """A log folder into which nothing can be written, because it is a file."""
         (tmp_path / "logs").touch()
-        failed = tinker.new_run(logs_dir=tmp_path / "logs")
-        with pytest.raises(RuntimeRequestError, match=r"logs/completion\.txt cannot be written"):
+        return tmp_path / "logs"
+
+    def test_a_log_folder_that_cannot_be_written_is_an_error(self, no_logs, tinker):
+        failed = tinker.new_run(logs_dir=no_logs)
+        with pytest.raises(RuntimeRequestError, match=r"log folder cannot be written: .*exists"):
             failed.follow()
-        assert failed.recorded == tinker.sampled
+        # The context is complete.
+        assert (failed.recorded, failed.stop_reason) == (tinker.sampled, "completed")
+        assert failed.context.n_output_tokens == len(tinker.sampled[0].completion)
+
+    def test_if_the_disk_fails_too_a_cancellation_stays_one(self, no_logs, tinker):
+        ended = tinker.new_run([forever], timeout_sec=50, logs_dir=no_logs)
+        with pytest.raises(TimeoutError):
+            asyncio.run(ended.go(), loop_factory=virtual_loop)
+        assert ended.stop_reason == "cancelled"
+
+    def test_if_the_disk_fails_too_a_run_that_max_seconds_ended_is_scored(self, no_logs, tinker):
+        ended = tinker.new_run([forever], max_seconds=50, logs_dir=no_logs)
+        asyncio.run(ended.go(), loop_factory=virtual_loop)
+        assert ended.stop_reason == "rollout_timeout"
+
+    def test_if_the_disk_fails_too_an_error_stays_the_error(self, no_logs, tinker):
+        with pytest.raises(module.ApiError, match="gone"):
+            tinker.new_run([RuntimeError("gone")], logs_dir=no_logs).follow()
+
+    def test_a_live_write_that_fails_is_logged_and_ends_nothing(self, tinker, tmp_path, caplog):
+        async def without_logs() -> str:
+            """A script that lasts 12 seconds, while a file has the log folder's name."""
+            logs.rename(tmp_path / "kept")
+            logs.touch()
+            await asyncio.sleep(12)
+            logs.unlink()
+            (tmp_path / "kept").rename(logs)
+            return "out"
+
+        (logs := tmp_path / "logs").mkdir()
+        run = tinker.new_run(
+            [bash("ls"), "done"], FakeEnvironment(without_logs), max_turns=2, logs_dir=logs
+        )
+        asyncio.run(run.go(), loop_factory=virtual_loop)
+        assert (run.stop_reason, run.steps[-1].message) == ("completed", "done")
+        assert caplog.text.count("trajectory.json cannot be written yet") == 2
+
+    def test_a_script_cannot_remove_a_file_that_is_being_written(self, tinker, tmp_path):
+        """Scripts can remove all files in the log folder, at any time."""
+
+        class Remover:
+            def __str__(self) -> str:
+                for path in tmp_path.glob("*.*"):
+                    path.unlink()
+                return "removed"
+
+        class RemovingAgent(BasicLoopAgent):
+            def trajectory_step(self, turn: Turn, with_ids: bool) -> dict:
+                # This becomes text while the file is written.
+                return super().trajectory_step(turn, with_ids) | {"extra": {"by": Remover()}}
+
+        assert tinker.run(agent_class=RemovingAgent).steps[-1].extra == {"by": "removed"}
+
+    def test_a_cancellation_does_not_stop_the_last_write(self, tinker, monkeypatch):
+        """Harbor's timeout may come while the files are written."""
+        write_file = module.write_file
+
+        def slow_write(*given: Any) -> None:
+            writing.set()
+            cancelled.wait(9)
+            write_file(*given)
+
+        async def main() -> None:
+            await run.agent.setup(run.environment)
+            task = asyncio.create_task(run.step())
+            await asyncio.to_thread(writing.wait, 9)
+            task.cancel()
+            await asyncio.wait([task])
+            cancelled.set()
+
+        writing, cancelled, run = threading.Event(), threading.Event(), tinker.new_run()
+        monkeypatch.setattr(module, "write_file", slow_write)
+        asyncio.run(main())
+        assert (run.completion, run.steps[-1].message) == ("hello", "hello")
 
     def test_a_trajectory_shows_the_conversation(self, tinker, tokenizer_dir, tmp_path):
         options = {"logs_dir": tmp_path / "greet__x7/agent", "system_prompt": "Be brief."}
         replies = [bash("ls"), "<think>hm</think>done"]
         done = tinker.run(replies, FakeEnvironment("out"), max_turns=2, **options)
         file = json.loads((tmp_path / "greet__x7/agent/trajectory.json").read_text())
-        system, user, first, second = file["steps"]
-        assert system == {"step_id": 1, "source": "system", "message": "Be brief."}
-        assert user == {"step_id": 2, "source": "user", "message": "do it"}
+        # The system message is no step.
+        user, first, second = file["steps"]
+        assert file["agent"]["extra"] == {"system_prompt": "Be brief."}
+        assert user == {"step_id": 1, "source": "user", "message": "do it"}
         assert (first["message"], second["message"]) == (bash("ls"), "done")
-        assert "reasoning_content" not in first
-        assert second["reasoning_content"] == "hm"
+        assert (first["reasoning_content"], second["reasoning_content"]) == (None, "hm")
         assert first["observation"] == {"results": [{"content": "Exit code: 0\nOutput:\nout"}]}
         assert first["timestamp"] < second["timestamp"]
         assert (file["session_id"], file["extra"]) == ("greet__x7", done.metadata)
-        agent = {"name": "basic-loop", "version": module.__version__, "model_name": tokenizer_dir}
-        assert file["agent"] == agent
+        shown = (done.trajectory.agent.name, done.trajectory.agent.version)
+        assert shown == ("basic-loop", module.__version__)
+        assert done.trajectory.agent.model_name == tokenizer_dir
+
+    def test_a_trials_name_may_have_any_letters(self, vllm, tmp_path):
+        done = vllm.run(["hi"], logs_dir=tmp_path / "größe-任务__x7/agent")
+        assert (done.completion, done.trajectory.session_id) == ("hi", "größe-任务__x7")
+        # HTTP's headers are ASCII.
+        assert vllm.headers("X-Session-ID")[-1] == "gr%C3%B6%C3%9Fe-%E4%BB%BB%E5%8A%A1__x7"
 
     def test_a_text_that_is_no_output_is_a_users_message(self, tinker):
         done = tinker.run(agent_class=OwnLoop, max_turns=2, system_prompt="")
@@ -2570,16 +3010,32 @@ class TestFiles:
             ("agent", "hello"),
         ]
 
-    def test_a_run_under_way_has_a_trajectory_without_ids(self, tinker, tmp_path):
+    def test_a_run_under_way_has_a_trajectory_without_ids(self, tinker):
         async def look() -> str:
-            seen.append(json.loads((tmp_path / "trajectory.json").read_text())["steps"])
+            """A script that lasts 6 seconds."""
+            await asyncio.sleep(6)
+            seen.extend(run.steps)
             return "out"
 
         seen = []
-        tinker.run([bash("ls"), "done"], FakeEnvironment(look), max_turns=2, system_prompt="")
-        ((user, agent),) = seen
-        assert (user["message"], agent["message"]) == ("do it", bash("ls"))
-        assert set(agent["metrics"]) == {"prompt_tokens", "completion_tokens", "cached_tokens"}
+        run = tinker.new_run([bash("ls"), "done"], FakeEnvironment(look), max_turns=2)
+        asyncio.run(run.go(), loop_factory=virtual_loop)
+        user, agent = seen
+        assert (user.message, agent.message) == ("do it", bash("ls"))
+        assert [getattr(agent.metrics, name) for name in (*IDS, "extra")] == [None] * 4
+        # At the end it has them.
+        assert run.steps[1].metrics.logprobs == tinker.sampled[0].logprobs
+
+    def test_a_run_without_a_reply_yet_shows_its_instruction(self, tinker):
+        async def look() -> str:
+            await asyncio.sleep(6)
+            seen.extend(step.message for step in run.steps)
+            return "hi"
+
+        seen = []
+        run = tinker.new_run([look])
+        asyncio.run(run.go(), loop_factory=virtual_loop)
+        assert seen == ["do it"]
 
     def test_the_log_has_a_line_for_each_turn_and_script(self, tinker, caplog):
         caplog.set_level("DEBUG")
@@ -2588,18 +3044,9 @@ class TestFiles:
         lines = [line for line in caplog.messages if line.startswith(("turn ", "script: "))]
         assert lines == [
             f"turn 1: {len(first.prompt)} tokens in, {len(first.completion)} out, 'stop'",
-            "script: exit code 0, 0.0 seconds",
+            "script: Exit code: 0",
             f"turn 2: {len(second.prompt)} tokens in, {len(second.completion)} out, 'stop'",
         ]
-
-    def test_the_context_is_complete_if_a_file_cannot_be_written(self, tinker, monkeypatch):
-        monkeypatch.setattr(module, "write_file", broken := MagicMock())
-        broken.side_effect = [None, RuntimeRequestError("the disk is full")]
-        failed = tinker.new_run()
-        with pytest.raises(RuntimeRequestError):
-            failed.follow()
-        assert failed.context.n_output_tokens == len(tinker.sampled[0].completion)
-        assert failed.metadata["stop_reason"] == "completed"
 
     def test_a_subclass_may_write_another_step(self, tinker):
         class Nemo(BasicLoopAgent):
