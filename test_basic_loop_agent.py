@@ -25,10 +25,12 @@ import selectors
 import shlex
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -463,6 +465,11 @@ def set_up(*agents: BasicLoopAgent) -> list[Any]:
     return asyncio.run(main())
 
 
+def shown_text(error: BaseException) -> str:
+    """All that Harbor writes to exception.txt."""
+    return "".join(traceback.format_exception(error))
+
+
 def bash(*commands: str, language: str = "bash") -> str:
     return "\n".join(f"I will run this:\n\n```{language}\n{command}\n```\n" for command in commands)
 
@@ -687,6 +694,12 @@ class TestOptions:
         model_named_otherwise=({"llm_kwargs": {"model": 1}}, "llm_kwargs holds model: use"),
         server_twice=({"llm_kwargs": {"api_base": 1}}, "llm_kwargs holds api_base: use the"),
         option_twice=({"llm_kwargs": {"max_tokens": 1}}, "llm_kwargs holds max_tokens: use"),
+        option_in_extra_body=(
+            {"llm_kwargs": {"extra_body": {"temperature": 0.5}}},
+            "llm_kwargs holds temperature: use",
+        ),
+        stream=({"llm_kwargs": {"stream": True}}, "llm_kwargs holds stream: replies are not"),
+        stream_in_extra_body=({"llm_kwargs": {"extra_body": {"stream": True}}}, "holds stream"),
         responses=({"llm_kwargs": {"use_responses_api": True}}, "name the model openai/responses/"),
         responses_by_format=(
             {"llm_kwargs": {"model_api_format": "openai_responses"}},
@@ -709,11 +722,12 @@ class TestOptions:
             BasicLoopOptions(llm_kwargs="sk-secret")
         assert "sk-secret" not in str(error.value)
 
-    def test_setup_names_missing_tinker_packages(self, tinker, monkeypatch):
-        monkeypatch.setitem(sys.modules, "tinker_cookbook", None)
-        with pytest.raises(
-            ValueError, match=r"lacks Tinker's packages: `pip install 'harbor\[tinker\]'`"
-        ):
+    # SDKs before 0.38 have no module tinker.auth.
+    @pytest.mark.parametrize("missing", ["tinker_cookbook", "tinker.auth"])
+    def test_setup_names_missing_or_old_tinker_packages(self, missing, tinker, monkeypatch):
+        monkeypatch.setitem(sys.modules, missing, None)
+        packages = r"tinker 0\.38 or later\): `pip install 'harbor\[tinker\]'`"
+        with pytest.raises(ValueError, match=rf"lacks Tinker's packages \({packages}"):
             set_up(tinker.agent())
 
     @since_harbor_023
@@ -806,6 +820,18 @@ class TestOptions:
         # What Harbor finds here, it gives to each command.
         seen += [str(getattr(done.agent, "extra_env", ""))]
         assert [text for text in seen if "sk-2nd" in text or "sk-own" in text] == []
+
+    # As they come from a web page or a word processor.
+    @columns("key").rows(
+        zero_width_space="sk-\u200bsecret",
+        byte_order_mark="\ufeffsk-secret",
+        typographic_quotes="\u201csk-secret\u201d",
+    )
+    def test_a_key_with_a_strange_character_is_an_error_that_does_not_show_it(self, key, model):
+        env = {f"{name}_API_KEY": key for name in ("TINKER", "VLLM", "OPENAI")}
+        with pytest.raises(ValueError, match="_API_KEY holds a character that no key has") as error:
+            set_up(model.agent(extra_env=env))
+        assert "secret" not in shown_text(error.value)
 
     @since_harbor_023
     @columns("kwargs env message").rows(
@@ -1863,18 +1889,52 @@ class TestTinker:
         tinker.run(max_tokens=99_999, context_limit=given)
         assert tinker.params[0].max_tokens == limit - len(tinker.sampled[0].prompt)
 
-    def test_a_tinker_server_that_does_not_answer_is_named(self, tinker, monkeypatch):
-        silent = SimpleNamespace(get_server_capabilities=forever)
-        monkeypatch.setattr("tinker.RestClient", lambda **arguments: silent)
-        monkeypatch.setattr(module, "FIRST_RESPONSE_SEC", 0.01)
-        with pytest.raises(RuntimeError, match="http://own has not answered in"):
-            set_up(tinker.agent(api_base="http://own"))
+    @pytest.fixture
+    def own_rest_clients(self, monkeypatch) -> None:
+        """The SDK builds one client at a time, so a server that does not answer holds up those of
+        later tests. Here the SDK has none yet, and later tests have other ones."""
+        from tinker.lib.public_interfaces import rest_client_common as sdk
 
-    def test_a_tinker_server_need_not_tell_its_limit(self, tinker, monkeypatch):
-        async def refuse() -> None:
-            raise tinker_error("no such path", "user")
+        monkeypatch.setattr(sdk, "sessionless_holder_cache", type(sdk.sessionless_holder_cache)())
 
-        silent = SimpleNamespace(get_server_capabilities=refuse)
+    @columns("is_listening").rows(accepts_and_never_answers=True, nothing_listens=False)
+    def test_a_tinker_server_that_does_not_answer_stops_only_its_trial(
+        self, is_listening, tokenizer_dir, tmp_path, monkeypatch, own_rest_clients
+    ):
+        """The SDK is the real one, and would wait for minutes."""
+        monkeypatch.setattr(module, "FIRST_RESPONSE_SEC", 0.4)
+        # The connections wait here to be accepted.
+        listener = socket.create_server(("127.0.0.1", 0))
+        address = f"127.0.0.1:{listener.getsockname()[1] if is_listening else 1}"
+        options = {"model_name": tokenizer_dir, "renderer_name": "qwen3_instruct"}
+        agent = BasicLoopAgent(
+            logs_dir=tmp_path, api_base=f"http://user:secret@{address}", **options
+        )
+
+        async def another_trial() -> None:
+            while True:
+                await asyncio.sleep(0.01)
+                ticks.append(time.monotonic())
+
+        async def main() -> None:
+            other = asyncio.create_task(another_trial())
+            with pytest.raises(module.ApiError) as error:
+                await agent.setup(FakeEnvironment())
+            assert str(error.value) == f"http://{address} has not answered in 0.4 seconds"
+            assert "secret" not in shown_text(error.value)
+            other.cancel()
+
+        ticks: list[float] = []
+        asyncio.run(main())
+        listener.close()
+        assert ticks[-1] - ticks[0] < 10
+        assert len(ticks) > 10
+
+    @columns("error").rows(no_such_path=Refusal(404), not_allowed=Refusal(403))
+    def test_a_tinker_server_need_not_tell_its_limit(self, error, tinker, monkeypatch):
+        answer = Future()
+        answer.set_exception(error)
+        silent = SimpleNamespace(get_server_capabilities=lambda: answer)
         monkeypatch.setattr("tinker.RestClient", lambda **arguments: silent)
         (client,) = set_up(tinker.agent())
         assert client.context_limit == 32_000
@@ -1937,38 +1997,7 @@ class TestTinker:
         set_up(tinker.agent(max_tokens=1))
         assert len(tinker.sessions) == n_sessions
 
-    @pytest.fixture
-    def prices(self, monkeypatch) -> list[str]:
-        """Stands in for the cookbook's prices (0.6 and later). The models that were asked for."""
-        asked = []
-
-        def fetch_model_pricing(model: str, timeout: float) -> Any:
-            asked.append(model)
-            return SimpleNamespace(estimate_usd=lambda usage: sum(usage))
-
-        prices = ModuleType("tinker_cookbook.utils.cost_estimation")
-        prices.fetch_model_pricing = fetch_model_pricing
-        # Per token: sampled 1, cached 10, other tokens of the prompt 100.
-        prices.TokenUsage = lambda sampled, prefill_cached, prefill_uncached: (
-            sampled,
-            10 * prefill_cached,
-            100 * prefill_uncached,
-        )
-        monkeypatch.setitem(sys.modules, prices.__name__, prices)
-        return asked
-
-    def test_the_cost_on_tinker_is_by_the_cookbooks_prices(self, tinker, prices):
-        done = tinker.run([Reply("hi", answer={"prompt_cache_hit_tokens": 2})])
-        (turn,) = tinker.sampled
-        cost = len(turn.completion) + 10 * 2 + 100 * (len(turn.prompt) - 2)
-        assert (done.context.cost_usd, prices) == (cost, [tinker.options["model_name"]])
-
-    def test_a_tinker_server_of_ones_own_has_no_price(self, tinker, prices):
-        assert tinker.run(api_base="http://own").context.cost_usd is None
-        assert prices == []
-
-    def test_without_prices_the_cost_on_tinker_is_unknown(self, tinker, monkeypatch):
-        monkeypatch.setitem(sys.modules, "tinker_cookbook.utils.cost_estimation", None)
+    def test_the_cost_on_tinker_is_unknown(self, tinker):
         assert tinker.run().context.cost_usd is None
 
     def test_a_given_service_needs_no_key(self, tinker, no_key):
@@ -2072,12 +2101,10 @@ class TestVllm:
         vllm.run(llm_kwargs={"extra_body": {"chat_template_kwargs": arguments}})
         (body,) = vllm.bodies("/tokenize")
         messages = {"messages": [{"role": "user", "content": "do it"}]}
-        template = {"add_generation_prompt": True, "chat_template_kwargs": arguments}
-        assert body == {"model": VLLM_MODEL, **messages, **template}
+        assert body == {"model": VLLM_MODEL, **messages, "chat_template_kwargs": arguments}
 
     @columns("given name value").rows(
         extra_body_wins=({"llm_kwargs": {"top_k": 1, "extra_body": {"top_k": 5}}}, "top_k", 5),
-        max_tokens_stays=({"llm_kwargs": {"extra_body": {"max_tokens": 9}}}, "max_tokens", 512),
         hosted_vllm=({"model_name": f"hosted_vllm/{VLLM_MODEL}"}, "model", VLLM_MODEL),
     )
     def test_the_body_for_vllm_has_the_right_value(self, given, name, value, vllm):
@@ -2176,7 +2203,7 @@ class TestVllm:
 
     @pytest.fixture
     def no_pause(self, monkeypatch) -> None:
-        monkeypatch.setattr(module, "ABORT_PAUSE_SEC", 0)
+        monkeypatch.setattr(module, "PAUSE_SEC", 0)
 
     def test_a_reply_that_the_server_aborts_goes_on(self, vllm, no_pause):
         done = vllm.run([self.ABORTED, self.ABORTED, "c"])
@@ -2313,7 +2340,7 @@ class TestSglang:
 
     def test_thinking_that_sglangs_template_opened_is_taken_off(self, sglang):
         done = sglang.run(["so</think>done"], system_prompt="/think")
-        assert (done.agent.turns[0].reasoning_content, done.completion) == ("so", "done")
+        assert (done.agent.turns[0].reasoning_content, done.completion) == ("\nso", "done")
 
     def test_sglangs_limit_is_that_of_its_list_of_models(self, sglang):
         sglang.run(max_tokens=99_999)
@@ -2388,12 +2415,19 @@ class TestChat:
         reply = Reply(bash("ls"), choice={"finish_reason": reason})
         assert server.run([reply, "done"], max_turns=2).scripts == ["ls"]
 
-    @pytest.mark.parametrize("reason", ["length", "repetition", "MALFORMED", "content_filter"])
-    def test_a_reply_that_was_cut_off_is_not_run(self, server, reason, caplog):
+    @columns("reason stop_reason").rows(
+        length=("length", "max_tokens"),
+        model_length=("model_length", "max_tokens"),
+        content_filter=("content_filter", "refused"),
+        tool_calls=("tool_calls", "tool_calls"),
+        repetition=("repetition", "repetition"),
+        capitals=("MALFORMED", "malformed"),
+    )
+    def test_a_reply_that_is_incomplete_is_not_run(self, reason, stop_reason, server, caplog):
         reply = Reply(bash("rm x"), choice={"finish_reason": reason})
         done = server.run([reply], max_turns=2)
-        assert (done.stop_reason, done.scripts) == ("max_tokens", [])
-        assert f"the reply was cut off: finish reason {reason.lower()!r}" in caplog.text
+        assert (done.stop_reason, done.scripts) == (stop_reason, [])
+        assert f"the reply is incomplete: finish reason {reason.lower()!r}" in caplog.text
 
     @columns("is_wanted sent").rows(yes=(True, {"reasoning_content": "hm"}), no=(False, {}))
     def test_reasoning_goes_back_only_if_wanted(self, is_wanted, sent, chat):
@@ -2406,9 +2440,9 @@ class TestChat:
     @columns("text reasoning expected").rows(
         a_tag_beside_the_servers_reasoning=("a </think>\nb", "hm", ("hm", "a </think>\nb")),
         both=("<think>b</think>hi", "a", ("ab", "hi")),
-        only_closed=(f"so {bash('rm x')}</think>\nhi", None, (f"so {bash('rm x')}", "hi")),
+        only_closed=("so\n</think>\nhi", None, ("so\n", "hi")),
+        closed_after_a_block=(f"{bash('ls')}</think>\nhi", None, ("", f"{bash('ls')}</think>\nhi")),
         opened_in_the_answer=("so</think>\nsee <think>", None, ("so", "see <think>")),
-        another_familys=("so</seed:think>\nhi", None, ("so", "hi")),
     )
     def test_thinking_is_recorded_apart(self, text, reasoning, expected, chat):
         done = chat.run([Reply(text, message={"reasoning_content": reasoning})])
@@ -2669,16 +2703,24 @@ class TestTrainingData:
     NO_LOGPROBS = [math.nan, math.inf, -math.inf, None, -9999.0]
     END_REASONS = ["stop", "stop_sequence", "end_turn", "eos", "eos_token", "complete", "completed"]
 
+    LONG = ["length", "max_tokens", "model_length", "model_context_window_exceeded"]
+    FILTERED = ["content_filter", "refusal", "safety"]
+    FAILED = ["abort", "cancelled", "error", "time_limit", "insufficient_system_resource"]
+
     @columns("given cut_off").rows(
-        **{reason: ({"finish_reason": reason}, False) for reason in END_REASONS},
-        none_given=({}, False),
-        null_is_no_end=({"finish_reason": None}, True),
+        **{reason: ({"finish_reason": reason}, "") for reason in END_REASONS},
+        **{reason: ({"finish_reason": reason}, "max_tokens") for reason in LONG},
+        **{reason: ({"finish_reason": reason}, "refused") for reason in FILTERED},
+        **{reason: ({"finish_reason": reason}, "error") for reason in FAILED},
+        none_given=({}, ""),
+        another_word=({"finish_reason": "Tool_Calls"}, "tool_calls"),
+        null_is_no_end=({"finish_reason": None}, "none"),
     )
     def test_a_finish_reason_says_if_a_reply_is_cut_off(self, given, cut_off):
-        assert Turn(**given).cut_off is cut_off
+        assert Turn(**given).cut_off == cut_off
 
     @columns("given expected").rows(
-        an_empty_reply=({"completion_token_ids": [], "logprobs": None}, True),
+        no_sampled_token=({"completion_token_ids": [], "logprobs": []}, False),
         no_prompt=({"prompt_token_ids": None}, False),
         no_ids=({"completion_token_ids": None}, False),
         no_logprobs=({"logprobs": None}, False),
@@ -2689,12 +2731,12 @@ class TestTrainingData:
         assert Turn(**WHOLE | given).is_trainable is expected
 
     def test_rollout_details_have_an_entry_for_each_turn(self):
-        empty = Turn(prompt_token_ids=[5], completion_token_ids=[], logprobs=None, extra={"a": 1})
-        (detail,) = module.rollout_details([Turn(**WHOLE), empty])
+        other = Turn(**WHOLE | {"prompt_token_ids": [5], "extra": {"a": 1}})
+        (detail,) = module.rollout_details([Turn(**WHOLE), other])
         assert detail == {
             "prompt_token_ids": [[1, 2], [5]],
-            "completion_token_ids": [[3, 4], []],
-            "logprobs": [[-0.5, -0.25], []],
+            "completion_token_ids": [[3, 4], [3, 4]],
+            "logprobs": [[-0.5, -0.25], [-0.5, -0.25]],
             "extra": {"a": [None, 1]},
         }
 
