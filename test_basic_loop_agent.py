@@ -14,7 +14,9 @@ a real server:
 import asyncio
 import base64
 import contextlib
+import gc
 import importlib.util
+import inspect
 import itertools
 import json
 import math
@@ -31,13 +33,14 @@ import sys
 import threading
 import time
 import traceback
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 from unittest.mock import MagicMock
 from uuid import uuid4
 
@@ -67,6 +70,7 @@ from harbor.models.job.config import JobConfig
 from harbor.models.task.config import MCPServerConfig
 from harbor.models.trial.result import ExceptionInfo, TrialResult
 from harbor.models.verifier.result import VerifierResult
+from pydantic import SecretStr
 from tinker_cookbook import renderers
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -82,7 +86,7 @@ from basic_loop_agent import (
 )
 from examples import train
 from examples.fake_training import FakeTraining
-from examples.fakes import ScriptedAgent
+from examples.fakes import SCRIPT, ScriptedAgent
 
 ROOT = Path(__file__).parent
 
@@ -660,6 +664,134 @@ def no_key(monkeypatch) -> None:
     """Tinker's key is neither in the environment nor stored by the SDK."""
     monkeypatch.delenv("TINKER_API_KEY")
     monkeypatch.setattr("tinker.auth.tinker_has_credentials", lambda: False)
+
+
+class OwnOptions(BasicLoopOptions):
+    max_turns: int = 50
+    temperature: float | None = 0.5
+    token: SecretStr = SecretStr("")
+
+
+class OwnDefaults(BasicLoopAgent):
+    """A user's agent with defaults of its own."""
+
+    options_model = OwnOptions
+
+
+class CountingAgent(BasicLoopAgent):
+    """Builds clients that do nothing. `built` holds those that somebody still refers to."""
+
+    built: ClassVar[weakref.WeakSet] = weakref.WeakSet()
+
+    def _build_llm(self) -> Any:
+        client = module.ModelClient()
+        self.built.add(client)
+        return client
+
+
+@pytest.fixture
+def counting(tmp_path, monkeypatch) -> Any:
+    """Makes agents that share no client with those of other tests."""
+    monkeypatch.setattr(CountingAgent, "built", weakref.WeakSet())
+    monkeypatch.setattr(module, "_clients", [])
+    options = {"model_name": "m", "model_client": "litellm", "logs_dir": tmp_path}
+    return lambda agent_class=CountingAgent, **given: agent_class(**options | given)
+
+
+class TestContract:
+    """The interface that people call. Nothing in it may be dropped, renamed, or hidden in **kw."""
+
+    KEYWORDS = {
+        "model_name": ("str", inspect.Parameter.empty),
+        "model_path": ("str | None", None),
+        "renderer_name": ("str | None", None),
+        "max_tokens": ("int", 512),
+        "temperature": ("float", 1.0),
+        "max_turns": ("int", 1),
+        "system_prompt": ("str | None", None),
+        "model_client": ("str", "tinker"),
+        "api_base": ("str | None", None),
+    }
+
+    def test_an_agent_takes_these_keywords(self):
+        _, *parameters, rest = inspect.signature(BasicLoopAgent.__init__).parameters.values()
+        assert {one.kind for one in parameters} == {inspect.Parameter.KEYWORD_ONLY}
+        found = {one.name: (one.annotation, one.default) for one in parameters}
+        assert list(found.items()) == list(self.KEYWORDS.items())
+        assert (rest.name, rest.kind) == ("kw", inspect.Parameter.VAR_KEYWORD)
+
+    @pytest.mark.parametrize("name", [name for name in KEYWORDS if name != "model_name"])
+    def test_an_option_has_the_same_default_as_the_keyword(self, name):
+        assert BasicLoopOptions.model_fields[name].default == self.KEYWORDS[name][1]
+
+    @columns("name parameters returns is_async").rows(
+        version=("version", "self", "str | None", False),
+        setup=("setup", "self environment", "None", True),
+        run=("run", "self instruction environment context", "None", True),
+        build_llm=("_build_llm", "self", "Any", False),
+        cache_key=("_cache_key", "self", "tuple", False),
+        shared_llm=("_shared_llm", "self", "Any", True),
+    )
+    def test_a_method_has_this_signature(self, name, parameters, returns, is_async):
+        method = getattr(BasicLoopAgent, name)
+        signature = inspect.signature(method)
+        assert list(signature.parameters) == parameters.split()
+        assert signature.return_annotation == returns
+        assert inspect.iscoroutinefunction(method) is is_async
+
+    def test_the_name_is_known_without_an_agent(self):
+        assert isinstance(inspect.getattr_static(BasicLoopAgent, "name"), staticmethod)
+        assert BasicLoopAgent.name() == "basic-loop"
+
+    def test_the_module_converts_a_trial(self):
+        assert list(inspect.signature(module._trial_to_trajectory).parameters) == ["trial"]
+
+    def test_an_agent_takes_no_positional_argument(self):
+        with pytest.raises(TypeError, match="positional"):
+            BasicLoopAgent("Qwen/Qwen3-8B")
+
+    @columns("given expected").rows(
+        nothing=({}, (50, 0.5)),
+        others=({"max_turns": 7, "temperature": 0.0}, (7, 0.0)),
+        the_base_class_defaults=({"max_turns": 1, "temperature": 1.0}, (1, 1.0)),
+        none=({"temperature": None}, (50, None)),
+    )
+    def test_what_is_given_wins_over_the_defaults_of_a_subclass(self, given, expected, counting):
+        options = counting(OwnDefaults, **given).options
+        assert (options.max_turns, options.temperature) == expected
+
+    def test_trials_at_once_share_one_build(self, counting):
+        async def main() -> list[Any]:
+            return await asyncio.gather(*(counting()._shared_llm() for _ in range(20)))
+
+        clients = asyncio.run(main())
+        assert len(CountingAgent.built) == len(set(clients)) == 1
+
+    @columns("given").rows(
+        option={"max_turns": 2},
+        option_that_is_not_in_the_signature={"max_seconds": 5.0},
+        model={"model_name": "another"},
+        key={"extra_env": {"OPENAI_API_KEY": "another"}},
+        subclass={"agent_class": BasicLoopAgent},
+    )
+    def test_only_equal_trials_have_equal_cache_keys(self, given, counting):
+        async def keys() -> list[tuple]:
+            agents = (counting(), counting(), counting(**given))
+            return [agent._cache_key() for agent in agents]
+
+        first, second, other = asyncio.run(keys())
+        assert isinstance(first, tuple)
+        assert first == second != other
+
+    def test_another_event_loop_has_another_cache_key(self, counting):
+        agent = counting()
+
+        async def key() -> tuple:
+            return agent._cache_key()
+
+        # The loops exist at once, so that they are not the same object.
+        with asyncio.Runner() as one, asyncio.Runner() as other:
+            assert one.run(key()) != other.run(key())
 
 
 class TestOptions:
@@ -2534,6 +2666,87 @@ class TestSharedClient:
         agents = [server.agent(session_id=str(n)) for n in range(9)]
         assert len(set(set_up(*agents))) == 1
 
+    def test_200_trials_with_their_own_keys_leave_at_most_64_clients(self, counting):
+        async def main() -> int:
+            for n in range(200):
+                await counting(extra_env={"OPENAI_API_KEY": str(n)})._shared_llm()
+            gc.collect()
+            return len(CountingAgent.built)
+
+        assert asyncio.run(main()) == 64
+
+    def test_a_client_in_use_stays_when_many_others_come(self, counting):
+        async def main() -> None:
+            first = await counting()._shared_llm()
+            for n in range(200):
+                await counting(extra_env={"OPENAI_API_KEY": str(n)})._shared_llm()
+                assert await counting()._shared_llm() is first
+
+        asyncio.run(main())
+
+    def test_the_clients_of_closed_event_loops_go(self, counting):
+        for _ in range(10):
+            asyncio.run(counting()._shared_llm())
+        gc.collect()
+        assert len(CountingAgent.built) == 1
+
+    def test_options_that_look_equal_but_hold_other_secrets_share_no_client(self, counting):
+        class Agent(CountingAgent):
+            options_model = OwnOptions
+
+        agents = [counting(Agent, token=SecretStr(text)) for text in ("one", "two")]
+        assert repr(agents[0].options) == repr(agents[1].options)
+        first, second = set_up(*agents)
+        assert first is not second
+
+    def test_trials_at_a_silent_server_get_the_same_error_at_once(self, vllm, monkeypatch):
+        monkeypatch.setattr(module, "FIRST_RESPONSE_SEC", 0.2)
+        built = []
+
+        class Agent(BasicLoopAgent):
+            def _build_llm(self) -> Any:
+                built.append(self)
+                return super()._build_llm()
+
+        async def main(api_base: str) -> list[Any]:
+            agents = [vllm.agent(Agent, api_base=api_base) for _ in range(8)]
+            setups = [agent.setup(FakeEnvironment()) for agent in agents]
+            return await asyncio.gather(*setups, return_exceptions=True)
+
+        # Connections wait here for ever to be accepted.
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            errors = asyncio.run(main(f"http://127.0.0.1:{listener.getsockname()[1]}"))
+        assert len(built) == 1
+        assert all(isinstance(error, module.ApiError) for error in errors)
+        assert len({str(error) for error in errors}) == 1
+
+    def test_a_build_that_failed_is_tried_again_by_a_later_trial(self, counting, monkeypatch):
+        build = CountingAgent._build_llm
+        results = iter([ConnectionError("not yet"), None])
+
+        def fails_once(agent: Any) -> Any:
+            if error := next(results):
+                raise error
+            return build(agent)
+
+        monkeypatch.setattr(CountingAgent, "_build_llm", fails_once)
+
+        async def main() -> None:
+            with pytest.raises(ConnectionError):
+                await counting()._shared_llm()
+            await counting()._shared_llm()
+
+        asyncio.run(main())
+        assert len(CountingAgent.built) == 1
+
+    def test_a_client_can_be_called_as_harbors_clients_are(self, model):
+        async def main() -> Turn:
+            agent = model.agent()
+            await agent.setup(FakeEnvironment())
+            return await agent.client.call("hi", message_history=[])
+
+        assert asyncio.run(main()).content == "hello"
+
 
 # ----------------------------------------------------------------------------- files with ATIF
 
@@ -2804,7 +3017,8 @@ class TestTrainingData:
 
 GREET = str(ROOT / "examples/greet")
 OFFLINE = yaml.safe_load((ROOT / "examples/offline.yaml").read_text())
-# The offline job's environment runs nothing. Its verifier gives 1 for RIGHT, and else 0.
+# The only command that the offline job's environment runs. Its verifier gives 1 for RIGHT, else 0.
+COMMAND = bash(SCRIPT)
 RIGHT, WRONG, GONE = "Hello, world!", "no", RuntimeError("the sampler is gone")
 
 
@@ -2834,23 +3048,23 @@ def two_steps(folder: Path) -> Path:
 
 class TestJob:
     def test_a_trial_gives_back_every_sampled_token(self, tinker):
-        turns = module.trial_to_trajectory(run_job(tinker, bash("ls"), RIGHT)).turns
+        turns = module.trial_to_trajectory(run_job(tinker, COMMAND, RIGHT)).turns
         recorded = [Sampled(*(getattr(turn, name) for name in IDS)) for turn in turns]
         assert recorded == tinker.sampled
 
     def test_a_trial_that_harbor_timed_out_is_scored(self, tinker):
-        trial = run_job(tinker, bash("ls"), forever, override_timeout_sec=1)
+        trial = run_job(tinker, COMMAND, forever, override_timeout_sec=1)
         data = module.trial_to_trajectory(trial)
         assert (data.reward, data.stop_reason, len(data.turns)) == (0.0, "cancelled", 1)
 
     def test_a_clients_timeout_is_not_scored(self, tinker):
-        trial = run_job(tinker, bash("ls"), TimeoutError("service is gone"))
+        trial = run_job(tinker, COMMAND, TimeoutError("service is gone"))
         assert "service is gone" in trial.exception_info.exception_message
         assert trial.verifier_result is None
 
     @pytest.mark.skipif(not hasattr(TrialResult, "reward_valid"), reason="since Harbor 0.25")
     def test_a_trial_that_failed_has_no_valid_reward(self, tinker):
-        trial = run_job(tinker, bash("ls"), GONE)
+        trial = run_job(tinker, COMMAND, GONE)
         assert trial.exception_info.exception_message == "RuntimeError: the sampler is gone"
         assert trial.reward_valid is False
 
