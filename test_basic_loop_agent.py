@@ -2210,6 +2210,56 @@ class TestTinker:
 # -------------------------------------------------------------------------------- prompts on vLLM
 
 
+# By these names Harbor (0.25 and later) knows that a server has failed.
+NO_VALID_REWARD = ("ApiError", "InternalServerError", "ServiceUnavailableError")
+
+
+def always_busy_after(server: FakeServer, *replies: Any) -> Any:
+    """In place of `server.sample`: the replies, and then the error of a server that is paused."""
+    sample, answers = server.sample, [*replies]
+    server.will_reply(*replies)
+
+    async def sample_or_refuse(*arguments: Any) -> tuple:
+        if not answers:
+            raise Refusal(503, "Generation is paused. Please retry after it resumes.")
+        answers.pop()
+        return await sample(*arguments)
+
+    return sample_or_refuse
+
+
+class Restarting:
+    """An HTTP server that can be stopped, and started again at the same URL."""
+
+    def __init__(self) -> None:
+        self.http, self.port = None, 0
+
+    def start(self, fake: FakeServer) -> None:
+        self.http = ThreadingHTTPServer(("127.0.0.1", self.port), HttpHandler)
+        self.http.fake, self.port = fake, self.http.server_port
+        threading.Thread(target=self.http.serve_forever, args=[0.01]).start()
+
+    def stop(self) -> None:
+        self.http.shutdown()
+        self.http.server_close()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+
+@pytest.fixture
+def restarting() -> Iterator[Restarting]:
+    server = Restarting()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def no_pause(monkeypatch) -> None:
+    monkeypatch.setattr(module, "PAUSE_SEC", 0)
+
+
 class TestVllm:
     def test_vllm_gets_this_request_for_a_completion(self, vllm):
         vllm.run(max_tokens=7, temperature=None)
@@ -2269,6 +2319,12 @@ class TestVllm:
         (body,) = vllm.bodies("/v1/completions")
         assert (body["session_id"], vllm.headers("X-Session-ID")[-1]) == (expected, expected)
 
+    def test_a_trial_may_have_a_name_that_is_no_ascii(self, vllm, tmp_path):
+        vllm.run(logs_dir=tmp_path / "größe-任务__x7/agent")
+        (body,) = vllm.bodies("/v1/completions")
+        assert body["session_id"] == "größe-任务__x7"
+        assert vllm.headers("X-Session-ID")[-1] == "gr%C3%B6%C3%9Fe-%E4%BB%BB%E5%8A%A1__x7"
+
     def test_a_server_that_does_not_answer_is_named(self, vllm):
         # Nothing listens on port 1.
         with pytest.raises(
@@ -2280,6 +2336,51 @@ class TestVllm:
         failed = vllm.new_run([Refusal(404, "gone")])
         with pytest.raises(Exception, match=f"The model's server is {vllm.url}"):
             failed.follow()
+
+    @columns("given reply").rows(setup=({"model_name": "x"}, ""), a_call=({}, Refusal(404, "gone")))
+    def test_no_error_shows_the_password_of_a_url(self, given, reply, vllm):
+        url = vllm.url.replace("//", "//user:secret@")
+        failed = vllm.new_run([reply], api_base=url, **given)
+        with pytest.raises(Exception, match=vllm.url) as error:
+            failed.follow()
+        assert "secret" not in shown_text(error.value)
+
+    # A server's words in turn 2.
+    @columns("message").rows(
+        sglangs_pool=(
+            "Input length (9021 tokens) exceeds the maximum allowed length (8187 tokens). Use a "
+            "shorter input or enable --allow-auto-truncate."
+        ),
+        exactly_the_window="max_tokens must be at least 1, got 0.",
+    )
+    def test_a_full_context_ends_the_run_and_keeps_its_turns(self, message, server):
+        # Harbor's LiteLLM asks three times.
+        done = server.run([bash("ls"), *[Refusal(400, message)] * 3], max_turns=3)
+        assert (done.stop_reason, len(done.agent.turns)) == ("context_overflow", 1)
+
+    @columns("message").rows(
+        user="Invalid 'user': string too long. Expected a string with maximum length 64.",
+        cache_key="Invalid 'prompt_cache_key': string too long. Expected at most 64.",
+    )
+    @columns("earlier").rows(first_call=[], second_call=[bash("ls")])
+    def test_a_field_that_is_too_long_is_no_full_context(self, message, earlier, server):
+        failed = server.new_run([*earlier, *[Refusal(400, message)] * 3], max_turns=3)
+        with pytest.raises(Exception, match="string too long") as error:
+            failed.follow()
+        assert "prompt is too long" not in shown_text(error.value)
+        assert failed.stop_reason == "error"
+
+    def test_tokens_are_counted_if_the_server_does_not_count_them(self, vllm):
+        done = vllm.run([Reply("hi", answer={"usage": None})])
+        assert done.context.n_output_tokens == 3
+
+    def test_a_turn_on_vllm_has_no_extra_values_by_default(self, vllm):
+        assert vllm.run().context.rollout_details[0]["extra"] == {}
+
+    def test_vllms_weight_versions_are_recorded(self, vllm):
+        spans = [{"version": "7", "start": 0, "end": 3}]
+        done = vllm.run([Reply("hi", choice={"weight_versions": spans})])
+        assert done.context.rollout_details[0]["extra"] == {"weight_versions": [spans]}
 
     def test_a_turn_on_vllm_costs_two_requests(self, vllm):
         """For all turns one more finds the template's tail, and one shows a prompt's end."""
@@ -2333,10 +2434,6 @@ class TestVllm:
 
     ABORTED = Reply("ab", cut_off=True, choice={"finish_reason": "abort"})
 
-    @pytest.fixture
-    def no_pause(self, monkeypatch) -> None:
-        monkeypatch.setattr(module, "PAUSE_SEC", 0)
-
     def test_a_reply_that_the_server_aborts_goes_on(self, vllm, no_pause):
         done = vllm.run([self.ABORTED, self.ABORTED, "c"])
         first, second, third = vllm.sampled
@@ -2347,6 +2444,58 @@ class TestVllm:
         assert done.recorded == [Sampled(first.prompt, ids, logprobs)]
         assert (done.stop_reason, done.completion) == ("completed", "ababc")
         assert done.context.rollout_details[0]["extra"]["n_aborts"] == [2]
+
+    # In sum each of these has five logprobs for five ids.
+    @columns("first second").rows(
+        one_too_few_then_one_too_many=([-1.0], [-1.0] * 4),
+        one_too_many_then_one_too_few=([-1.0] * 3, [-1.0] * 2),
+    )
+    def test_parts_whose_logprobs_do_not_align_are_no_training_data(
+        self, first, second, vllm, no_pause
+    ):
+        aborted = {"finish_reason": "abort"}
+        parts = [Reply("ab", cut_off=True, choice=aborted, logprobs=first)]
+        done = vllm.run([*parts, Reply("cd", logprobs=second)])
+        assert (done.completion, done.recorded) == ("abcd", [])
+        assert done.metadata["n_turns_without_ids"] == 1
+
+    @columns("replies text").rows(
+        the_only_part=([], "c"), a_later_part=([Reply("ab", cut_off=True)], "abc")
+    )
+    def test_an_abort_without_ids_costs_no_other_part(self, replies, text, vllm, no_pause):
+        for reply in replies:
+            reply.choice = {"finish_reason": "abort"}
+        without_ids = Reply(
+            "x",
+            cut_off=True,
+            choice={"finish_reason": "abort", "token_ids": None, "logprobs": None},
+        )
+        done = vllm.run([*replies, without_ids, "c"])
+        assert done.completion == text
+        assert done.recorded[0].completion == vllm.ids_by_character(text + "<|im_end|>")
+
+    def test_a_run_that_sampled_no_token_sends_its_instruction_again(self, vllm):
+        run = vllm.new_run([Reply(ids=[], choice={"finish_reason": "abort"})])
+
+        async def two_steps() -> None:
+            run.agent.options.max_seconds = 0.3
+            await finish(run)
+            run.agent.options.max_seconds = None
+            vllm.will_reply("hi")
+            await run.step("two")
+
+        asyncio.run(two_steps())
+        assert [message["content"] for message in run.agent.messages] == ["do it\n\ntwo", "hi"]
+        assert len(run.recorded) == 1
+
+    def test_a_complete_reply_of_no_tokens_is_no_training_data(self, vllm):
+        done = vllm.run([Reply(ids=[])])
+        assert (done.recorded, done.metadata["n_turns_without_ids"]) == ([], 1)
+
+    def test_a_server_that_is_paused_after_an_abort_is_waited_for(self, vllm, no_pause):
+        done = vllm.run([self.ABORTED, *[Refusal(503, "Generation is paused.")] * 30, "c"])
+        assert done.completion == "abc"
+        assert done.context.rollout_details[0]["extra"] == {"n_aborts": [1]}
 
     def test_the_tokens_of_an_aborted_reply_are_counted_once(self, vllm, no_pause):
         done = vllm.run([self.ABORTED, "c"])
@@ -2400,6 +2549,54 @@ class TestVllm:
 
     def test_a_busy_vllm_is_asked_again_five_times(self, vllm):
         assert vllm.run([*[Refusal(503)] * 5, "hello"]).completion == "hello"
+
+    @columns("status").rows(paused=503, too_many=429, overloaded=529, gateway=502, gateway_slow=504)
+    def test_a_server_that_is_busy_for_a_minute_is_waited_for(self, status, server, no_pause):
+        # A call is one request here. LiteLLM makes three, with waits of four seconds.
+        n_requests = {"vllm": 60, "litellm": 21}[server.options["model_client"]]
+        replies = [bash("ls"), *[Refusal(status, "Overloaded")] * n_requests, "done"]
+        done = server.run(replies, max_turns=3, llm_kwargs={"max_retries": 0})
+        assert (done.stop_reason, done.completion) == ("completed", "done")
+
+    @columns("replies").rows(first_call=[], second_call=[bash("ls")])
+    def test_a_server_that_stays_busy_is_an_error_in_the_end(
+        self, replies, server, no_pause, monkeypatch
+    ):
+        monkeypatch.setattr(module, "MAX_BUSY_SEC", 0.05)
+        monkeypatch.setattr(server, "sample", always_busy_after(server, *replies))
+        failed = server.new_run(max_turns=3)
+        with pytest.raises(Exception, match="Generation is paused") as error:
+            failed.follow()
+        assert type(error.value).__name__ in NO_VALID_REWARD
+        assert (failed.stop_reason, len(failed.agent.turns)) == ("error", len(replies))
+
+    def test_a_server_that_restarts_is_waited_for(self, server, restarting, monkeypatch):
+        monkeypatch.setattr(module, "PAUSE_SEC", 0.05)
+        restarting.start(server)
+
+        async def restart() -> str:
+            restarting.stop()
+            asyncio.get_running_loop().call_later(0.3, restarting.start, server)
+            return "out"
+
+        options = {"api_base": restarting.url, "max_turns": 3, "llm_kwargs": {"max_retries": 0}}
+        done = server.run([bash("ls"), "done"], FakeEnvironment(restart), **options)
+        assert (done.stop_reason, done.completion) == ("completed", "done")
+
+    def test_a_server_that_does_not_come_back_is_an_error(self, server, restarting, monkeypatch):
+        monkeypatch.setattr(module, "PAUSE_SEC", 0.05)
+        monkeypatch.setattr(module, "MAX_BUSY_SEC", 0.2)
+        restarting.start(server)
+
+        async def stop() -> str:
+            restarting.stop()
+            return "out"
+
+        options = {"api_base": restarting.url, "max_turns": 3, "llm_kwargs": {"max_retries": 0}}
+        failed = server.new_run([bash("ls"), "done"], FakeEnvironment(stop), **options)
+        with pytest.raises(Exception, match=restarting.url):
+            failed.follow()
+        assert (failed.stop_reason, len(failed.agent.turns)) == ("error", 1)
 
     SPECIAL = "<|im_end|> <|turn> <turn|> [|user|] <\uff5cUser\uff5c> <s> </s> <bos> <end_of_turn>"
     MORE = "[INST] [/INST] [TOOL_RESULTS] [gMASK] <seed:eos> ]~b] ]~!b[ [e~["
@@ -2483,8 +2680,62 @@ class TestSglang:
         done = sglang.run(llm_kwargs={"return_routed_experts": True})
         assert done.context.rollout_details[0]["extra"] == {"routed_experts": ["AAAA"]}
 
+    @columns("name sent").rows(
+        sglangs_form=("base:sql", "base:sql"), bare=("sql", "base:sql"), the_base=("base", "base")
+    )
+    def test_an_adapter_is_asked_for_by_its_name_on_sglang(self, name, sent, sglang, adapters):
+        sglang.run(model_name=name, max_tokens=99_999)
+        assert {body["model"] for _, body, _ in sglang.requests if body} == {sent}
+        (body,) = sglang.bodies("/v1/completions")
+        # The adapter has its base model's limit.
+        assert body["max_tokens"] == 8192 - len(body["prompt"])
+
+    @pytest.mark.parametrize("name", ["base:other", "other:sql", "other", "base:"])
+    def test_an_adapter_that_sglang_does_not_have_is_refused(self, name, sglang, adapters):
+        with pytest.raises(RuntimeError, match=f"is no .* server with the model {name} "):
+            set_up(sglang.agent(model_name=name))
+
+    @pytest.fixture
+    def adapters(self, sglang, monkeypatch) -> None:
+        """SGLang with a base model and an adapter of it."""
+        base = {"id": "base", "max_model_len": 8192, "parent": None}
+        adapter = {"id": "sql", "max_model_len": None, "parent": "base"}
+        usual = sglang.answer
+
+        def answer(path: str, body: dict[str, Any]) -> dict[str, Any]:
+            if path == "/v1/models":
+                return {"data": [base, adapter]}
+            return usual(path, body | {"model": "tiny"})
+
+        monkeypatch.setattr(sglang, "answer", answer)
+
+    def test_sglangs_weight_version_is_recorded(self, sglang):
+        done = sglang.run([Reply("hi", answer={"metadata": {"weight_version": "7"}})])
+        assert done.context.rollout_details[0]["extra"] == {"weight_version": ["7"]}
+
 
 # -------------------------------------------------------------------------------- chat endpoints
+
+
+class FakeClaude(FakeServer):
+    """Answers as Anthropic's endpoint does. `answers` has one for each request, or an error."""
+
+    answers: Iterator[Any] = iter(())
+
+    @staticmethod
+    def says(text: str, stop_reason: str = "end_turn") -> dict[str, Any]:
+        return {
+            "id": "1",
+            "type": "message",
+            "role": "assistant",
+            "model": "claude",
+            "content": [{"type": "text", "text": text}],
+            "stop_reason": stop_reason,
+            "usage": {"input_tokens": 1, "output_tokens": 1},
+        }
+
+    def answer(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        return asyncio.run(outcome(next(self.answers)))
 
 
 class TestChat:
@@ -2560,6 +2811,76 @@ class TestChat:
         done = server.run([reply], max_turns=2)
         assert (done.stop_reason, done.scripts) == (stop_reason, [])
         assert f"the reply is incomplete: finish reason {reason.lower()!r}" in caplog.text
+
+    @pytest.mark.parametrize("reason", ["abort", "cancelled", "error", "time_limit"])
+    def test_a_reply_that_a_chat_server_has_ended_is_an_error(self, reason, chat):
+        failed = chat.new_run([Reply("half", choice={"finish_reason": reason})])
+        with pytest.raises(module.ApiError, match=f"has ended the reply with '{reason}'"):
+            failed.follow()
+        assert (failed.stop_reason, failed.completion) == ("error", "half")
+
+    def test_no_choices_are_an_error_after_one_request(self, chat):
+        failed = chat.new_run([Reply(answer={"choices": []})] * 9)
+        with pytest.raises(module.ApiError, match="no reply"):
+            failed.follow()
+        assert len(chat.requests) == 1
+
+    @columns("reply text").rows(
+        a_refusal=(Reply(message={"content": None, "refusal": "I can't help."}), "I can't help."),
+        filtered=(Reply("I wo", choice={"finish_reason": "content_filter"}), "I wo"),
+    )
+    def test_a_refusal_is_told_with_its_text(self, reply, text, chat):
+        done = chat.run([reply], max_turns=2)
+        assert (done.stop_reason, done.completion) == ("refused", text)
+
+    def test_a_refusal_of_claude_is_told_with_its_text(self, claude):
+        claude.answers = iter([claude.says("I can't help.", stop_reason="refusal")])
+        done = claude.run()
+        assert (done.stop_reason, done.completion) == ("refused", "I can't help.")
+
+    def test_a_claude_that_is_overloaded_for_a_minute_is_waited_for(self, claude, no_pause):
+        """litellm makes another error of it: an InternalServerError with status 500."""
+        busy = Refusal(529, "overloaded_error")
+        replies = [claude.says(bash("ls")), *[busy] * 30, claude.says("done")]
+        claude.answers = iter(replies)
+        done = claude.run(max_turns=3)
+        assert (done.stop_reason, done.completion) == ("completed", "done")
+
+    @pytest.fixture
+    def claude(self, http, tokenizer_dir, chat, monkeypatch) -> "FakeClaude":
+        monkeypatch.setenv("ANTHROPIC_API_KEY", "sk-test")
+        options = chat.options | {"model_name": "anthropic/claude-opus-4-1"}
+        del options["api_base"]
+        return FakeClaude(http, tokenizer_dir, **options)
+
+    def test_before_the_first_reply_a_refused_connection_is_an_error(self, chat):
+        # Nothing listens on port 1.
+        url = "http://127.0.0.1:1"
+        failed = chat.new_run(api_base=url, llm_kwargs={"max_retries": 0})
+        with pytest.raises(Exception, match=f"The model's server is {url}"):
+            failed.follow()
+
+    def test_no_error_of_a_chat_server_shows_the_password_of_a_url(self, chat):
+        url = chat.url.replace("//", "//user:secret@")
+        failed = chat.new_run([Refusal(404, "gone")] * 9, api_base=url)
+        with pytest.raises(Exception, match=f"The model's server is {chat.url}") as error:
+            failed.follow()
+        assert "secret" not in shown_text(error.value)
+
+    def test_no_request_holds_a_nul(self, server):
+        replies = [bash("printf 'a\0b'"), "done"]
+        options = {"max_turns": 2, "system_prompt": "a\0b"}
+        run = server.new_run(replies, FakeEnvironment("a\0b"), **options).follow("c\0d")
+        assert run.observations == ["Exit code: 0\nOutput:\nab"]
+        assert [body for _, body, _ in server.requests if "\\u0000" in json.dumps(body)] == []
+
+    @columns("reply").rows(
+        nothing_but_thinking="<think>hm</think>", null=Reply(message={"content": None})
+    )
+    def test_no_empty_assistant_message_is_sent(self, reply, chat):
+        chat.new_run([reply, "done"]).follow("one", "two")
+        messages = chat.bodies("/v1/chat/completions")[1]["messages"]
+        assert [message["content"] for message in messages] == ["one", "(empty)", "two"]
 
     @columns("is_wanted sent").rows(yes=(True, {"reasoning_content": "hm"}), no=(False, {}))
     def test_reasoning_goes_back_only_if_wanted(self, is_wanted, sent, chat):
@@ -3046,6 +3367,16 @@ def two_steps(folder: Path) -> Path:
     return task
 
 
+# Harbor 0.26 and later: a policy says if an error leaves the reward valid.
+SCORES_ERRORS = any(
+    hasattr(policy, "has_valid_reward") for policy in module.ERROR_POLICIES.values()
+)
+
+
+class ServerIsOnFire(litellm.BadRequestError):
+    """An error of a client whose name Harbor does not know."""
+
+
 class TestJob:
     def test_a_trial_gives_back_every_sampled_token(self, tinker):
         turns = module.trial_to_trajectory(run_job(tinker, COMMAND, RIGHT)).turns
@@ -3067,6 +3398,24 @@ class TestJob:
         trial = run_job(tinker, COMMAND, GONE)
         assert trial.exception_info.exception_message == "RuntimeError: the sampler is gone"
         assert trial.reward_valid is False
+
+    # Harbor 0.26 scores a trial after such an error. Its table says if the reward is valid.
+    @columns("error_class is_scored").rows(
+        a_refusal=(litellm.ContentPolicyViolationError, True),
+        a_bad_request=(litellm.BadRequestError, False),
+        an_unknown_model=(litellm.NotFoundError, False),
+        an_error_that_is_not_in_the_table=(ServerIsOnFire, False),
+    )
+    def test_of_a_clients_errors_only_a_refusal_is_scored(self, error_class, is_scored, tinker):
+        error = error_class("no", model="m", llm_provider="openai")
+        trial = run_job(tinker, COMMAND, error)
+        is_known = error_class.__name__ in module.ERROR_POLICIES
+        name = error_class.__name__ if is_known else "ApiError"
+        assert trial.exception_info.exception_type == name
+        # Earlier versions do not run the verifier after an error.
+        assert getattr(trial, "reward_valid", False) is (is_scored and SCORES_ERRORS)
+        # No trainer should take it for a result of the policy.
+        assert module._trial_to_trajectory(trial) is None
 
     def test_a_failed_step_is_no_training_data(self, tinker, tmp_path):
         trial = run_job(tinker, GONE, RIGHT, task=two_steps(tmp_path))
