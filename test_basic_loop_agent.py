@@ -14,7 +14,9 @@ a real server:
 import asyncio
 import base64
 import contextlib
+import gc
 import importlib.util
+import inspect
 import itertools
 import json
 import math
@@ -25,17 +27,20 @@ import selectors
 import shlex
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
+import traceback
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 from unittest.mock import MagicMock
 from uuid import uuid4
 
@@ -65,6 +70,7 @@ from harbor.models.job.config import JobConfig
 from harbor.models.task.config import MCPServerConfig
 from harbor.models.trial.result import ExceptionInfo, TrialResult
 from harbor.models.verifier.result import VerifierResult
+from pydantic import SecretStr
 from tinker_cookbook import renderers
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -80,7 +86,7 @@ from basic_loop_agent import (
 )
 from examples import train
 from examples.fake_training import FakeTraining
-from examples.fakes import ScriptedAgent
+from examples.fakes import SCRIPT, ScriptedAgent
 
 ROOT = Path(__file__).parent
 
@@ -463,6 +469,11 @@ def set_up(*agents: BasicLoopAgent) -> list[Any]:
     return asyncio.run(main())
 
 
+def shown_text(error: BaseException) -> str:
+    """All that Harbor writes to exception.txt."""
+    return "".join(traceback.format_exception(error))
+
+
 def bash(*commands: str, language: str = "bash") -> str:
     return "\n".join(f"I will run this:\n\n```{language}\n{command}\n```\n" for command in commands)
 
@@ -655,6 +666,134 @@ def no_key(monkeypatch) -> None:
     monkeypatch.setattr("tinker.auth.tinker_has_credentials", lambda: False)
 
 
+class OwnOptions(BasicLoopOptions):
+    max_turns: int = 50
+    temperature: float | None = 0.5
+    token: SecretStr = SecretStr("")
+
+
+class OwnDefaults(BasicLoopAgent):
+    """A user's agent with defaults of its own."""
+
+    options_model = OwnOptions
+
+
+class CountingAgent(BasicLoopAgent):
+    """Builds clients that do nothing. `built` holds those that somebody still refers to."""
+
+    built: ClassVar[weakref.WeakSet] = weakref.WeakSet()
+
+    def _build_llm(self) -> Any:
+        client = module.ModelClient()
+        self.built.add(client)
+        return client
+
+
+@pytest.fixture
+def counting(tmp_path, monkeypatch) -> Any:
+    """Makes agents that share no client with those of other tests."""
+    monkeypatch.setattr(CountingAgent, "built", weakref.WeakSet())
+    monkeypatch.setattr(module, "_clients", [])
+    options = {"model_name": "m", "model_client": "litellm", "logs_dir": tmp_path}
+    return lambda agent_class=CountingAgent, **given: agent_class(**options | given)
+
+
+class TestContract:
+    """The interface that people call. Nothing in it may be dropped, renamed, or hidden in **kw."""
+
+    KEYWORDS = {
+        "model_name": ("str", inspect.Parameter.empty),
+        "model_path": ("str | None", None),
+        "renderer_name": ("str | None", None),
+        "max_tokens": ("int", 512),
+        "temperature": ("float", 1.0),
+        "max_turns": ("int", 1),
+        "system_prompt": ("str | None", None),
+        "model_client": ("str", "tinker"),
+        "api_base": ("str | None", None),
+    }
+
+    def test_an_agent_takes_these_keywords(self):
+        _, *parameters, rest = inspect.signature(BasicLoopAgent.__init__).parameters.values()
+        assert {one.kind for one in parameters} == {inspect.Parameter.KEYWORD_ONLY}
+        found = {one.name: (one.annotation, one.default) for one in parameters}
+        assert list(found.items()) == list(self.KEYWORDS.items())
+        assert (rest.name, rest.kind) == ("kw", inspect.Parameter.VAR_KEYWORD)
+
+    @pytest.mark.parametrize("name", [name for name in KEYWORDS if name != "model_name"])
+    def test_an_option_has_the_same_default_as_the_keyword(self, name):
+        assert BasicLoopOptions.model_fields[name].default == self.KEYWORDS[name][1]
+
+    @columns("name parameters returns is_async").rows(
+        version=("version", "self", "str | None", False),
+        setup=("setup", "self environment", "None", True),
+        run=("run", "self instruction environment context", "None", True),
+        build_llm=("_build_llm", "self", "Any", False),
+        cache_key=("_cache_key", "self", "tuple", False),
+        shared_llm=("_shared_llm", "self", "Any", True),
+    )
+    def test_a_method_has_this_signature(self, name, parameters, returns, is_async):
+        method = getattr(BasicLoopAgent, name)
+        signature = inspect.signature(method)
+        assert list(signature.parameters) == parameters.split()
+        assert signature.return_annotation == returns
+        assert inspect.iscoroutinefunction(method) is is_async
+
+    def test_the_name_is_known_without_an_agent(self):
+        assert isinstance(inspect.getattr_static(BasicLoopAgent, "name"), staticmethod)
+        assert BasicLoopAgent.name() == "basic-loop"
+
+    def test_the_module_converts_a_trial(self):
+        assert list(inspect.signature(module._trial_to_trajectory).parameters) == ["trial"]
+
+    def test_an_agent_takes_no_positional_argument(self):
+        with pytest.raises(TypeError, match="positional"):
+            BasicLoopAgent("Qwen/Qwen3-8B")
+
+    @columns("given expected").rows(
+        nothing=({}, (50, 0.5)),
+        others=({"max_turns": 7, "temperature": 0.0}, (7, 0.0)),
+        the_base_class_defaults=({"max_turns": 1, "temperature": 1.0}, (1, 1.0)),
+        none=({"temperature": None}, (50, None)),
+    )
+    def test_what_is_given_wins_over_the_defaults_of_a_subclass(self, given, expected, counting):
+        options = counting(OwnDefaults, **given).options
+        assert (options.max_turns, options.temperature) == expected
+
+    def test_trials_at_once_share_one_build(self, counting):
+        async def main() -> list[Any]:
+            return await asyncio.gather(*(counting()._shared_llm() for _ in range(20)))
+
+        clients = asyncio.run(main())
+        assert len(CountingAgent.built) == len(set(clients)) == 1
+
+    @columns("given").rows(
+        option={"max_turns": 2},
+        option_that_is_not_in_the_signature={"max_seconds": 5.0},
+        model={"model_name": "another"},
+        key={"extra_env": {"OPENAI_API_KEY": "another"}},
+        subclass={"agent_class": BasicLoopAgent},
+    )
+    def test_only_equal_trials_have_equal_cache_keys(self, given, counting):
+        async def keys() -> list[tuple]:
+            agents = (counting(), counting(), counting(**given))
+            return [agent._cache_key() for agent in agents]
+
+        first, second, other = asyncio.run(keys())
+        assert isinstance(first, tuple)
+        assert first == second != other
+
+    def test_another_event_loop_has_another_cache_key(self, counting):
+        agent = counting()
+
+        async def key() -> tuple:
+            return agent._cache_key()
+
+        # The loops exist at once, so that they are not the same object.
+        with asyncio.Runner() as one, asyncio.Runner() as other:
+            assert one.run(key()) != other.run(key())
+
+
 class TestOptions:
     def test_the_options_have_these_defaults(self):
         # The options of Harbor's class are left out, and so are those whose default is None.
@@ -687,6 +826,12 @@ class TestOptions:
         model_named_otherwise=({"llm_kwargs": {"model": 1}}, "llm_kwargs holds model: use"),
         server_twice=({"llm_kwargs": {"api_base": 1}}, "llm_kwargs holds api_base: use the"),
         option_twice=({"llm_kwargs": {"max_tokens": 1}}, "llm_kwargs holds max_tokens: use"),
+        option_in_extra_body=(
+            {"llm_kwargs": {"extra_body": {"temperature": 0.5}}},
+            "llm_kwargs holds temperature: use",
+        ),
+        stream=({"llm_kwargs": {"stream": True}}, "llm_kwargs holds stream: replies are not"),
+        stream_in_extra_body=({"llm_kwargs": {"extra_body": {"stream": True}}}, "holds stream"),
         responses=({"llm_kwargs": {"use_responses_api": True}}, "name the model openai/responses/"),
         responses_by_format=(
             {"llm_kwargs": {"model_api_format": "openai_responses"}},
@@ -709,11 +854,12 @@ class TestOptions:
             BasicLoopOptions(llm_kwargs="sk-secret")
         assert "sk-secret" not in str(error.value)
 
-    def test_setup_names_missing_tinker_packages(self, tinker, monkeypatch):
-        monkeypatch.setitem(sys.modules, "tinker_cookbook", None)
-        with pytest.raises(
-            ValueError, match=r"lacks Tinker's packages: `pip install 'harbor\[tinker\]'`"
-        ):
+    # SDKs before 0.38 have no module tinker.auth.
+    @pytest.mark.parametrize("missing", ["tinker_cookbook", "tinker.auth"])
+    def test_setup_names_missing_or_old_tinker_packages(self, missing, tinker, monkeypatch):
+        monkeypatch.setitem(sys.modules, missing, None)
+        packages = r"tinker 0\.38 or later\): `pip install 'harbor\[tinker\]'`"
+        with pytest.raises(ValueError, match=rf"lacks Tinker's packages \({packages}"):
             set_up(tinker.agent())
 
     @since_harbor_023
@@ -806,6 +952,18 @@ class TestOptions:
         # What Harbor finds here, it gives to each command.
         seen += [str(getattr(done.agent, "extra_env", ""))]
         assert [text for text in seen if "sk-2nd" in text or "sk-own" in text] == []
+
+    # As they come from a web page or a word processor.
+    @columns("key").rows(
+        zero_width_space="sk-\u200bsecret",
+        byte_order_mark="\ufeffsk-secret",
+        typographic_quotes="\u201csk-secret\u201d",
+    )
+    def test_a_key_with_a_strange_character_is_an_error_that_does_not_show_it(self, key, model):
+        env = {f"{name}_API_KEY": key for name in ("TINKER", "VLLM", "OPENAI")}
+        with pytest.raises(ValueError, match="_API_KEY holds a character that no key has") as error:
+            set_up(model.agent(extra_env=env))
+        assert "secret" not in shown_text(error.value)
 
     @since_harbor_023
     @columns("kwargs env message").rows(
@@ -2219,18 +2377,52 @@ class TestTinker:
         tinker.run(max_tokens=99_999, context_limit=given)
         assert tinker.params[0].max_tokens == limit - len(tinker.sampled[0].prompt)
 
-    def test_a_tinker_server_that_does_not_answer_is_named(self, tinker, monkeypatch):
-        silent = SimpleNamespace(get_server_capabilities=forever)
-        monkeypatch.setattr("tinker.RestClient", lambda **arguments: silent)
-        monkeypatch.setattr(module, "FIRST_RESPONSE_SEC", 0.01)
-        with pytest.raises(RuntimeError, match="http://own has not answered in"):
-            set_up(tinker.agent(api_base="http://own"))
+    @pytest.fixture
+    def own_rest_clients(self, monkeypatch) -> None:
+        """The SDK builds one client at a time, so a server that does not answer holds up those of
+        later tests. Here the SDK has none yet, and later tests have other ones."""
+        from tinker.lib.public_interfaces import rest_client_common as sdk
 
-    def test_a_tinker_server_need_not_tell_its_limit(self, tinker, monkeypatch):
-        async def refuse() -> None:
-            raise tinker_error("no such path", "user")
+        monkeypatch.setattr(sdk, "sessionless_holder_cache", type(sdk.sessionless_holder_cache)())
 
-        silent = SimpleNamespace(get_server_capabilities=refuse)
+    @columns("is_listening").rows(accepts_and_never_answers=True, nothing_listens=False)
+    def test_a_tinker_server_that_does_not_answer_stops_only_its_trial(
+        self, is_listening, tokenizer_dir, tmp_path, monkeypatch, own_rest_clients
+    ):
+        """The SDK is the real one, and would wait for minutes."""
+        monkeypatch.setattr(module, "FIRST_RESPONSE_SEC", 0.4)
+        # The connections wait here to be accepted.
+        listener = socket.create_server(("127.0.0.1", 0))
+        address = f"127.0.0.1:{listener.getsockname()[1] if is_listening else 1}"
+        options = {"model_name": tokenizer_dir, "renderer_name": "qwen3_instruct"}
+        agent = BasicLoopAgent(
+            logs_dir=tmp_path, api_base=f"http://user:secret@{address}", **options
+        )
+
+        async def another_trial() -> None:
+            while True:
+                await asyncio.sleep(0.01)
+                ticks.append(time.monotonic())
+
+        async def main() -> None:
+            other = asyncio.create_task(another_trial())
+            with pytest.raises(module.ApiError) as error:
+                await agent.setup(FakeEnvironment())
+            assert str(error.value) == f"http://{address} has not answered in 0.4 seconds"
+            assert "secret" not in shown_text(error.value)
+            other.cancel()
+
+        ticks: list[float] = []
+        asyncio.run(main())
+        listener.close()
+        assert ticks[-1] - ticks[0] < 10
+        assert len(ticks) > 10
+
+    @columns("error").rows(no_such_path=Refusal(404), not_allowed=Refusal(403))
+    def test_a_tinker_server_need_not_tell_its_limit(self, error, tinker, monkeypatch):
+        answer = Future()
+        answer.set_exception(error)
+        silent = SimpleNamespace(get_server_capabilities=lambda: answer)
         monkeypatch.setattr("tinker.RestClient", lambda **arguments: silent)
         (client,) = set_up(tinker.agent())
         assert client.context_limit == 32_000
@@ -2293,38 +2485,7 @@ class TestTinker:
         set_up(tinker.agent(max_tokens=1))
         assert len(tinker.sessions) == n_sessions
 
-    @pytest.fixture
-    def prices(self, monkeypatch) -> list[str]:
-        """Stands in for the cookbook's prices (0.6 and later). The models that were asked for."""
-        asked = []
-
-        def fetch_model_pricing(model: str, timeout: float) -> Any:
-            asked.append(model)
-            return SimpleNamespace(estimate_usd=lambda usage: sum(usage))
-
-        prices = ModuleType("tinker_cookbook.utils.cost_estimation")
-        prices.fetch_model_pricing = fetch_model_pricing
-        # Per token: sampled 1, cached 10, other tokens of the prompt 100.
-        prices.TokenUsage = lambda sampled, prefill_cached, prefill_uncached: (
-            sampled,
-            10 * prefill_cached,
-            100 * prefill_uncached,
-        )
-        monkeypatch.setitem(sys.modules, prices.__name__, prices)
-        return asked
-
-    def test_the_cost_on_tinker_is_by_the_cookbooks_prices(self, tinker, prices):
-        done = tinker.run([Reply("hi", answer={"prompt_cache_hit_tokens": 2})])
-        (turn,) = tinker.sampled
-        cost = len(turn.completion) + 10 * 2 + 100 * (len(turn.prompt) - 2)
-        assert (done.context.cost_usd, prices) == (cost, [tinker.options["model_name"]])
-
-    def test_a_tinker_server_of_ones_own_has_no_price(self, tinker, prices):
-        assert tinker.run(api_base="http://own").context.cost_usd is None
-        assert prices == []
-
-    def test_without_prices_the_cost_on_tinker_is_unknown(self, tinker, monkeypatch):
-        monkeypatch.setitem(sys.modules, "tinker_cookbook.utils.cost_estimation", None)
+    def test_the_cost_on_tinker_is_unknown(self, tinker):
         assert tinker.run().context.cost_usd is None
 
     def test_a_given_service_needs_no_key(self, tinker, no_key):
@@ -2405,6 +2566,56 @@ class TestTinker:
 # -------------------------------------------------------------------------------- prompts on vLLM
 
 
+# By these names Harbor (0.25 and later) knows that a server has failed.
+NO_VALID_REWARD = ("ApiError", "InternalServerError", "ServiceUnavailableError")
+
+
+def always_busy_after(server: FakeServer, *replies: Any) -> Any:
+    """In place of `server.sample`: the replies, and then the error of a server that is paused."""
+    sample, answers = server.sample, [*replies]
+    server.will_reply(*replies)
+
+    async def sample_or_refuse(*arguments: Any) -> tuple:
+        if not answers:
+            raise Refusal(503, "Generation is paused. Please retry after it resumes.")
+        answers.pop()
+        return await sample(*arguments)
+
+    return sample_or_refuse
+
+
+class Restarting:
+    """An HTTP server that can be stopped, and started again at the same URL."""
+
+    def __init__(self) -> None:
+        self.http, self.port = None, 0
+
+    def start(self, fake: FakeServer) -> None:
+        self.http = ThreadingHTTPServer(("127.0.0.1", self.port), HttpHandler)
+        self.http.fake, self.port = fake, self.http.server_port
+        threading.Thread(target=self.http.serve_forever, args=[0.01]).start()
+
+    def stop(self) -> None:
+        self.http.shutdown()
+        self.http.server_close()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+
+@pytest.fixture
+def restarting() -> Iterator[Restarting]:
+    server = Restarting()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def no_pause(monkeypatch) -> None:
+    monkeypatch.setattr(module, "PAUSE_SEC", 0)
+
+
 class TestVllm:
     def test_vllm_gets_this_request_for_a_completion(self, vllm):
         vllm.run(max_tokens=7, temperature=None)
@@ -2428,12 +2639,10 @@ class TestVllm:
         vllm.run(llm_kwargs={"extra_body": {"chat_template_kwargs": arguments}})
         (body,) = vllm.bodies("/tokenize")
         messages = {"messages": [{"role": "user", "content": "do it"}]}
-        template = {"add_generation_prompt": True, "chat_template_kwargs": arguments}
-        assert body == {"model": VLLM_MODEL, **messages, **template}
+        assert body == {"model": VLLM_MODEL, **messages, "chat_template_kwargs": arguments}
 
     @columns("given name value").rows(
         extra_body_wins=({"llm_kwargs": {"top_k": 1, "extra_body": {"top_k": 5}}}, "top_k", 5),
-        max_tokens_stays=({"llm_kwargs": {"extra_body": {"max_tokens": 9}}}, "max_tokens", 512),
         hosted_vllm=({"model_name": f"hosted_vllm/{VLLM_MODEL}"}, "model", VLLM_MODEL),
     )
     def test_the_body_for_vllm_has_the_right_value(self, given, name, value, vllm):
@@ -2466,6 +2675,12 @@ class TestVllm:
         (body,) = vllm.bodies("/v1/completions")
         assert (body["session_id"], vllm.headers("X-Session-ID")[-1]) == (expected, expected)
 
+    def test_a_trial_may_have_a_name_that_is_no_ascii(self, vllm, tmp_path):
+        vllm.run(logs_dir=tmp_path / "größe-任务__x7/agent")
+        (body,) = vllm.bodies("/v1/completions")
+        assert body["session_id"] == "größe-任务__x7"
+        assert vllm.headers("X-Session-ID")[-1] == "gr%C3%B6%C3%9Fe-%E4%BB%BB%E5%8A%A1__x7"
+
     def test_a_server_that_does_not_answer_is_named(self, vllm):
         # Nothing listens on port 1.
         with pytest.raises(
@@ -2477,6 +2692,51 @@ class TestVllm:
         failed = vllm.new_run([Refusal(404, "gone")])
         with pytest.raises(Exception, match=f"The model's server is {vllm.url}"):
             failed.follow()
+
+    @columns("given reply").rows(setup=({"model_name": "x"}, ""), a_call=({}, Refusal(404, "gone")))
+    def test_no_error_shows_the_password_of_a_url(self, given, reply, vllm):
+        url = vllm.url.replace("//", "//user:secret@")
+        failed = vllm.new_run([reply], api_base=url, **given)
+        with pytest.raises(Exception, match=vllm.url) as error:
+            failed.follow()
+        assert "secret" not in shown_text(error.value)
+
+    # A server's words in turn 2.
+    @columns("message").rows(
+        sglangs_pool=(
+            "Input length (9021 tokens) exceeds the maximum allowed length (8187 tokens). Use a "
+            "shorter input or enable --allow-auto-truncate."
+        ),
+        exactly_the_window="max_tokens must be at least 1, got 0.",
+    )
+    def test_a_full_context_ends_the_run_and_keeps_its_turns(self, message, server):
+        # Harbor's LiteLLM asks three times.
+        done = server.run([bash("ls"), *[Refusal(400, message)] * 3], max_turns=3)
+        assert (done.stop_reason, len(done.agent.turns)) == ("context_overflow", 1)
+
+    @columns("message").rows(
+        user="Invalid 'user': string too long. Expected a string with maximum length 64.",
+        cache_key="Invalid 'prompt_cache_key': string too long. Expected at most 64.",
+    )
+    @columns("earlier").rows(first_call=[], second_call=[bash("ls")])
+    def test_a_field_that_is_too_long_is_no_full_context(self, message, earlier, server):
+        failed = server.new_run([*earlier, *[Refusal(400, message)] * 3], max_turns=3)
+        with pytest.raises(Exception, match="string too long") as error:
+            failed.follow()
+        assert "prompt is too long" not in shown_text(error.value)
+        assert failed.stop_reason == "error"
+
+    def test_tokens_are_counted_if_the_server_does_not_count_them(self, vllm):
+        done = vllm.run([Reply("hi", answer={"usage": None})])
+        assert done.context.n_output_tokens == 3
+
+    def test_a_turn_on_vllm_has_no_extra_values_by_default(self, vllm):
+        assert vllm.run().context.rollout_details[0]["extra"] == {}
+
+    def test_vllms_weight_versions_are_recorded(self, vllm):
+        spans = [{"version": "7", "start": 0, "end": 3}]
+        done = vllm.run([Reply("hi", choice={"weight_versions": spans})])
+        assert done.context.rollout_details[0]["extra"] == {"weight_versions": [spans]}
 
     def test_a_turn_on_vllm_costs_two_requests(self, vllm):
         """For all turns one more finds the template's tail, and one shows a prompt's end."""
@@ -2530,10 +2790,6 @@ class TestVllm:
 
     ABORTED = Reply("ab", cut_off=True, choice={"finish_reason": "abort"})
 
-    @pytest.fixture
-    def no_pause(self, monkeypatch) -> None:
-        monkeypatch.setattr(module, "ABORT_PAUSE_SEC", 0)
-
     def test_a_reply_that_the_server_aborts_goes_on(self, vllm, no_pause):
         done = vllm.run([self.ABORTED, self.ABORTED, "c"])
         first, second, third = vllm.sampled
@@ -2544,6 +2800,58 @@ class TestVllm:
         assert done.recorded == [Sampled(first.prompt, ids, logprobs)]
         assert (done.stop_reason, done.completion) == ("completed", "ababc")
         assert done.context.rollout_details[0]["extra"]["n_aborts"] == [2]
+
+    # In sum each of these has five logprobs for five ids.
+    @columns("first second").rows(
+        one_too_few_then_one_too_many=([-1.0], [-1.0] * 4),
+        one_too_many_then_one_too_few=([-1.0] * 3, [-1.0] * 2),
+    )
+    def test_parts_whose_logprobs_do_not_align_are_no_training_data(
+        self, first, second, vllm, no_pause
+    ):
+        aborted = {"finish_reason": "abort"}
+        parts = [Reply("ab", cut_off=True, choice=aborted, logprobs=first)]
+        done = vllm.run([*parts, Reply("cd", logprobs=second)])
+        assert (done.completion, done.recorded) == ("abcd", [])
+        assert done.metadata["n_turns_without_ids"] == 1
+
+    @columns("replies text").rows(
+        the_only_part=([], "c"), a_later_part=([Reply("ab", cut_off=True)], "abc")
+    )
+    def test_an_abort_without_ids_costs_no_other_part(self, replies, text, vllm, no_pause):
+        for reply in replies:
+            reply.choice = {"finish_reason": "abort"}
+        without_ids = Reply(
+            "x",
+            cut_off=True,
+            choice={"finish_reason": "abort", "token_ids": None, "logprobs": None},
+        )
+        done = vllm.run([*replies, without_ids, "c"])
+        assert done.completion == text
+        assert done.recorded[0].completion == vllm.ids_by_character(text + "<|im_end|>")
+
+    def test_a_run_that_sampled_no_token_sends_its_instruction_again(self, vllm):
+        run = vllm.new_run([Reply(ids=[], choice={"finish_reason": "abort"})])
+
+        async def two_steps() -> None:
+            run.agent.options.max_seconds = 0.3
+            await finish(run)
+            run.agent.options.max_seconds = None
+            vllm.will_reply("hi")
+            await run.step("two")
+
+        asyncio.run(two_steps())
+        assert [message["content"] for message in run.agent.messages] == ["do it\n\ntwo", "hi"]
+        assert len(run.recorded) == 1
+
+    def test_a_complete_reply_of_no_tokens_is_no_training_data(self, vllm):
+        done = vllm.run([Reply(ids=[])])
+        assert (done.recorded, done.metadata["n_turns_without_ids"]) == ([], 1)
+
+    def test_a_server_that_is_paused_after_an_abort_is_waited_for(self, vllm, no_pause):
+        done = vllm.run([self.ABORTED, *[Refusal(503, "Generation is paused.")] * 30, "c"])
+        assert done.completion == "abc"
+        assert done.context.rollout_details[0]["extra"] == {"n_aborts": [1]}
 
     def test_the_tokens_of_an_aborted_reply_are_counted_once(self, vllm, no_pause):
         done = vllm.run([self.ABORTED, "c"])
@@ -2597,6 +2905,54 @@ class TestVllm:
 
     def test_a_busy_vllm_is_asked_again_five_times(self, vllm):
         assert vllm.run([*[Refusal(503)] * 5, "hello"]).completion == "hello"
+
+    @columns("status").rows(paused=503, too_many=429, overloaded=529, gateway=502, gateway_slow=504)
+    def test_a_server_that_is_busy_for_a_minute_is_waited_for(self, status, server, no_pause):
+        # A call is one request here. LiteLLM makes three, with waits of four seconds.
+        n_requests = {"vllm": 60, "litellm": 21}[server.options["model_client"]]
+        replies = [bash("ls"), *[Refusal(status, "Overloaded")] * n_requests, "done"]
+        done = server.run(replies, max_turns=3, llm_kwargs={"max_retries": 0})
+        assert (done.stop_reason, done.completion) == ("completed", "done")
+
+    @columns("replies").rows(first_call=[], second_call=[bash("ls")])
+    def test_a_server_that_stays_busy_is_an_error_in_the_end(
+        self, replies, server, no_pause, monkeypatch
+    ):
+        monkeypatch.setattr(module, "MAX_BUSY_SEC", 0.05)
+        monkeypatch.setattr(server, "sample", always_busy_after(server, *replies))
+        failed = server.new_run(max_turns=3)
+        with pytest.raises(Exception, match="Generation is paused") as error:
+            failed.follow()
+        assert type(error.value).__name__ in NO_VALID_REWARD
+        assert (failed.stop_reason, len(failed.agent.turns)) == ("error", len(replies))
+
+    def test_a_server_that_restarts_is_waited_for(self, server, restarting, monkeypatch):
+        monkeypatch.setattr(module, "PAUSE_SEC", 0.05)
+        restarting.start(server)
+
+        async def restart() -> str:
+            restarting.stop()
+            asyncio.get_running_loop().call_later(0.3, restarting.start, server)
+            return "out"
+
+        options = {"api_base": restarting.url, "max_turns": 3, "llm_kwargs": {"max_retries": 0}}
+        done = server.run([bash("ls"), "done"], FakeEnvironment(restart), **options)
+        assert (done.stop_reason, done.completion) == ("completed", "done")
+
+    def test_a_server_that_does_not_come_back_is_an_error(self, server, restarting, monkeypatch):
+        monkeypatch.setattr(module, "PAUSE_SEC", 0.05)
+        monkeypatch.setattr(module, "MAX_BUSY_SEC", 0.2)
+        restarting.start(server)
+
+        async def stop() -> str:
+            restarting.stop()
+            return "out"
+
+        options = {"api_base": restarting.url, "max_turns": 3, "llm_kwargs": {"max_retries": 0}}
+        failed = server.new_run([bash("ls"), "done"], FakeEnvironment(stop), **options)
+        with pytest.raises(Exception, match=restarting.url):
+            failed.follow()
+        assert (failed.stop_reason, len(failed.agent.turns)) == ("error", 1)
 
     SPECIAL = "<|im_end|> <|turn> <turn|> [|user|] <\uff5cUser\uff5c> <s> </s> <bos> <end_of_turn>"
     MORE = "[INST] [/INST] [TOOL_RESULTS] [gMASK] <seed:eos> ]~b] ]~!b[ [e~["
@@ -2669,7 +3025,7 @@ class TestSglang:
 
     def test_thinking_that_sglangs_template_opened_is_taken_off(self, sglang):
         done = sglang.run(["so</think>done"], system_prompt="/think")
-        assert (done.agent.turns[0].reasoning_content, done.completion) == ("so", "done")
+        assert (done.agent.turns[0].reasoning_content, done.completion) == ("\nso", "done")
 
     def test_sglangs_limit_is_that_of_its_list_of_models(self, sglang):
         sglang.run(max_tokens=99_999)
@@ -2680,8 +3036,62 @@ class TestSglang:
         done = sglang.run(llm_kwargs={"return_routed_experts": True})
         assert done.context.rollout_details[0]["extra"] == {"routed_experts": ["AAAA"]}
 
+    @columns("name sent").rows(
+        sglangs_form=("base:sql", "base:sql"), bare=("sql", "base:sql"), the_base=("base", "base")
+    )
+    def test_an_adapter_is_asked_for_by_its_name_on_sglang(self, name, sent, sglang, adapters):
+        sglang.run(model_name=name, max_tokens=99_999)
+        assert {body["model"] for _, body, _ in sglang.requests if body} == {sent}
+        (body,) = sglang.bodies("/v1/completions")
+        # The adapter has its base model's limit.
+        assert body["max_tokens"] == 8192 - len(body["prompt"])
+
+    @pytest.mark.parametrize("name", ["base:other", "other:sql", "other", "base:"])
+    def test_an_adapter_that_sglang_does_not_have_is_refused(self, name, sglang, adapters):
+        with pytest.raises(RuntimeError, match=f"is no .* server with the model {name} "):
+            set_up(sglang.agent(model_name=name))
+
+    @pytest.fixture
+    def adapters(self, sglang, monkeypatch) -> None:
+        """SGLang with a base model and an adapter of it."""
+        base = {"id": "base", "max_model_len": 8192, "parent": None}
+        adapter = {"id": "sql", "max_model_len": None, "parent": "base"}
+        usual = sglang.answer
+
+        def answer(path: str, body: dict[str, Any]) -> dict[str, Any]:
+            if path == "/v1/models":
+                return {"data": [base, adapter]}
+            return usual(path, body | {"model": "tiny"})
+
+        monkeypatch.setattr(sglang, "answer", answer)
+
+    def test_sglangs_weight_version_is_recorded(self, sglang):
+        done = sglang.run([Reply("hi", answer={"metadata": {"weight_version": "7"}})])
+        assert done.context.rollout_details[0]["extra"] == {"weight_version": ["7"]}
+
 
 # -------------------------------------------------------------------------------- chat endpoints
+
+
+class FakeClaude(FakeServer):
+    """Answers as Anthropic's endpoint does. `answers` has one for each request, or an error."""
+
+    answers: Iterator[Any] = iter(())
+
+    @staticmethod
+    def says(text: str, stop_reason: str = "end_turn") -> dict[str, Any]:
+        return {
+            "id": "1",
+            "type": "message",
+            "role": "assistant",
+            "model": "claude",
+            "content": [{"type": "text", "text": text}],
+            "stop_reason": stop_reason,
+            "usage": {"input_tokens": 1, "output_tokens": 1},
+        }
+
+    def answer(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        return asyncio.run(outcome(next(self.answers)))
 
 
 class TestChat:
@@ -2744,12 +3154,89 @@ class TestChat:
         reply = Reply(bash("ls"), choice={"finish_reason": reason})
         assert server.run([reply, "done"], max_turns=2).scripts == ["ls"]
 
-    @pytest.mark.parametrize("reason", ["length", "repetition", "MALFORMED", "content_filter"])
-    def test_a_reply_that_was_cut_off_is_not_run(self, server, reason, caplog):
+    @columns("reason stop_reason").rows(
+        length=("length", "max_tokens"),
+        model_length=("model_length", "max_tokens"),
+        content_filter=("content_filter", "refused"),
+        tool_calls=("tool_calls", "tool_calls"),
+        repetition=("repetition", "repetition"),
+        capitals=("MALFORMED", "malformed"),
+    )
+    def test_a_reply_that_is_incomplete_is_not_run(self, reason, stop_reason, server, caplog):
         reply = Reply(bash("rm x"), choice={"finish_reason": reason})
         done = server.run([reply], max_turns=2)
-        assert (done.stop_reason, done.scripts) == ("max_tokens", [])
-        assert f"the reply was cut off: finish reason {reason.lower()!r}" in caplog.text
+        assert (done.stop_reason, done.scripts) == (stop_reason, [])
+        assert f"the reply is incomplete: finish reason {reason.lower()!r}" in caplog.text
+
+    @pytest.mark.parametrize("reason", ["abort", "cancelled", "error", "time_limit"])
+    def test_a_reply_that_a_chat_server_has_ended_is_an_error(self, reason, chat):
+        failed = chat.new_run([Reply("half", choice={"finish_reason": reason})])
+        with pytest.raises(module.ApiError, match=f"has ended the reply with '{reason}'"):
+            failed.follow()
+        assert (failed.stop_reason, failed.completion) == ("error", "half")
+
+    def test_no_choices_are_an_error_after_one_request(self, chat):
+        failed = chat.new_run([Reply(answer={"choices": []})] * 9)
+        with pytest.raises(module.ApiError, match="no reply"):
+            failed.follow()
+        assert len(chat.requests) == 1
+
+    @columns("reply text").rows(
+        a_refusal=(Reply(message={"content": None, "refusal": "I can't help."}), "I can't help."),
+        filtered=(Reply("I wo", choice={"finish_reason": "content_filter"}), "I wo"),
+    )
+    def test_a_refusal_is_told_with_its_text(self, reply, text, chat):
+        done = chat.run([reply], max_turns=2)
+        assert (done.stop_reason, done.completion) == ("refused", text)
+
+    def test_a_refusal_of_claude_is_told_with_its_text(self, claude):
+        claude.answers = iter([claude.says("I can't help.", stop_reason="refusal")])
+        done = claude.run()
+        assert (done.stop_reason, done.completion) == ("refused", "I can't help.")
+
+    def test_a_claude_that_is_overloaded_for_a_minute_is_waited_for(self, claude, no_pause):
+        """litellm makes another error of it: an InternalServerError with status 500."""
+        busy = Refusal(529, "overloaded_error")
+        replies = [claude.says(bash("ls")), *[busy] * 30, claude.says("done")]
+        claude.answers = iter(replies)
+        done = claude.run(max_turns=3)
+        assert (done.stop_reason, done.completion) == ("completed", "done")
+
+    @pytest.fixture
+    def claude(self, http, tokenizer_dir, chat, monkeypatch) -> "FakeClaude":
+        monkeypatch.setenv("ANTHROPIC_API_KEY", "sk-test")
+        options = chat.options | {"model_name": "anthropic/claude-opus-4-1"}
+        del options["api_base"]
+        return FakeClaude(http, tokenizer_dir, **options)
+
+    def test_before_the_first_reply_a_refused_connection_is_an_error(self, chat):
+        # Nothing listens on port 1.
+        url = "http://127.0.0.1:1"
+        failed = chat.new_run(api_base=url, llm_kwargs={"max_retries": 0})
+        with pytest.raises(Exception, match=f"The model's server is {url}"):
+            failed.follow()
+
+    def test_no_error_of_a_chat_server_shows_the_password_of_a_url(self, chat):
+        url = chat.url.replace("//", "//user:secret@")
+        failed = chat.new_run([Refusal(404, "gone")] * 9, api_base=url)
+        with pytest.raises(Exception, match=f"The model's server is {chat.url}") as error:
+            failed.follow()
+        assert "secret" not in shown_text(error.value)
+
+    def test_no_request_holds_a_nul(self, server):
+        replies = [bash("printf 'a\0b'"), "done"]
+        options = {"max_turns": 2, "system_prompt": "a\0b"}
+        run = server.new_run(replies, FakeEnvironment("a\0b"), **options).follow("c\0d")
+        assert run.observations == ["Exit code: 0\nOutput:\nab"]
+        assert [body for _, body, _ in server.requests if "\\u0000" in json.dumps(body)] == []
+
+    @columns("reply").rows(
+        nothing_but_thinking="<think>hm</think>", null=Reply(message={"content": None})
+    )
+    def test_no_empty_assistant_message_is_sent(self, reply, chat):
+        chat.new_run([reply, "done"]).follow("one", "two")
+        messages = chat.bodies("/v1/chat/completions")[1]["messages"]
+        assert [message["content"] for message in messages] == ["one", "(empty)", "two"]
 
     @columns("is_wanted sent").rows(yes=(True, {"reasoning_content": "hm"}), no=(False, {}))
     def test_reasoning_goes_back_only_if_wanted(self, is_wanted, sent, chat):
@@ -2762,9 +3249,9 @@ class TestChat:
     @columns("text reasoning expected").rows(
         a_tag_beside_the_servers_reasoning=("a </think>\nb", "hm", ("hm", "a </think>\nb")),
         both=("<think>b</think>hi", "a", ("ab", "hi")),
-        only_closed=(f"so {bash('rm x')}</think>\nhi", None, (f"so {bash('rm x')}", "hi")),
+        only_closed=("so\n</think>\nhi", None, ("so\n", "hi")),
+        closed_after_a_block=(f"{bash('ls')}</think>\nhi", None, ("", f"{bash('ls')}</think>\nhi")),
         opened_in_the_answer=("so</think>\nsee <think>", None, ("so", "see <think>")),
-        another_familys=("so</seed:think>\nhi", None, ("so", "hi")),
     )
     def test_thinking_is_recorded_apart(self, text, reasoning, expected, chat):
         done = chat.run([Reply(text, message={"reasoning_content": reasoning})])
@@ -2855,6 +3342,87 @@ class TestSharedClient:
     def test_trials_with_their_own_session_ids_share_a_client(self, server, tmp_path):
         agents = [server.agent(session_id=str(n)) for n in range(9)]
         assert len(set(set_up(*agents))) == 1
+
+    def test_200_trials_with_their_own_keys_leave_at_most_64_clients(self, counting):
+        async def main() -> int:
+            for n in range(200):
+                await counting(extra_env={"OPENAI_API_KEY": str(n)})._shared_llm()
+            gc.collect()
+            return len(CountingAgent.built)
+
+        assert asyncio.run(main()) == 64
+
+    def test_a_client_in_use_stays_when_many_others_come(self, counting):
+        async def main() -> None:
+            first = await counting()._shared_llm()
+            for n in range(200):
+                await counting(extra_env={"OPENAI_API_KEY": str(n)})._shared_llm()
+                assert await counting()._shared_llm() is first
+
+        asyncio.run(main())
+
+    def test_the_clients_of_closed_event_loops_go(self, counting):
+        for _ in range(10):
+            asyncio.run(counting()._shared_llm())
+        gc.collect()
+        assert len(CountingAgent.built) == 1
+
+    def test_options_that_look_equal_but_hold_other_secrets_share_no_client(self, counting):
+        class Agent(CountingAgent):
+            options_model = OwnOptions
+
+        agents = [counting(Agent, token=SecretStr(text)) for text in ("one", "two")]
+        assert repr(agents[0].options) == repr(agents[1].options)
+        first, second = set_up(*agents)
+        assert first is not second
+
+    def test_trials_at_a_silent_server_get_the_same_error_at_once(self, vllm, monkeypatch):
+        monkeypatch.setattr(module, "FIRST_RESPONSE_SEC", 0.2)
+        built = []
+
+        class Agent(BasicLoopAgent):
+            def _build_llm(self) -> Any:
+                built.append(self)
+                return super()._build_llm()
+
+        async def main(api_base: str) -> list[Any]:
+            agents = [vllm.agent(Agent, api_base=api_base) for _ in range(8)]
+            setups = [agent.setup(FakeEnvironment()) for agent in agents]
+            return await asyncio.gather(*setups, return_exceptions=True)
+
+        # Connections wait here for ever to be accepted.
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            errors = asyncio.run(main(f"http://127.0.0.1:{listener.getsockname()[1]}"))
+        assert len(built) == 1
+        assert all(isinstance(error, module.ApiError) for error in errors)
+        assert len({str(error) for error in errors}) == 1
+
+    def test_a_build_that_failed_is_tried_again_by_a_later_trial(self, counting, monkeypatch):
+        build = CountingAgent._build_llm
+        results = iter([ConnectionError("not yet"), None])
+
+        def fails_once(agent: Any) -> Any:
+            if error := next(results):
+                raise error
+            return build(agent)
+
+        monkeypatch.setattr(CountingAgent, "_build_llm", fails_once)
+
+        async def main() -> None:
+            with pytest.raises(ConnectionError):
+                await counting()._shared_llm()
+            await counting()._shared_llm()
+
+        asyncio.run(main())
+        assert len(CountingAgent.built) == 1
+
+    def test_a_client_can_be_called_as_harbors_clients_are(self, model):
+        async def main() -> Turn:
+            agent = model.agent()
+            await agent.setup(FakeEnvironment())
+            return await agent.client.call("hi", message_history=[])
+
+        assert asyncio.run(main()).content == "hello"
 
 
 # ----------------------------------------------------------------------------- files with ATIF
@@ -3116,16 +3684,24 @@ class TestTrainingData:
     NO_LOGPROBS = [math.nan, math.inf, -math.inf, None, -9999.0]
     END_REASONS = ["stop", "stop_sequence", "end_turn", "eos", "eos_token", "complete", "completed"]
 
+    LONG = ["length", "max_tokens", "model_length", "model_context_window_exceeded"]
+    FILTERED = ["content_filter", "refusal", "safety"]
+    FAILED = ["abort", "cancelled", "error", "time_limit", "insufficient_system_resource"]
+
     @columns("given cut_off").rows(
-        **{reason: ({"finish_reason": reason}, False) for reason in END_REASONS},
-        none_given=({}, False),
-        null_is_no_end=({"finish_reason": None}, True),
+        **{reason: ({"finish_reason": reason}, "") for reason in END_REASONS},
+        **{reason: ({"finish_reason": reason}, "max_tokens") for reason in LONG},
+        **{reason: ({"finish_reason": reason}, "refused") for reason in FILTERED},
+        **{reason: ({"finish_reason": reason}, "error") for reason in FAILED},
+        none_given=({}, ""),
+        another_word=({"finish_reason": "Tool_Calls"}, "tool_calls"),
+        null_is_no_end=({"finish_reason": None}, "none"),
     )
     def test_a_finish_reason_says_if_a_reply_is_cut_off(self, given, cut_off):
-        assert Turn(**given).cut_off is cut_off
+        assert Turn(**given).cut_off == cut_off
 
     @columns("given expected").rows(
-        an_empty_reply=({"completion_token_ids": [], "logprobs": None}, True),
+        no_sampled_token=({"completion_token_ids": [], "logprobs": []}, False),
         no_prompt=({"prompt_token_ids": None}, False),
         no_ids=({"completion_token_ids": None}, False),
         no_logprobs=({"logprobs": None}, False),
@@ -3136,12 +3712,12 @@ class TestTrainingData:
         assert Turn(**WHOLE | given).is_trainable is expected
 
     def test_rollout_details_have_an_entry_for_each_turn(self):
-        empty = Turn(prompt_token_ids=[5], completion_token_ids=[], logprobs=None, extra={"a": 1})
-        (detail,) = module.rollout_details([Turn(**WHOLE), empty])
+        other = Turn(**WHOLE | {"prompt_token_ids": [5], "extra": {"a": 1}})
+        (detail,) = module.rollout_details([Turn(**WHOLE), other])
         assert detail == {
             "prompt_token_ids": [[1, 2], [5]],
-            "completion_token_ids": [[3, 4], []],
-            "logprobs": [[-0.5, -0.25], []],
+            "completion_token_ids": [[3, 4], [3, 4]],
+            "logprobs": [[-0.5, -0.25], [-0.5, -0.25]],
             "extra": {"a": [None, 1]},
         }
 
@@ -3209,7 +3785,8 @@ class TestTrainingData:
 
 GREET = str(ROOT / "examples/greet")
 OFFLINE = yaml.safe_load((ROOT / "examples/offline.yaml").read_text())
-# The offline job's environment runs nothing. Its verifier gives 1 for RIGHT, and else 0.
+# The only command that the offline job's environment runs. Its verifier gives 1 for RIGHT, else 0.
+COMMAND = bash(SCRIPT)
 RIGHT, WRONG, GONE = "Hello, world!", "no", RuntimeError("the sampler is gone")
 
 
@@ -3237,27 +3814,55 @@ def two_steps(folder: Path) -> Path:
     return task
 
 
+# Harbor 0.26 and later: a policy says if an error leaves the reward valid.
+SCORES_ERRORS = any(
+    hasattr(policy, "has_valid_reward") for policy in module.ERROR_POLICIES.values()
+)
+
+
+class ServerIsOnFire(litellm.BadRequestError):
+    """An error of a client whose name Harbor does not know."""
+
+
 class TestJob:
     def test_a_trial_gives_back_every_sampled_token(self, tinker):
-        turns = module.trial_to_trajectory(run_job(tinker, bash("ls"), RIGHT)).turns
+        turns = module.trial_to_trajectory(run_job(tinker, COMMAND, RIGHT)).turns
         recorded = [Sampled(*(getattr(turn, name) for name in IDS)) for turn in turns]
         assert recorded == tinker.sampled
 
     def test_a_trial_that_harbor_timed_out_is_scored(self, tinker):
-        trial = run_job(tinker, bash("ls"), forever, override_timeout_sec=1)
+        trial = run_job(tinker, COMMAND, forever, override_timeout_sec=1)
         data = module.trial_to_trajectory(trial)
         assert (data.reward, data.stop_reason, len(data.turns)) == (0.0, "cancelled", 1)
 
     def test_a_clients_timeout_is_not_scored(self, tinker):
-        trial = run_job(tinker, bash("ls"), TimeoutError("service is gone"))
+        trial = run_job(tinker, COMMAND, TimeoutError("service is gone"))
         assert "service is gone" in trial.exception_info.exception_message
         assert trial.verifier_result is None
 
     @pytest.mark.skipif(not hasattr(TrialResult, "reward_valid"), reason="since Harbor 0.25")
     def test_a_trial_that_failed_has_no_valid_reward(self, tinker):
-        trial = run_job(tinker, bash("ls"), GONE)
+        trial = run_job(tinker, COMMAND, GONE)
         assert trial.exception_info.exception_message == "RuntimeError: the sampler is gone"
         assert trial.reward_valid is False
+
+    # Harbor 0.26 scores a trial after such an error. Its table says if the reward is valid.
+    @columns("error_class is_scored").rows(
+        a_refusal=(litellm.ContentPolicyViolationError, True),
+        a_bad_request=(litellm.BadRequestError, False),
+        an_unknown_model=(litellm.NotFoundError, False),
+        an_error_that_is_not_in_the_table=(ServerIsOnFire, False),
+    )
+    def test_of_a_clients_errors_only_a_refusal_is_scored(self, error_class, is_scored, tinker):
+        error = error_class("no", model="m", llm_provider="openai")
+        trial = run_job(tinker, COMMAND, error)
+        is_known = error_class.__name__ in module.ERROR_POLICIES
+        name = error_class.__name__ if is_known else "ApiError"
+        assert trial.exception_info.exception_type == name
+        # Earlier versions do not run the verifier after an error.
+        assert getattr(trial, "reward_valid", False) is (is_scored and SCORES_ERRORS)
+        # No trainer should take it for a result of the policy.
+        assert module._trial_to_trajectory(trial) is None
 
     def test_a_failed_step_is_no_training_data(self, tinker, tmp_path):
         trial = run_job(tinker, GONE, RIGHT, task=two_steps(tmp_path))
