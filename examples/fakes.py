@@ -45,6 +45,13 @@ class ScriptedAgent(getattr(importlib.import_module(module), name)):
         return ScriptedLLM()
 
 
+class WritingAgent(ScriptedAgent):
+    """The agent with a model that solves examples/hello, for examples/hello.yaml."""
+
+    def _build_llm(self) -> BaseLLM:
+        return ScriptedLLM(["I will.\n\n```bash\necho hello >greeting.txt\n```", "Done."])
+
+
 class ScriptedLLM(BaseLLM):
     """Says the replies, one a turn, and the last one from then on. After a message that is not the
     output that it expects, it complains."""
