@@ -1149,7 +1149,7 @@ def litellm_turn(response: Any, usage: UsageInfo | None) -> Turn:
         finish_reason=fields.get("native_finish_reason") or choice["finish_reason"],
     )
     # OpenAI's models refuse in a field of its own.
-    refusal = getattr(message, "refusal", None)
+    refusal = message.get("refusal")
     return replace(turn, content=refusal, finish_reason="refusal") if refusal else turn
 
 
