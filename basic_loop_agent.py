@@ -3,7 +3,7 @@
 """BasicLoopAgent: a minimal, single-file agent for Harbor that records every token it samples.
 
     harbor run ... --agent basic_loop_agent:BasicLoopAgent -m Qwen/Qwen3-8B \
-      --ak model_path=tinker://... --ak max_turns=50
+      --ak model_path=tinker://... --ak max_turns=50 --ak max_tokens=4096
 
 The agent samples from one model in one conversation, and runs one script per turn. It does not
 compact long conversations, call tools natively or run commands in parallel. To add such a thing,
@@ -21,30 +21,34 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import concurrent.futures
 import copy
-import importlib.util
-import inspect
-import itertools
 import json
 import math
 import os
 import re
 import shlex
 import threading
+import urllib.parse
 from abc import ABC, abstractmethod
-from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from enum import StrEnum
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, NoReturn, Self
 from uuid import uuid4
 
 from harbor.agents.base import BaseAgent
 from harbor.environments.base import BaseEnvironment, ExecResult
-from harbor.llms.base import BaseLLM, ContextLengthExceededError, LLMResponse
+from harbor.llms.base import (
+    BaseLLM,
+    ContextLengthExceededError,
+    LLMResponse,
+    OutputLengthExceededError,
+)
 from harbor.llms.chat import Chat
 from harbor.models import trajectories as atif
 from harbor.models.agent.context import AgentContext
@@ -52,32 +56,29 @@ from harbor.models.metric import UsageInfo
 from harbor.models.trial.result import TrialResult
 from markdown_it import MarkdownIt
 from pydantic import BaseModel, Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
+from pydantic_core import to_json
 
 # Older versions of Harbor lack some names.
 try:
     # Harbor 0.23 and later has these.
     from harbor.agents.capabilities import AgentCapabilities
     from harbor.agents.options import AgentOptions
+    from harbor.models.agent.context import ModelUsage
 except ImportError:
 
     class AgentOptions(BaseModel, extra="forbid"): ...
 
     class AgentCapabilities(BaseModel): ...
 
-
-try:
-    # Harbor 0.24 and later has this.
-    from harbor.utils.trajectory_utils import compute_model_usage
-except ImportError:
-    compute_model_usage = None
+    ModelUsage = None
 try:
     # Harbor 0.25 and later has this.
     from harbor.models.trial.error_policy import ERROR_POLICIES
 except ImportError:
-    ERROR_POLICIES = None
+    ERROR_POLICIES = {}
 
 
-__version__ = "0.13.0"
+__version__ = "0.14.0"
 
 
 class BasicLoopOptions(
@@ -105,7 +106,8 @@ class BasicLoopOptions(
     top_p: PositiveFloat | None = Field(None, le=1)
     """Nucleus sampling: the smallest set of tokens with this total probability. null: not sent."""
     max_seconds: PositiveFloat | None = None
-    """Seconds after which the loop ends and the trial is scored."""
+    """Seconds after which the loop ends and the trial is scored. Choose it below the task's
+    timeout, which Harbor does not tell an agent."""
     llm_kwargs: dict = Field({}, repr=False)
     """More arguments for the client, such as seed. Error messages do not show them."""
     collect_rollout_details: bool | None = None
@@ -121,7 +123,7 @@ class BasicLoopOptions(
     command_timeout_sec: PositiveInt = Field(120, le=7 * 24 * 3600)
     """Time limit of a script in seconds; at most a week."""
     max_output_bytes: PositiveInt = 10_000
-    """Maximum bytes of a script's output that the model sees."""
+    """Maximum bytes of a script's output that the model sees: its first and its last half."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -131,27 +133,34 @@ class BasicLoopOptions(
             raise ValueError("model_path and renderer_name are for model_client=tinker: drop them")
         # An option that is null may be in llm_kwargs instead, but not the model's name and URL.
         options = {name for name, value in self if value is not None}
-        duplicates = self.llm_kwargs.keys() & {*options, "model", "model_name", "api_base"}
+        more = self.llm_kwargs | (self.llm_kwargs.get("extra_body") or {})
+        duplicates = more.keys() & {*options, "model", "model_name", "api_base"}
         if duplicates:
             names = ", ".join(sorted(duplicates))
             raise ValueError(f"llm_kwargs holds {names}: use the option instead")
+        if more.get("stream"):
+            raise ValueError("llm_kwargs holds stream: replies are not streamed")
         # By `use_responses_api` and `model_api_format` Harbor uses code of its own for OpenAI's
         # Responses API. That loses usage and thinking.
-        api_format = self.llm_kwargs.get("model_api_format")
-        if self.llm_kwargs.get("use_responses_api") or api_format == "openai_responses":
+        if more.get("use_responses_api") or more.get("model_api_format") == "openai_responses":
             raise ValueError("for the Responses API name the model openai/responses/NAME instead")
         return self
 
 
+DEFAULTS = BasicLoopOptions()
+
+
 class StopReason(StrEnum):
-    """Why a run ended."""
+    """Why a run ended. A loop may return a word of its own instead."""
 
     # The reply holds no command, or max_turns is 1.
     COMPLETED = "completed"
     # `max_turns` model calls were made; the commands of the last reply were still run.
     MAX_TURNS = "max_turns"
-    # The reply was cut off: at `max_tokens`, at the end of the context, or by the server.
+    # The reply was cut off, at `max_tokens` or at the end of the context.
     MAX_TOKENS = "max_tokens"
+    # The model refused to answer, or its provider has filtered the reply.
+    REFUSED = "refused"
     # The conversation left no room in the context window for a reply.
     CONTEXT_OVERFLOW = "context_overflow"
     # `max_seconds` have passed; the call or script that was under way was stopped.
@@ -162,11 +171,22 @@ class StopReason(StrEnum):
     ERROR = "error"
 
 
+# A server's finish reasons, in lower case, and what each one means. A reply with another reason is
+# incomplete, and the run ends with that word. If your server has another word for a complete reply,
+# add it.
+FINISH_REASONS = {
+    # The reply is complete.
+    **dict.fromkeys(("stop", "stop_sequence", "end_turn", "eos", "eos_token"), ""),
+    **dict.fromkeys(("complete", "completed"), ""),
+    **dict.fromkeys(("length", "max_tokens", "model_length"), StopReason.MAX_TOKENS),
+    "model_context_window_exceeded": StopReason.MAX_TOKENS,
+    **dict.fromkeys(("content_filter", "refusal", "safety"), StopReason.REFUSED),
+    # The server has failed, which is no result of the model.
+    **dict.fromkeys(("abort", "cancelled", "error", "time_limit"), StopReason.ERROR),
+    **dict.fromkeys(("insufficient_system_resource", "no reply"), StopReason.ERROR),
+}
 # The lists of a RolloutDetail with one entry per turn. `Turn` has attributes of the same names.
 _TOKEN_FIELDS = ("prompt_token_ids", "completion_token_ids", "logprobs")
-# The finish reasons of complete replies. After another one (length, content_filter, ...) nothing is
-# run. If the agent warns of "finish reason 'x'" where a reply is complete, add x here.
-END_REASONS = {"stop", "stop_sequence", "end_turn", "eos", "eos_token", "complete", "completed"}
 
 
 @dataclass
@@ -182,24 +202,28 @@ class Turn(LLMResponse):
         completion_token_ids: One id per sampled token, the stop token included, or None.
         logprobs: One natural logarithm per sampled token, or None. vLLM gives those of the raw
             model, before temperature and top_p, unless it has --logprobs-mode processed_logprobs.
-        extra: Other JSON values of the client: sequence_id (Tinker), routed_experts (vLLM, SGLang),
-            and n_aborts, how often the server aborted this reply before it was whole.
+        extra: Other JSON values of the client: sequence_id (Tinker), routed_experts and
+            weight_versions (vLLM, SGLang), and n_aborts, how often the server aborted this reply
+            before it was whole.
 
     More attributes:
         finish_reason: The server's word for why the reply ended, in lower case.
         timestamp: When the reply came, in ISO 8601.
-        told: The texts from the queue that were sent before this reply, such as the instruction.
-        observation: What the model gets after this reply: the output of its script. The loop sets
-            it, and the next `sample` makes special tokens in it plain text, and sends it. "":
-            nothing is sent.
+        sent_text: What was sent for this reply, such as the instruction, but without the
+            observation of the turn before.
+        observation: What the model is told after this reply, such as its script's output. `observe`
+            sets it.
+        breaks_prefix: True if the prompt does not begin with the ids of the turn before. (Both are
+            of one run, and trainable.)
     """
 
     # LLMResponse gives defaults to its other fields, but not to `content`.
     content: str = ""
     finish_reason: str = "stop"
     timestamp: str | None = None
-    told: str = ""
+    sent_text: str = ""
     observation: str = ""
+    breaks_prefix: bool = False
 
     def __post_init__(self) -> None:
         self.content = valid_text(self.content)
@@ -215,9 +239,10 @@ class Turn(LLMResponse):
         )
 
     @property
-    def cut_off(self) -> bool:
-        """True if the reply is incomplete. Nothing in it is run."""
-        return self.finish_reason not in END_REASONS
+    def cut_off(self) -> str:
+        """Why the reply is incomplete, and nothing in it may be run: MAX_TOKENS, REFUSED, or the
+        server's word. This is the run's stop reason. "" if the reply is complete."""
+        return FINISH_REASONS.get(self.finish_reason, self.finish_reason)
 
     @property
     def all_ids(self) -> list[int]:
@@ -228,24 +253,30 @@ class Turn(LLMResponse):
 
     @property
     def is_trainable(self) -> bool:
-        """True if the prompt's ids are here, and every sampled token has a finite logprob."""
+        """True if the prompt's ids are here, and there is at least one sampled token, each with a
+        finite logprob."""
         ids, logprobs = self.completion_token_ids, self.logprobs or []
         # vLLM writes -9999.0 for a logprob that it does not have. NaN fails any comparison.
         is_finite = all(x is not None and -9999.0 < x < math.inf for x in logprobs)
-        is_aligned = ids is not None and len(ids) == len(logprobs)
-        return bool(self.prompt_token_ids) and is_aligned and is_finite
+        return bool(self.prompt_token_ids and ids and len(ids) == len(logprobs) and is_finite)
+
+    def continues(self, earlier: Turn) -> bool:
+        """True if the prompt begins with the ids of an earlier turn."""
+        ids, end = self.prompt_token_ids, len(earlier.prompt_token_ids)
+        reply = earlier.completion_token_ids
+        return ids[:end] == earlier.prompt_token_ids and ids[end : end + len(reply)] == reply
 
 
 @dataclass
 class Request:
-    """What a client gets with the messages, and where it may leave a part of the reply.
+    """What a client gets with the messages.
 
     Attributes:
         previous_ids: The `all_ids` of the last turn, with which the next prompt begins. Empty: the
             client has to render the whole conversation.
         session_id: For a router with sticky sessions. None: nothing is sent.
-        partial: A client that needs several calls for one reply sets this to what it has so far. If
-            the run ends before the reply is whole, the agent records this part as a turn.
+        partial: The first part of the reply, if the server has aborted it: the client goes on from
+            there. If the run ends before the reply is whole, the agent records this part.
     """
 
     previous_ids: list[int] = field(default_factory=list)
@@ -253,27 +284,85 @@ class Request:
     partial: Turn | None = None
 
 
-class ModelClient:
-    """Samples the replies of a model. The trials of a job share it. Harbor's Chat takes it for one
-    of Harbor's BaseLLMs, and calls `call` like theirs."""
+class AbortedError(Exception):
+    """The server has aborted a reply, for instance to take new weights. The agent calls the client
+    again. `partial` is the reply so far, or None."""
 
-    # The server's URL, for error messages. None: the default of its SDK.
+    def __init__(self, partial: Turn | None) -> None:
+        super().__init__("the server has aborted the reply")
+        self.partial = partial
+
+
+class ModelClient:
+    """Samples the replies of a model. The trials of a job share it. Harbor's Chat uses it in place
+    of a BaseLLM."""
+
+    # The server's URL without a password, for error messages. None: the default of its SDK.
     url: str | None = None
 
     async def connect(self) -> None:
         """Ask the server for its limits. Raises any error of the server."""
 
     async def call(
-        self, prompt: str, message_history: list[dict], request: Request, **other: Any
+        self,
+        prompt: str,
+        message_history: Iterable[dict] = (),
+        request: Request | None = None,
+        **other: Any,
     ) -> Turn:
         """Sample a reply, and split off its thinking. `prompt` is the text of the new message,
-        which is not in `message_history` yet. `other` holds what else Chat may pass. Raises
-        ContextLengthExceededError if there is no room for a reply, and any error of the server."""
+        which is not in `message_history` yet. `other` holds what else Chat passes. Raises
+        ContextLengthExceededError if there is no room for a reply, AbortedError if the server has
+        aborted the reply, and any error of the server."""
         raise NotImplementedError
 
     def escape_special_tokens(self, text: str) -> str:
         """The text, with the model's special tokens made plain text, if the client knows them."""
         return text
+
+    def discard(self) -> None:
+        """Called after an error of the client: drop what it shares with other clients."""
+
+
+# What the trials of a process share:
+#
+#   _clients                clients, by what they depend on; see SharedClient for when one leaves
+#   TinkerClient.services   sessions with Tinker; one leaves after an error
+#   _given_service          the service of `use_service`
+#   _tokenizer_lock         a tokenizer raises "Already borrowed" if two threads use it at once
+
+
+@dataclass(eq=False)
+class SharedClient:
+    """A client for all trials with equal keys, or the error of its build. It leaves `_clients`
+    after an error, when its event loop is closed, and when more than MAX_CLIENTS others were used
+    later. A trial that has the client already keeps it."""
+
+    # `BasicLoopAgent._cache_key`, which begins with the event loop.
+    key: tuple
+    # Held while the client is built.
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    client: ModelClient | None = None
+    error: Exception | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """True if no new trial may use this."""
+        return self.error is not None or self.key[0].is_closed()
+
+
+# By the order of their last use.
+_clients: list[SharedClient] = []
+MAX_CLIENTS = 64
+_given_service: Any = None
+_tokenizer_lock = threading.Lock()
+
+
+def use_service(service: Any) -> None:
+    """From now on, sample by this `tinker.ServiceClient`, for instance a trainer's: some losses
+    need sampling and training in one session. None: use the agent's own services again."""
+    global _given_service
+    _given_service = service
 
 
 class BasicLoopAgent(BaseAgent):
@@ -282,21 +371,21 @@ class BasicLoopAgent(BaseAgent):
     After a run the context holds the token counts, cost_usd (None if unknown), metadata and the
     rollout. `logs_dir` holds completion.txt, the last answer, and trajectory.json (ATIF).
 
-    Attributes of the trial, which `setup` sets:
-        client: The model client, which the trials of a job share.
-        _introduction: What the model is told before the first instruction.
+    Attributes of the trial:
+        client: The model client, which `setup` gets, and which the trials of a job share.
 
     Attributes of the conversation, which `run` begins and `resume` continues:
         chat: Harbor's Chat, which holds the messages.
-        _queued: The texts that the next `sample` sends. Emptied when a turn is recorded. After a
-            run without a turn those with which it began are put back, for `resume`.
+        unsent: The texts that the model has not been told yet. `run`, `resume`, `tell` and
+            `observe` add to this list. Only `sample` takes from it, when a reply has come.
         _last_turn: The last turn, also if an earlier run made it. None before the first one.
         _last_messages: A copy of `messages` after this turn, to notice if the loop edits them.
 
     Attributes of one run:
         instruction: What Harbor asks for.
-        turns: The turns so far. Each holds what the model was told before it, and its observation.
+        turns: The turns so far.
         metadata: The loop may keep JSON values here, for the context's metadata.
+        _busy_since: When the call under way began to wait for a server, by the event loop's clock.
     """
 
     options_model = BasicLoopOptions
@@ -315,33 +404,68 @@ in fenced blocks that open with ```bash: the blocks of a reply run as one script
 code and output are the next message. Each script starts in a fresh shell (files stay, variables \
 and directory do not) and has {seconds} seconds. Use no pager and no editor. Send long output to a \
 file, and look at it with head, tail or grep. When the task is done, reply without such a block."""
-    # What the model is told if `bash_blocks` is None.
+    # What the model is told if `bash_blocks` returns None.
     unclosed_block: ClassVar[str] = "Nothing was run: a block lacks the line ``` that closes it."
 
-    def __init__(self, *, extra_env: dict[str, str] | None = None, **kwargs: Any) -> None:
-        """Create the agent of one trial. `kwargs` hold Harbor's arguments (logs_dir, model_name,
-        ...) and the options, each by its name in BasicLoopOptions. `extra_env` holds the variables
-        of `--ae KEY=value`, such as API keys. Raises ValueError for a bad option."""
+    def __new__(cls, *args: Any, **given: Any) -> Self:
+        """Note which arguments were given: `__init__` cannot tell them from its defaults."""
+        agent = super().__new__(cls)
+        agent._given = set(given)
+        return agent
+
+    def __init__(
+        self,
+        *,
+        model_name: str,
+        model_path: str | None = DEFAULTS.model_path,
+        renderer_name: str | None = DEFAULTS.renderer_name,
+        max_tokens: int = DEFAULTS.max_tokens,
+        temperature: float = DEFAULTS.temperature,
+        max_turns: int = DEFAULTS.max_turns,
+        system_prompt: str | None = DEFAULTS.system_prompt,
+        model_client: str = DEFAULTS.model_client,
+        api_base: str | None = DEFAULTS.api_base,
+        **kw: Any,
+    ) -> None:
+        """Create the agent of one trial. `kw` holds the other options of BasicLoopOptions and
+        Harbor's arguments (logs_dir, extra_env, ...), of which extra_env holds the variables of
+        `--ae KEY=value`, such as API keys. Raises ValueError for a bad option."""
         # `extra_env` is not passed on: Harbor (0.16 and later) would give it to each command in the
         # container, and scripts could read the keys.
-        self._agent_env = extra_env or {}
+        self._agent_env = kw.pop("extra_env", None) or {}
+        options = {
+            "model_path": model_path,
+            "renderer_name": renderer_name,
+            "max_tokens": max_tokens,
+            "temperature": temperature,
+            "max_turns": max_turns,
+            "system_prompt": system_prompt,
+            "model_client": model_client,
+            "api_base": api_base,
+        }
+        # An option is left out if it was not given and is the default above. It then has the
+        # default of `options_model`, which a subclass may have replaced.
+        for name, value in options.items():
+            if name in self._given or value != getattr(DEFAULTS, name):
+                kw[name] = value
         # From 0.23 on Harbor makes `self.options` of the arguments. Earlier ones ignore options.
-        super().__init__(**kwargs)
+        super().__init__(model_name=model_name, **kw)
         if not hasattr(BaseAgent, "parse_options"):
-            names = self.options_model.model_fields.keys() & kwargs.keys()
-            self.options = self.options_model(**{name: kwargs[name] for name in names})
+            names = self.options_model.model_fields.keys() & kw.keys()
+            self.options = self.options_model(**{name: kw[name] for name in names})
 
         self.client: ModelClient | None = None
         self._introduction: list[str] = []
 
         self.chat: Chat | None = None
-        self._queued: list[str] = []
+        self.unsent: list[str] = []
         self._last_turn: Turn | None = None
         self._last_messages: list[dict] | None = None
 
         self.instruction = ""
         self.turns: list[Turn] = []
         self.metadata: dict[str, Any] = {}
+        self._busy_since: float | None = None
 
     async def converse(self, environment: BaseEnvironment) -> StopReason | str:
         """Sample a reply, run its script, send the script's output with the next `sample`, and so
@@ -353,22 +477,22 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
             except ContextLengthExceededError:
                 return StopReason.CONTEXT_OVERFLOW
             if turn.cut_off:
-                return StopReason.MAX_TOKENS
+                return turn.cut_off
             if self.options.max_turns == 1:
                 return StopReason.COMPLETED
             blocks = self.bash_blocks(turn.content)
             if blocks is None:
-                turn.observation = self.unclosed_block
+                self.observe(self.unclosed_block)
             elif blocks:
-                turn.observation = await self.execute(blocks, environment)
+                self.observe(await self.execute(blocks, environment))
             else:
                 return StopReason.COMPLETED
         return StopReason.MAX_TURNS
 
     def bash_blocks(self, reply: str) -> list[str] | None:
         """The blocks of a reply that `execute` gets: those for bash, sh and shell. A reply without
-        any ends the run. None: the reply has such a block, and one of its blocks is not closed, so
-        nothing may be run."""
+        any ends the run. This returns None if the reply has such a block, and one of its blocks is
+        not closed, so that nothing may be run."""
         return fenced_blocks(reply, "bash", "sh", "shell")
 
     async def execute(self, blocks: list[str], environment: BaseEnvironment) -> str:
@@ -376,17 +500,22 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         model gets them. The reply that holds the blocks is `self.turns[-1].content`. To end the run
         from here, raise an exception of your own, and catch it in `converse`. Raises any error of
         the environment."""
-        script = await run_script(blocks, environment, self.options.command_timeout_sec)
-        self.logger.debug(f"script: exit code {script.exit_code}, {script.seconds:.1f} seconds")
-        return script.text(self.options.max_output_bytes)
+        options = self.options
+        text = await run_script(
+            blocks, environment, options.command_timeout_sec, options.max_output_bytes
+        )
+        self.logger.debug(f"script: {text.splitlines()[0]}")
+        return text
 
     def tell(self, text: str) -> None:
-        """Queue a text for the next `sample` of this run. Special tokens in it become plain text
-        (not with model_client=litellm, which does not know them)."""
-        self._queued.append(self._escaped(text))
+        """Add a text to those that the next `sample` sends, in a later run if need be. Special
+        tokens in it become plain text (not with model_client=litellm, which does not know them)."""
+        self.unsent.append(self.client.escape_special_tokens(valid_text(text)))
 
-    def _escaped(self, text: str) -> str:
-        return self.client.escape_special_tokens(valid_text(text))
+    def observe(self, text: str) -> None:
+        """`tell` the model what came of its last reply. The text is the turn's observation."""
+        self.tell(text)
+        self.turns[-1].observation = self.unsent[-1]
 
     @property
     def messages(self) -> list[dict]:
@@ -395,77 +524,94 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         return self.chat.messages
 
     async def sample(self) -> Turn:
-        """Send the last turn's output and the queued texts, and record the reply as a turn. A
-        subclass may override this. Raises RuntimeError if there is nothing to send, or if the first
-        turn lacks ids; ContextLengthExceededError if a later prompt is too long; and any error of
-        the client."""
-        texts = list(self._queued)
-        # In the first turn of a resumed run `turns` is empty, and `resume` has queued the last
-        # observation.
-        if self.turns and self.turns[-1].observation:
-            texts.insert(0, self._escaped(self.turns[-1].observation))
-        if not texts:
+        """Send the texts that are unsent, and record the reply as a turn. A subclass may override
+        this. Raises RuntimeError if there is nothing to send, or if the first turn lacks ids;
+        ContextLengthExceededError if a later prompt is too long; and any error of the client."""
+        # The list may grow during the call.
+        n_sent = len(self.unsent)
+        if not n_sent:
             raise RuntimeError("there is nothing to send: `tell` the model something first")
-        prompt = "\n\n".join(texts)
+        prompt = "\n\n".join(self.unsent)
         request = Request(session_id=self.options.session_id)
         if self.options.model_client in ("vllm", "sglang"):
             request.session_id = request.session_id or self._trial_name
         if self.messages == self._last_messages:
             request.previous_ids = self._last_turn.all_ids
-        else:
-            # This is the first turn, or the loop has edited the messages, so that the last turn's
-            # ids do not belong to them. Nor does Chat's last response, whose id Chat sends for
-            # OpenAI's Responses API (by a BaseLLM of your own).
-            self.chat.reset_response_chain()
         try:
             turn = await self._call_model(prompt, request)
         except BaseException:
+            # The run ends. A part of the reply has come, if the server has aborted it. Keep this
+            # part as a turn, so that a later `resume` goes on from it.
             if request.partial:
-                self._keep_partial(prompt, request.partial)
+                turn = without_thinking(request.partial)
+                self.messages.append({"role": "user", "content": prompt})
+                self.messages.append({"role": "assistant", "content": turn.content})
+                self._add_turn(turn, n_sent)
             raise
         # From here to the end nothing is awaited, so that no cancellation loses the reply.
-        self._add_turn(turn)
-        # The turn is recorded before this check, so that its reply can be looked at. Later turns
-        # without ids are no error: they are left out of the rollout, and counted.
+        self._add_turn(turn, n_sent)
+        # These checks come after the turn was recorded, so that its reply can be looked at.
+        if turn.cut_off == StopReason.ERROR:
+            raise ApiError(f"the server has ended the reply with {turn.finish_reason!r}")
+        # Later turns without ids are no error: they are left out of the rollout, and counted.
         ids = (turn.prompt_token_ids, turn.completion_token_ids, turn.logprobs)
-        if self.options.collect_rollout_details and len(self.turns) == 1 and None in ids:
+        is_first = len(self.turns) == 1 and not turn.cut_off
+        if self.options.collect_rollout_details and is_first and None in ids:
             raise RuntimeError("no token ids or logprobs came: set collect_rollout_details=false")
-        # The ids are left out until the run ends, because they take long to write.
-        self._write_trajectory()
         return turn
 
     async def _call_model(self, prompt: str, request: Request) -> Turn:
-        try:
-            # Chat calls `self.client.call(prompt=..., message_history=self.messages, request=...)`,
-            # and then appends the prompt and the reply to `messages`.
-            return await self.chat.chat(prompt, request=request)
-        except Exception as error:
-            if not is_context_full(error):
-                # The next trial builds a new client, because this one may have lost its connection.
-                forget(_clients, self.client)
-                if self.client.url:
-                    error.add_note(f"The model's server is {self.client.url}")
-                raise
-            if self._last_turn is None:
-                raise RuntimeError(f"the first prompt is too long: {error}") from error
-            self.logger.warning(f"the context is full: {error}")
-            raise ContextLengthExceededError(str(error)) from error
+        """Call the model, and wait while its server is busy."""
+        clock = asyncio.get_running_loop().time
+        self._busy_since = None
+        while True:
+            try:
+                # Chat calls `self.client.call(prompt=..., message_history=..., request=...)`, and
+                # then appends the prompt and the reply to `messages`. After an error it appends
+                # nothing, so the call can be repeated.
+                turn = await self.chat.chat(prompt, request=request)
+                self._busy_since = None
+                return turn
+            except AbortedError as error:
+                # The server is alive. Only the limits of the run end this.
+                self._busy_since = None
+                request.partial = error.partial or request.partial
+            except Exception as error:
+                meaning = meaning_of(error)
+                if meaning == "context is full" and self._last_turn is None:
+                    raise ApiError(f"the first prompt is too long: {error}") from error
+                if meaning == "context is full":
+                    self.logger.warning(f"the context is full: {error}")
+                    raise ContextLengthExceededError(str(error)) from error
+                # Before the conversation's first reply, do not wait for a server that is down: the
+                # URL may be wrong.
+                may_wait = meaning == "busy" or (meaning == "down" and self._last_turn is not None)
+                busy_since = self._busy_since or clock()
+                if not may_wait or clock() - busy_since > MAX_BUSY_SEC:
+                    # The next trial gets a new client: this one may have lost its connection.
+                    _clients[:] = [entry for entry in _clients if entry.client is not self.client]
+                    self.client.discard()
+                    error.add_note(f"The model's server is {self.client.url or 'its default'}")
+                    raise_for_harbor(error, ApiError)
+                self._busy_since = busy_since
+                self.logger.warning(f"waiting for the model's server: {error}")
+            await asyncio.sleep(PAUSE_SEC)
 
-    def _keep_partial(self, prompt: str, turn: Turn) -> None:
-        """Record a part of a reply, after which the run ends. A later run may go on from it."""
-        self.messages.append({"role": "user", "content": prompt})
-        self.messages.append({"role": "assistant", "content": turn.content})
-        # Chat's last response belongs to the turn before.
-        self.chat.reset_response_chain()
-        self._add_turn(turn)
-
-    def _add_turn(self, turn: Turn) -> None:
-        turn.told = "\n\n".join(self._queued)
-        self._queued = []
+    def _add_turn(self, turn: Turn, n_sent: int) -> None:
+        told = self.unsent[:n_sent]
+        del self.unsent[:n_sent]
+        # The last turn has its observation already.
+        if self._last_turn and self._last_turn.observation in told:
+            told.remove(self._last_turn.observation)
+        turn.sent_text = "\n\n".join(told)
         turn.timestamp = datetime.now(UTC).isoformat()
+        # Compared here, and not at the end of the run, where all turns at once would stop the event
+        # loop for long: a prompt may have hundreds of thousands of ids.
+        if self.turns and self.turns[-1].is_trainable and turn.is_trainable:
+            turn.breaks_prefix = not turn.continues(self.turns[-1])
         self.turns.append(turn)
         self._last_turn = turn
-        self._last_messages = copy.deepcopy(self.messages)
+        self._last_messages = [dict(message) for message in self.messages]
         n_in, n_out = turn.usage.prompt_tokens, turn.usage.completion_tokens
         self.logger.debug(
             f"turn {len(self.turns)}: {n_in} tokens in, {n_out} out, {turn.finish_reason!r}"
@@ -480,8 +626,8 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
 
     @classmethod
     def preflight(cls, kwargs: dict | None = None, env: Any = None) -> None:
-        """Check the options, Tinker's key, and the URL of a vLLM or SGLang server. Harbor 0.23 and
-        later calls this before any trial. Raises ValueError."""
+        """Check the options, Tinker's packages and key, and the URL of a vLLM or SGLang server.
+        Harbor 0.23 and later calls this before any trial. Raises ValueError."""
         options = cls.parse_options(kwargs, env)
         # A subclass that builds its own client may need no key and no URL.
         if cls._build_llm is BasicLoopAgent._build_llm:
@@ -493,13 +639,15 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         if not self.model_name:
             raise ValueError("no model: name one with -m, such as -m Qwen/Qwen3-8B")
         self._introduction = []
-        self.client = await self._shared_client()
+        self.client = await self._shared_llm()
         if self.skills_dir:
-            # The model sees each path, and the lines with the skill's name and description.
-            command = f"head -v -n 10 -- {shlex.quote(self.skills_dir)}/*/SKILL.md 2>/dev/null"
+            command = f"head -v -c 4000 -- {shlex.quote(self.skills_dir)}/*/SKILL.md 2>/dev/null"
             listing = await environment.exec(command, timeout_sec=60)
-            text = f"Skills. Read a skill's file before you use it.\n\n{listing.stdout or ''}"
-            self._introduction.append(text)
+            # The model sees each path, and the lines between two ---, which hold the skill's name
+            # and description.
+            skills = re.findall(r"(?ms)^==> .*? <==\n---\n.*?^---$", valid_text(listing.stdout))
+            texts = ["Skills. Read a skill's file before you use it.", *skills]
+            self._introduction.append("\n\n".join(texts))
         for server in self.mcp_servers:
             self._introduction.append(f"MCP server: {server.model_dump_json(exclude_none=True)}")
 
@@ -507,8 +655,8 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         self, instruction: str, environment: BaseEnvironment, context: AgentContext
     ) -> None:
         """Start a new conversation, which begins with the task's skills and MCP servers. The turns
-        are recorded even after an error. Raises any error of the client or the environment, or
-        RuntimeRequestError in its place."""
+        are recorded even after an error. Raises an error that Harbor does not score: see
+        `raise_for_harbor`."""
         system = self.options.system_prompt
         if system is None and self.options.max_turns > 1:
             system = self.protocol.replace("{seconds}", str(self.options.command_timeout_sec))
@@ -517,7 +665,7 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
             self.messages.append({"role": "system", "content": valid_text(system)})
         self._last_turn = None
         self._last_messages = None
-        self._queued = []
+        self.unsent = []
         for text in self._introduction:
             self.tell(text)
         await self._run_loop(instruction, environment, context)
@@ -526,13 +674,10 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         self, instruction: str, environment: BaseEnvironment, context: AgentContext
     ) -> None:
         """Continue the conversation of the last `run`, for the later steps of a task. The model
-        first gets the last turn's observation. If the last run made no turn, its instruction was
-        not sent, and is sent now. Raises RuntimeError before the first `run`, and the errors of
-        `run`."""
+        first gets what the last run has left unsent. Raises RuntimeError before the first `run`,
+        and the errors of `run`."""
         if self.chat is None:
             raise RuntimeError("`resume` continues a conversation: call `run` first")
-        if self.turns and self.turns[-1].observation:
-            self.tell(self.turns[-1].observation)
         await self._run_loop(instruction, environment, context)
 
     async def _run_loop(
@@ -542,106 +687,135 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         self.turns = []
         self.metadata = {}
         # Not by `tell`: the task's author may use special tokens on purpose.
-        self._queued.append(self.instruction)
-        opening = list(self._queued)
+        self.unsent.append(self.instruction)
         stop_reason = StopReason.ERROR
+        live_writer = asyncio.create_task(self._write_live())
         try:
             async with asyncio.timeout(self.options.max_seconds) as timer:
                 stop_reason = await self.converse(environment)
         # Who ended the run? The error's class does not tell: a client may make an error of its own
         # of a cancellation, and an SDK may raise CancelledError by itself. So ask task and timer.
         except (Exception, asyncio.CancelledError) as error:
+            # Has Harbor called `cancel` on this task? (The timer cancels it, too, but then calls
+            # `uncancel`.)
             if asyncio.current_task().cancelling():
-                # Harbor has called `cancel` on this task. (`timer` takes its own `cancel` back.)
                 stop_reason = StopReason.CANCELLED
                 raise asyncio.CancelledError from error
-            if timer.expired():
-                # `max_seconds` are over. No error is raised, so that Harbor scores the trial.
-                stop_reason = StopReason.ROLLOUT_TIMEOUT
-            elif is_in_harbors_table(error):
-                raise
-            else:
-                raise RuntimeRequestError(f"{type(error).__name__}: {error}") from error
+            if not timer.expired():
+                raise_for_harbor(error, RuntimeRequestError)
+            if self._busy_since is not None:
+                raise ApiError("max_seconds ended while the model's server was down") from error
+            # No error is raised, so that Harbor scores the trial.
+            stop_reason = StopReason.ROLLOUT_TIMEOUT
         finally:
+            live_writer.cancel()
             self._record(stop_reason, context)
-            # What the loop has queued is for this run only. If there is no turn, the opening was
-            # not sent, and a later run sends it.
-            self._queued = [] if self.turns else opening
+            # In a thread, because it takes seconds to make JSON of all ids of a long run. If Harbor
+            # cancels this task meanwhile, the thread goes on.
+            disk_error = await asyncio.to_thread(self._write_files, context)
+        # Nothing was raised. After a timeout the trial is scored without these files, too.
+        if disk_error and stop_reason != StopReason.ROLLOUT_TIMEOUT:
+            raise RuntimeRequestError(f"the log folder cannot be written: {disk_error}")
 
     def _record(self, stop_reason: StopReason | str, context: AgentContext) -> None:
-        """Write what the run leaves: first the context, then the files."""
+        """Fill the context, and log what often explains a reward of 0."""
         usages = [turn.usage for turn in self.turns]
         costs = [usage.cost_usd for usage in usages]
-        context.n_input_tokens = sum(usage.prompt_tokens for usage in usages)
-        context.n_output_tokens = sum(usage.completion_tokens for usage in usages)
-        context.n_cache_tokens = sum(usage.cache_tokens for usage in usages)
-        # Harbor's clients give 0.0 for an unknown price.
-        context.cost_usd = sum(costs) if costs and all(costs) else None
+        totals = {
+            "n_input_tokens": sum(usage.prompt_tokens for usage in usages),
+            "n_output_tokens": sum(usage.completion_tokens for usage in usages),
+            "n_cache_tokens": sum(usage.cache_tokens for usage in usages),
+            # Harbor's clients give 0.0 for an unknown price.
+            "cost_usd": sum(costs) if costs and all(costs) else None,
+        }
+        for name, value in totals.items():
+            setattr(context, name, value)
+        if ModelUsage:
+            # So Harbor need not read trajectory.json, which a script may have replaced by a pipe.
+            context.model_usage = {self.model_name: ModelUsage(**totals)}
         # SkyRL and verl call the number of turns n_episodes.
         metadata = {"stop_reason": stop_reason, "n_episodes": len(self.turns)}
         if self.options.collect_rollout_details:
             trainable = [turn for turn in self.turns if turn.is_trainable]
             context.rollout_details = rollout_details(trainable)
             metadata["n_turns_without_ids"] = len(self.turns) - len(trainable)
-            # Prefix breaks are prompts that do not begin with the ids of the turn before.
-            metadata["n_prefix_breaks"] = 0
-            for earlier, later in itertools.pairwise(trainable):
-                ids = earlier.all_ids
-                if later.prompt_token_ids[: len(ids)] != ids:
-                    metadata["n_prefix_breaks"] += 1
+            metadata["n_prefix_breaks"] = sum(turn.breaks_prefix for turn in trainable)
         context.metadata = json_values(metadata | self.metadata)
-        last_turn = self.turns[-1] if self.turns else Turn()
-        self._warn(stop_reason, last_turn)
-        # Without a turn this empties the file, which may hold the answer of the step before.
-        write_file(self.logs_dir / "completion.txt", last_turn.content)
-        trajectory = self._write_trajectory(context)
-        if compute_model_usage:
-            # So Harbor need not read trajectory.json, which a script may have replaced by a pipe.
-            context.model_usage = compute_model_usage(trajectory)
 
-    def _warn(self, stop_reason: StopReason | str, turn: Turn) -> None:
-        """Log what often explains a reward of 0."""
-        if stop_reason == StopReason.MAX_TOKENS:
-            self.logger.warning(f"the reply was cut off: finish reason {turn.finish_reason!r}")
-        has_unrun_blocks = re.search("```|~~~", turn.content) and not turn.observation
-        if stop_reason == StopReason.COMPLETED and has_unrun_blocks:
-            self.logger.warning("none of the answer's blocks was run: see max_turns and `protocol`")
-        if stop_reason == StopReason.COMPLETED and not turn.content.strip():
-            self.logger.warning("the answer is empty: the reply may hold nothing but thinking")
+        turn = self.turns[-1] if self.turns else Turn()
+        if turn.cut_off:
+            self.logger.warning(f"the reply is incomplete: finish reason {turn.finish_reason!r}")
+        elif stop_reason == StopReason.COMPLETED:
+            if not turn.content.strip():
+                self.logger.warning("the answer is empty: the reply may be nothing but thinking")
+            elif re.search("```|~~~", turn.content) and not turn.observation:
+                self.logger.warning(
+                    "no block of the answer was run: max_turns is 1, or none opens with ```bash"
+                )
 
-    def _write_trajectory(self, context: AgentContext | None = None) -> atif.Trajectory:
-        """Write trajectory.json. At the end of the run, `context` adds its totals and the ids."""
-        steps = []
+    def _write_files(self, context: AgentContext) -> Exception | None:
+        """Write what the run leaves in the log folder. Returns an error, and does not raise it."""
+        answer = valid_text(self.turns[-1].content) if self.turns else ""
+        try:
+            # Without a turn this empties the file, which may hold the answer of the step before.
+            write_file(self.logs_dir / "completion.txt", [answer.encode()])
+            self._write_trajectory(context)
+        except Exception as error:
+            self.logger.error(f"the log folder cannot be written: {error}")
+            return error
+        return None
+
+    async def _write_live(self) -> None:
+        """Write trajectory.json every few seconds, without ids, so that a trial can be watched, and
+        that its text survives `kill -9`. An error here ends nothing."""
+        while True:
+            await asyncio.sleep(LIVE_WRITE_SEC)
+            try:
+                self._write_trajectory()
+            except OSError as error:
+                self.logger.warning(f"trajectory.json cannot be written yet: {error}")
+
+    def _write_trajectory(self, context: AgentContext | None = None) -> None:
+        """Write trajectory.json: a JSON object that ends in the list of steps, each made JSON by
+        itself. At the end of the run, `context` adds its totals and the ids."""
+        agent = {"name": self.name(), "version": self.version(), "model_name": self.model_name}
         if self.messages and self.messages[0]["role"] == "system":
-            steps.append({"source": "system", "message": self.messages[0]["content"]})
-        for turn in self.turns:
-            if turn.told:
-                steps.append({"source": "user", "message": turn.told})
-            steps.append(self.trajectory_step(turn, with_ids=context is not None))
-        if not self.turns:
-            # ATIF wants at least one step.
-            steps.append({"source": "user", "message": "\n\n".join(self._queued)})
-        for n, step in enumerate(steps, start=1):
-            step["step_id"] = n
-        trajectory = atif.Trajectory(
-            session_id=self.options.session_id or self._trial_name,
-            agent={"name": self.name(), "version": self.version(), "model_name": self.model_name},
-            steps=steps,
-        )
+            # Not a step, because NeMo Gym takes the steps before the first reply for its input.
+            agent["extra"] = {"system_prompt": self.messages[0]["content"]}
+        head = {
+            "schema_version": atif.Trajectory.model_fields["schema_version"].default,
+            "session_id": self.options.session_id or self._trial_name,
+            "agent": agent,
+        }
         if context:
-            trajectory.extra = context.metadata
-            trajectory.final_metrics = atif.FinalMetrics(
-                total_prompt_tokens=context.n_input_tokens,
-                total_completion_tokens=context.n_output_tokens,
-                total_cached_tokens=context.n_cache_tokens,
-                total_cost_usd=context.cost_usd,
-            )
-        write_file(self.logs_dir / "trajectory.json", trajectory.model_dump_json(exclude_none=True))
-        return trajectory
+            head["extra"] = context.metadata
+            head["final_metrics"] = {
+                "total_prompt_tokens": context.n_input_tokens,
+                "total_completion_tokens": context.n_output_tokens,
+                "total_cached_tokens": context.n_cache_tokens,
+                "total_cost_usd": context.cost_usd,
+            }
+        steps = []
+        for turn in self.turns:
+            if turn.sent_text:
+                steps.append({"source": "user", "message": turn.sent_text})
+            steps.append(self.trajectory_step(turn, with_ids=context is not None))
+        # ATIF wants at least one step.
+        steps = steps or [{"source": "user", "message": "\n\n".join(self.unsent)}]
+
+        def parts() -> Iterator[bytes]:
+            yield to_json(head, inf_nan_mode="null").removesuffix(b"}") + b', "steps": ['
+            for step_id, step in enumerate(steps, start=1):
+                comma = b", " if step_id > 1 else b""
+                step["step_id"] = step_id
+                yield comma + to_json(step, fallback=str, inf_nan_mode="null")
+            yield b"]}"
+
+        write_file(self.logs_dir / "trajectory.json", parts())
 
     def trajectory_step(self, turn: Turn, with_ids: bool) -> dict:
-        """A turn as a step of trajectory.json, without a step_id. A subclass may override this: for
-        instance, NeMo Gym does not train a step that has reasoning_content."""
+        """A turn as a step of trajectory.json (ATIF), without a step_id. A subclass may override
+        this: for instance, some trainers do not train a step that has reasoning_content."""
         metrics = {
             "prompt_tokens": turn.usage.prompt_tokens,
             "completion_tokens": turn.usage.completion_tokens,
@@ -650,17 +824,16 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         }
         if with_ids and self.options.collect_rollout_details and turn.is_trainable:
             metrics |= {name: getattr(turn, name) for name in (*_TOKEN_FIELDS, "extra")}
-        step = {
+        observation = {"results": [{"content": turn.observation}]} if turn.observation else None
+        return {
             "source": "agent",
-            "message": turn.content,
-            "reasoning_content": turn.reasoning_content or None,
+            # The loop may have changed the text.
+            "message": valid_text(turn.content),
+            "reasoning_content": valid_text(turn.reasoning_content) or None,
             "timestamp": turn.timestamp,
-            # This skips Pydantic's validation, which would look at each id of each prompt.
-            "metrics": atif.Metrics.model_construct(**metrics),
+            "metrics": metrics,
+            "observation": observation,
         }
-        if turn.observation:
-            step["observation"] = {"results": [{"content": valid_text(turn.observation)}]}
-        return step
 
     @property
     def _trial_name(self) -> str:
@@ -668,9 +841,9 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         return self.logs_dir.parent.name
 
     def _build_llm(self) -> Any:
-        """Build the client, in a thread, because the imports take seconds. Override this for a
-        client of your own: a ModelClient, or any BaseLLM of Harbor's whose content is text. Raises
-        ValueError, and any error of the client."""
+        """Build the client. This runs in a thread, because the imports take seconds. Override it
+        for a client of your own: a ModelClient, or any BaseLLM of Harbor's whose content is text.
+        Raises ValueError, and any error of the client."""
         options = self.options
         check_access(options, self._agent_env)
         server = options.model_client
@@ -687,64 +860,64 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         if options.model_client == "tinker":
             return TinkerClient(options, self.model_name, url, key, **args)
         if options.model_client == "litellm":
-            return HarborClient(chat_llm(options, self.model_name, url, key, **args), url)
+            return HarborClient(litellm_client(options, self.model_name, url, key, **args), url)
         return ServerClient(options, self.model_name, url, key, **args)
 
-    async def _shared_client(self) -> ModelClient:
-        """The client of all trials with the same options. The first trial builds it, the others
-        wait. If that fails, the next one tries."""
-        key = (
+    def _cache_key(self) -> tuple:
+        """What the shared client depends on. Trials with equal keys share a client."""
+        try:
             # A client and its lock work in one event loop only.
-            asyncio.get_running_loop(),
-            # A subclass may build another client.
-            type(self),
-            self.model_name,
-            # As text, because a dict cannot be part of a key.
-            repr(self.options.model_dump(exclude={"session_id"})),
-            repr(self._agent_env),
-            _given_service,
-        )
-        async with _client_locks[key]:
-            if key not in _clients:
-                client = await asyncio.to_thread(self._build_llm)
-                if not isinstance(client, ModelClient):
-                    client = HarborClient(client)
-                await client.connect()
-                _clients[key] = client
-            return _clients[key]
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            # Nobody shares a client outside of an event loop, but the key can be looked at.
+            loop = None
+        # The session id is sent with each call.
+        options = self.options.model_copy(update={"session_id": None})
+        # A subclass may build another client.
+        return (loop, type(self), self.model_name, options, self._agent_env, _given_service)
+
+    async def _shared_llm(self) -> Any:
+        """The client of all trials with this `_cache_key`. The first trial builds it. The others
+        wait, and get the client, or the error with which the build failed."""
+        key = self._cache_key()
+        entry = next((entry for entry in _clients if entry.key == key and not entry.is_over), None)
+        entry = entry or SharedClient(key)
+        others = [other for other in _clients if other is not entry and not other.is_over]
+        # The entry that was used last is the last one.
+        _clients[:] = [*others, entry][-MAX_CLIENTS:]
+        async with entry.lock:
+            if entry.error:
+                raise entry.error
+            if entry.client is None:
+                try:
+                    client = await in_thread(self._build_llm)
+                    if not isinstance(client, ModelClient):
+                        client = HarborClient(client)
+                    await client.connect()
+                except Exception as error:
+                    entry.error = error
+                    raise
+                entry.client = client
+            return entry.client
 
 
-# The state of the process, which the trials of a job share:
-#
-# - The clients, one for all trials with equal options. After an error of a client, which may have
-#   lost its connection, its entry is deleted: trials that have this client go on with it, and the
-#   next trial builds a new one.
-_clients: dict[tuple, ModelClient] = {}
-# - A lock for each key, held while its client is built.
-_client_locks: defaultdict[tuple, asyncio.Lock] = defaultdict(asyncio.Lock)
-# - Tinker's services, by URL and key. Each has a session with Tinker and about 11 file descriptors,
-#   so the clients of all checkpoints share it. After an error of one of them its entry is deleted,
-#   because the session may have ended, and the next client opens a new one.
-_tinker_services: dict[tuple[str | None, str | None], Any] = {}
-# - The service of `use_service`, or None.
-_given_service: Any = None
-# - A lock for all tokenizers. A tokenizer raises "Already borrowed" if two threads use it at once,
-#   and clients are built in threads.
-_tokenizer_lock = threading.Lock()
+# ---- clients: how they are built
 
 
-def use_service(service: Any) -> None:
-    """From now on, sample by this `tinker.ServiceClient`, for instance a trainer's: some losses
-    need sampling and training in one session. None: use the agent's own services again."""
-    global _given_service
-    _given_service = service
+async def in_thread(function: Callable[[], Any]) -> Any:
+    """Like `asyncio.to_thread`, in a thread of its own: an SDK that hangs in there takes no place
+    in the event loop's pool, and does not keep the process from ending."""
+    future = concurrent.futures.Future()
+    future.set_running_or_notify_cancel()
 
+    def work() -> None:
+        try:
+            future.set_result(function())
+        except BaseException as error:
+            future.set_exception(error)
 
-def forget(entries: dict, value: Any) -> None:
-    """Delete a client or a service that has failed from the dict that holds it."""
-    for key, other in list(entries.items()):
-        if other is value:
-            del entries[key]
+    threading.Thread(target=work, daemon=True).start()
+    return await asyncio.wrap_future(future)
 
 
 def url_and_key(
@@ -752,15 +925,19 @@ def url_and_key(
 ) -> tuple[str | None, str | None]:
     """The URL and the API key of the model's server, None for the client's default. They come from
     an option, a variable of the agent (`--ae`) or one of the process, such as OPENAI_BASE_URL. The
-    provider is tinker, vllm, sglang, or litellm's name for the server, such as openai."""
+    provider is tinker, vllm, sglang, or litellm's name for the server, such as openai. Raises
+    ValueError for a key that no HTTP header can hold."""
     # In a job that is resumed Harbor has masked the keys, as in sk-r****456. They do not count.
     env = os.environ | {name: text for name, text in agent_env.items() if "****" not in text}
     prefix = provider.upper()
     url = options.api_base or env.get(f"{prefix}_BASE_URL") or env.get(f"{prefix}_API_BASE")
     key = options.llm_kwargs.get("api_key") or env.get(f"{prefix}_API_KEY")
     if key:
-        # No blanks: a key from a file often ends in a newline, and HTTP errors show such a key.
+        # No blanks: a key from a file often ends in a newline.
         key = "".join(str(key).split())
+        if not (key.isascii() and key.isprintable()):
+            # An HTTP client would show such a key in its error.
+            raise ValueError(f"{prefix}_API_KEY holds a character that no key has: copy it again")
     if url and provider in ("openai", "hosted_vllm"):
         # A URL that ends in a port is a server of your own, which has its API under /v1:
         # http://host:8000 becomes http://host:8000/v1.
@@ -770,15 +947,24 @@ def url_and_key(
     return url, key
 
 
+def shown_url(url: str | None) -> str | None:
+    """A URL without user and password, for error messages."""
+    return url and re.sub("//[^/]*@", "//", url)
+
+
 def check_access(options: BasicLoopOptions, agent_env: dict[str, str]) -> None:
     """Raise ValueError if Tinker's packages, its key, or the URL of a server are missing."""
     client = options.model_client
     url, key = url_and_key(options, client, agent_env)
     missing = ""
-    if client == "tinker" and not importlib.util.find_spec("tinker_cookbook"):
-        missing = "Tinker's packages: `pip install 'harbor[tinker]'`"
-    elif client == "tinker" and not (key or _given_service or tinker_has_key()):
-        missing = "Tinker's API key: set TINKER_API_KEY"
+    # Tinker's SDK has this module from 0.38 on.
+    if client == "tinker" and not (find_spec("tinker_cookbook") and find_spec("tinker.auth")):
+        missing = "Tinker's packages (tinker 0.38 or later): `pip install 'harbor[tinker]'`"
+    elif client == "tinker" and not (key or _given_service):
+        from tinker.auth import tinker_has_credentials
+
+        if not tinker_has_credentials():
+            missing = "Tinker's API key: set TINKER_API_KEY"
     elif client in ("vllm", "sglang") and not url:
         missing = f"the server's URL: set api_base=http://... or {client.upper()}_BASE_URL"
     if missing:
@@ -786,100 +972,125 @@ def check_access(options: BasicLoopOptions, agent_env: dict[str, str]) -> None:
         raise ValueError(f"model_client={client} lacks {missing}. Other clients: {others}")
 
 
-def tinker_has_key() -> bool:
-    """True if Tinker's SDK finds a key by itself, which 0.38 and later may have stored."""
-    with suppress(ImportError):
-        from tinker.auth import tinker_has_credentials
+# ---- what an error means
 
-        return tinker_has_credentials()
-    return False
+
+class ApiError(RuntimeError):
+    """The model's server has failed. In Harbor's table this name stands for a trial without a valid
+    reward, which may be repeated."""
 
 
 class RuntimeRequestError(RuntimeError):
-    """The run failed, and its model is not to blame. Harbor (0.25 and later) has a table of errors
-    by the names of their classes. With this name it does not score the trial, and may repeat it."""
+    """The environment or the loop has failed. In Harbor's table this name stands for a failure of
+    the sandbox: the trial has no valid reward, and may be repeated."""
 
 
-def is_in_harbors_table(error: BaseException) -> bool:
-    """True if Harbor knows from its table whether to score a trial after this error. After an error
-    that is not in the table Harbor 0.26 scores it."""
-    if isinstance(error, TimeoutError | asyncio.CancelledError):
-        # Harbor takes TimeoutError for the agent's timeout, and CancelledError for Ctrl-C.
-        return False
-    # Harbor before 0.25 has no table, and scores no trial after an error.
-    return ERROR_POLICIES is None or type(error).__name__ in ERROR_POLICIES
+def raise_for_harbor(error: BaseException, wrapper: type[RuntimeError]) -> NoReturn:
+    """Raise an error under a name from Harbor's table (ERROR_POLICIES, Harbor 0.25 and later), by
+    which Harbor decides whether the trial has a valid reward:
+
+    - An error that is in the table is raised as it is. Of these, Harbor scores full contexts and
+      refusals (ContentPolicyViolationError), and no failing server.
+    - Another one is raised as `wrapper`: Harbor 0.26 would score it as if the model had failed.
+    """
+    # Harbor takes TimeoutError for the agent's timeout, and CancelledError for Ctrl-C.
+    is_misread = isinstance(error, TimeoutError | asyncio.CancelledError)
+    is_known = type(error).__name__ in ERROR_POLICIES or isinstance(error, ApiError)
+    if is_known and not is_misread:
+        raise error
+    raise wrapper(f"{type(error).__name__}: {error}") from error
 
 
-# How servers say that a prompt is too long: OpenAI, vLLM, Anthropic, Gemini, llama.cpp, xAI, GLM,
-# DashScope. (A timeout may say "took too long".)
+# How servers say that a prompt is too long: OpenAI, vLLM, SGLang, Anthropic, Gemini, llama.cpp,
+# xAI, GLM, DashScope. (A timeout may say "took too long", and a wrong field "string too long".)
 CONTEXT_IS_FULL = (
-    "(?i)context[ _]?(window|length|size)|maximum context|token limit|(?<!took )too long"
-    "|maximum prompt length|exceeds max length|range of input length"
+    "(?i)context[ _]?(window|length|size)|maximum context|token limit"
+    "|(?<!took )(?<!string )too long|maximum prompt length|exceeds max length"
+    "|range of input length|input length.*exceeds|max_tokens must be at least 1, got"
 )
+# The statuses of a server that is overloaded, or paused for new weights.
+BUSY_STATUSES = (429, 503, 529)
+# How long a run waits for a server that is busy or down, and the pause between two calls.
+MAX_BUSY_SEC = 600
+PAUSE_SEC = 1.0
 
 
-def is_context_full(error: Exception) -> bool:
-    """True if the error says that the prompt is too long."""
+def meaning_of(error: Exception) -> Literal["context is full", "busy", "down", "failed"]:
+    """What an error of a client means."""
     if isinstance(error, ContextLengthExceededError):
-        return True
+        return "context is full"
     # Believe the text only if the request was at fault: by HTTP's status (llama.cpp sends 500), or
     # by Tinker's category.
-    is_refused = getattr(error, "status_code", None) in (400, 413, 422, 500)
-    is_refused |= str(getattr(error, "category", "")) == "user"
-    return is_refused and bool(re.search(CONTEXT_IS_FULL, str(error)))
+    status = getattr(error, "status_code", None)
+    is_refused = status in (400, 413, 422, 500) or str(getattr(error, "category", "")) == "user"
+    if is_refused and re.search(CONTEXT_IS_FULL, str(error)):
+        return "context is full"
+    if status in BUSY_STATUSES:
+        return "busy"
+    # The class has this name in the packages openai, litellm and tinker. For some providers litellm
+    # raises an error with status 500 instead, also for a refused connection or an overload.
+    is_down = type(error).__name__ == "APIConnectionError" or (status or 0) >= 500
+    return "down" if is_down else "failed"
 
 
-# How models mark thinking: pairs of regular expressions, for what opens it and what closes it. The
+# ---- thinking
+
+# How models mark thinking: a regular expression for what opens it, and the text that closes it. The
 # comment above each pair is an example of a reply.
-_THINK = r"(?:\w+[:|])?think(?:[:_]\w+)?"
 THINKING_TAGS = [
-    # <think>hm</think>hi, and the like: <seed:think>, <ifm|think>, <think:opensource>, <think_fast>
-    (rf"<{_THINK}>", rf"</{_THINK}>"),
+    # <think>hm</think>hi, and the like: <longcat_think>, <seed:think>, <ifm|think>, <think:fast>
+    # (\1 is what the brackets of the regular expression have found.)
+    (r"<((?:\w+[_:|])?think(?:[:_]\w+)?)>", r"</\1>"),
     # [THINK]hm[/THINK]hi
-    (r"\[THINK\]", r"\[/THINK\]"),
+    (r"\[THINK\]", "[/THINK]"),
     # <|START_THINKING|>hm<|END_THINKING|>hi
-    (r"<\|START_THINKING\|>", r"<\|END_THINKING\|>"),
+    (r"<\|START_THINKING\|>", "<|END_THINKING|>"),
     # <|open|>think<|sep|>hm<|close|>think<|sep|>hi
-    (r"<\|open\|>think<\|sep\|>", r"<\|close\|>think<\|sep\|>"),
+    (r"<\|open\|>think<\|sep\|>", "<|close|>think<|sep|>"),
     # <|channel>thought hm<channel|>hi
-    (r"<\|channel>", r"<channel\|>"),
+    (r"<\|channel>", "<channel|>"),
     # <|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>hi
-    (r"<\|channel\|>", r"<\|channel\|>final<\|message\|>"),
+    (r"<\|channel\|>", "<|channel|>final<|message|>"),
     # <|message_model|><|content_thinking|>hm<|end_message|><|message_model|><|content_text|>hi
-    (r"<\|message_model\|>", r"<\|message_model\|><\|content_text\|>"),
+    (r"<\|message_model\|>", "<|message_model|><|content_text|>"),
 ]
+# What some models write around their answer.
+ANSWER_MARKS = r"^\s*<\|START_RESPONSE\|>|<\|(?:END_RESPONSE|end_message)\|>\s*$"
 
 
 def split_thinking(text: str) -> tuple[str, str]:
-    """Split a reply into the thoughts at its front and the rest. A thought goes from an opening tag
-    to its closing tag, or to the end of the text. A closing tag alone is an empty thought, as in
-    <|channel|>final<|message|>hi."""
-    # The closing tag is tried first, because some closing tags begin with the opening one.
-    thought = "|".join(
-        rf"{closing}|{opening}(.*?)(?:{closing}|\Z)" for opening, closing in THINKING_TAGS
-    )
-    thinking = ""
-    while match := re.match(rf"\s*(?:{thought})\s*", text, re.DOTALL):
-        # At most one of the groups, one for each pair of tags, has a text.
-        thinking += "".join(group for group in match.groups() if group)
-        text = text[match.end() :]
-    return thinking, text
+    """Split a reply into the thinking at its front and the rest. Thinking that is not closed goes
+    to the end of the text."""
+    for opening, closing in THINKING_TAGS:
+        if tag := re.match(rf"\s*{opening}", text):
+            # A closing tag may begin with the opening one. So split there first.
+            thinking, _, answer = text.partition(tag.expand(closing))
+            return thinking.removeprefix(tag[0]), answer
+    return "", text
 
 
 def without_thinking(turn: Turn) -> Turn:
     """The turn with the thinking of its content in reasoning_content."""
     thinking, content = split_thinking(turn.content)
-    return replace(turn, content=content, reasoning_content=turn.reasoning_content + thinking)
+    thinking = turn.reasoning_content + thinking
+    # The blanks after a thought are not part of the answer.
+    if thinking or content != turn.content:
+        content = content.lstrip()
+    return replace(turn, content=re.sub(ANSWER_MARKS, "", content), reasoning_content=thinking)
 
 
 def with_opening_tag(reply: str) -> str:
     """The reply of a chat endpoint, with <think> in front if it lacks that tag, because the
     template has written it into the prompt: "hm\\n</think>hi". Such a </think> stands at the start
-    or the end of a line. Elsewhere, as in `grep "</think>" log`, it is part of the answer."""
-    closing = re.search(rf"(?m)^</{_THINK}>|</{_THINK}>[ \t]*$", reply)
-    if closing and not re.search(f"<{_THINK}>", reply[: closing.start()]):
+    or the end of a line, and before any block of code. Elsewhere, as in `grep "</think>" log`, it
+    is part of the answer."""
+    closing = re.search(r"(?m)^</think>|</think>[ \t]*$", reply)
+    if closing and not re.search("<think>|```|~~~", reply[: closing.start()]):
         return f"<think>{reply}"
     return reply
+
+
+# ---- clients that send messages
 
 
 class HarborClient(ModelClient):
@@ -887,69 +1098,100 @@ class HarborClient(ModelClient):
 
     def __init__(self, llm: BaseLLM, url: str | None = None) -> None:
         self.llm = llm
-        self.url = url
+        self.url = shown_url(url)
 
     async def call(
-        self, prompt: str, message_history: list[dict], request: Request, **other: Any
+        self,
+        prompt: str,
+        message_history: Iterable[dict] = (),
+        request: Request | None = None,
+        **other: Any,
     ) -> Turn:
-        if request.session_id:
-            other["session_id"] = request.session_id
-        reply = await self.llm.call(prompt=prompt, message_history=message_history, **other)
-        turn = Turn(**vars(reply))
+        # Some servers refuse an empty message, such as a reply that was nothing but thinking.
+        history = [m | {"content": m["content"] or "(empty)"} for m in message_history]
+        session = {}
+        if request and request.session_id:
+            session["session_id"] = request.session_id
+        try:
+            reply = await self.llm.call(prompt=prompt, message_history=history, **session)
+            turn = Turn(**vars(reply))
+        except OutputLengthExceededError as error:
+            text = error.truncated_response
+            # Harbor's own error has no more than the text.
+            turn = getattr(error, "turn", None) or Turn(content=text, finish_reason="length")
         if not turn.reasoning_content:
             # The server has not split the thinking off.
             turn.content = with_opening_tag(turn.content)
         return without_thinking(turn)
 
 
-def chat_llm(
+class IncompleteError(OutputLengthExceededError):
+    """Carries the turn of an incomplete reply out of Harbor's LiteLLM, which would raise an error
+    without its usage (finish reason "length"), or return it as complete (any other one)."""
+
+    def __init__(self, turn: Turn) -> None:
+        super().__init__(f"finish reason {turn.finish_reason!r}", turn.content)
+        self.turn = turn
+
+
+def litellm_turn(response: Any, usage: UsageInfo | None) -> Turn:
+    """A response of litellm as a turn, without ids."""
+    if not response["choices"]:
+        return Turn(usage=usage, finish_reason="no reply")
+    choice = response["choices"][0]
+    message = choice["message"]
+    # litellm replaces an unknown finish reason by "stop", and keeps the original here.
+    fields = getattr(choice, "provider_specific_fields", None) or {}
+    turn = Turn(
+        content=message.get("content"),
+        reasoning_content=message.get("reasoning_content"),
+        usage=usage,
+        finish_reason=fields.get("native_finish_reason") or choice["finish_reason"],
+    )
+    # OpenAI's models refuse in a field of its own.
+    refusal = message.get("refusal")
+    return replace(turn, content=refusal, finish_reason="refusal") if refusal else turn
+
+
+def litellm_client(
     options: BasicLoopOptions, model: str, url: str | None, key: str | None, **args: Any
 ) -> BaseLLM:
-    """Make a LiteLLM of Harbor's that also returns replies which were cut off."""
+    """Make a LiteLLM of Harbor's that raises IncompleteError for an incomplete reply."""
     # Importing LiteLLM takes seconds, so the class is defined in here.
     from harbor.llms.lite_llm import LiteLLM
 
-    args |= options.model_dump(include={"max_tokens", "collect_rollout_details"})
+    body, headers = args.get("extra_body") or {}, args.get("extra_headers") or {}
 
-    class ChatLLM(LiteLLM):
-        """A patch: LiteLLM raises an error if a reply's finish reason is "length", and the reply's
-        ids and cost are lost. So this class hides the reason from LiteLLM:
-
-        1. `call` makes a copy of this object, to have one `finish_reason` for each call.
-        2. LiteLLM's `call` first calls `_extract_usage_info`, which keeps the finish reason, and
-           replaces it by "stop".
-        3. `call` puts the reason that was kept into the turn.
-        """
-
-        finish_reason = "stop"
-
-        async def call(self, prompt: str, session_id: str | None = None, **other: Any) -> Turn:
+    class CheckedLiteLLM(LiteLLM):
+        async def call(self, prompt: str, session_id: str | None = None, **other: Any) -> Any:
             if session_id:
-                body, headers = args.get("extra_body") or {}, args.get("extra_headers") or {}
                 other["extra_body"] = body | {"session_id": session_id}
-                other["extra_headers"] = headers | {"X-Session-ID": session_id}
-            one_call = copy.copy(self)
+                other["extra_headers"] = headers | session_headers(session_id)
             try:
-                reply = await LiteLLM.call(one_call, prompt, **other)
+                return await super().call(prompt, **other)
             except ContextLengthExceededError as error:
                 # Harbor's error has no message. The server's error has one.
                 raise ContextLengthExceededError(str(error.__context__)) from error
-            return Turn(**vars(reply), finish_reason=one_call.finish_reason)
 
         def _extract_usage_info(self, response: Any) -> UsageInfo | None:
-            # LiteLLM has no public place for this (Harbor 0.13 to 0.26 were looked at).
-            choice = response["choices"][0]
-            # litellm replaces an unknown finish reason by "stop", and keeps the original here.
-            fields = getattr(choice, "provider_specific_fields", None) or {}
-            self.finish_reason = fields.get("native_finish_reason") or choice["finish_reason"]
-            choice["finish_reason"] = "stop"
-            return super()._extract_usage_info(response)
+            # LiteLLM (Harbor 0.13 to 0.26) has no public method that sees the response. (It does
+            # not repeat a call after an OutputLengthExceededError.)
+            usage = super()._extract_usage_info(response)
+            turn = litellm_turn(response, usage)
+            if turn.cut_off:
+                raise IncompleteError(turn)
+            return usage
 
-    return ChatLLM(model_name=model, api_base=url, api_key=key, **args)
+    args |= options.model_dump(include={"max_tokens", "collect_rollout_details"})
+    return CheckedLiteLLM(model_name=model, api_base=url, api_key=key, **args)
 
 
-# How long a client waits after a server has aborted its call, before it goes on.
-ABORT_PAUSE_SEC = 1.0
+def session_headers(session_id: str) -> dict[str, str]:
+    """The header that routers look at first, in ASCII: a trial's name may hold other letters."""
+    return {"X-Session-ID": urllib.parse.quote(session_id)}
+
+
+# ---- clients that send token ids
 
 
 class TokenClient(ModelClient, ABC):
@@ -960,6 +1202,8 @@ class TokenClient(ModelClient, ABC):
     max_tokens: int
     # Regular expressions that match the model's special tokens.
     special_tokens: list[str]
+    # What `_tail` keeps for its next call.
+    _first_line: list[int] | None = None
 
     @abstractmethod
     async def render(self, messages: list[dict]) -> list[int]:
@@ -983,37 +1227,49 @@ class TokenClient(ModelClient, ABC):
         return re.sub(f"(?={'|'.join(self.special_tokens)}).", "\\g<0>\u200b", text)
 
     async def call(
-        self, prompt: str, message_history: list[dict], request: Request, **other: Any
+        self,
+        prompt: str,
+        message_history: Iterable[dict] = (),
+        request: Request | None = None,
+        **other: Any,
     ) -> Turn:
+        request = request or Request()
+        so_far = request.partial or await self._empty_reply(prompt, message_history, request)
+        ids = so_far.all_ids
+        n_sampled = len(so_far.completion_token_ids)
+        room = min(self.max_tokens - n_sampled, self.context_limit - len(ids))
+        if room < 1 and n_sampled:
+            return without_thinking(replace(so_far, finish_reason="length"))
+        if room < 1:
+            raise ContextLengthExceededError(f"the prompt fills the context: {len(ids)} tokens")
+        part = await self.generate(ids, room, request.session_id)
+        if part.finish_reason != "abort":
+            return without_thinking(joined(so_far, part))
+        if not part.is_trainable:
+            # There is nothing to go on from.
+            raise AbortedError(None)
+        partial = joined(so_far, part)
+        partial.extra["n_aborts"] = so_far.extra.get("n_aborts", 0) + 1
+        raise AbortedError(partial)
+
+    async def _empty_reply(
+        self, prompt: str, message_history: Iterable[dict], request: Request
+    ) -> Turn:
+        """A turn with the prompt's ids, of which no token is sampled yet."""
         messages = [*message_history, {"role": "user", "content": prompt}]
         ids = await self.next_prompt(messages, request.previous_ids)
         opening_tag = await self.opening_tag(ids)
-        room = min(self.max_tokens, self.context_limit - len(ids))
-        if room < 1:
-            raise ContextLengthExceededError(f"the prompt fills the context: {len(ids)} tokens")
-        session = request.session_id
-        turn = await self.generate(ids, room, session)
-        turn.content = opening_tag + turn.content
-        # A trainer that updates the weights aborts the calls under way. Go on from the ids so far.
-        # If the server aborts on and on, the time limit of the run ends this.
-        while turn.finish_reason == "abort" and turn.completion_token_ids is not None:
-            request.partial = without_thinking(turn)
-            n_left = room - len(turn.completion_token_ids)
-            if n_left < 1:
-                break
-            await asyncio.sleep(ABORT_PAUSE_SEC)
-            part = await self.generate(turn.all_ids, n_left, session)
-            turn = with_continuation(turn, part)
-        return without_thinking(turn)
+        return Turn(opening_tag, prompt_token_ids=ids, completion_token_ids=[], logprobs=[])
 
     async def opening_tag(self, prompt_ids: list[int]) -> str:
         """The tag, such as <think>, with which the template has ended the prompt; or "". The model
         then goes on with its thinking, and its reply lacks this tag."""
         # Four tokens have room for a tag and a newline.
         end = await self.decode(prompt_ids[-4:])
-        opening_tags = "|".join(opening for opening, _ in THINKING_TAGS)
-        tag = re.search(rf"({opening_tags})\s*$", end)
-        return tag[1] if tag else ""
+        for opening, _ in THINKING_TAGS:
+            if tag := re.search(rf"{opening}\s*$", end):
+                return tag[0]
+        return ""
 
     async def next_prompt(self, messages: list[dict], previous_ids: list[int]) -> list[int]:
         """The ids of the next prompt: the previous ids, and the tail. The tail is what the template
@@ -1025,15 +1281,12 @@ class TokenClient(ModelClient, ABC):
         """
         if previous_ids:
             tail = await self._tail(messages)
-            # The reply has the stop token, with which the tail begins: do not repeat it. (A reply
-            # of the model Inkling ends in two stop tokens. An empty tail never matches.)
+            # The reply ends in the stop token, with which the tail begins: do not repeat it. (A
+            # template may write two such tokens. An empty tail never matches.)
             for n_stop in (2, 1):
                 if previous_ids[-n_stop:] == tail[:n_stop]:
                     return previous_ids + tail[n_stop:]
         return await self.render(messages)
-
-    # What `_tail` keeps for its next call.
-    _made_up_prefix: list[int] | None = None
 
     async def _tail(self, messages: list[dict]) -> list[int]:
         """To learn the tail, render a made-up conversation that ends in the new message, and cut it
@@ -1044,51 +1297,48 @@ class TokenClient(ModelClient, ABC):
         """
 
         async def rendered(reply: str) -> list[int]:
-            # The tail may depend on the system message: SmolLM3's turns thinking off.
+            # The tail may depend on the system message, which may turn thinking off.
             system = [message for message in messages[:1] if message["role"] == "system"]
             user = {"role": "user", "content": "a"}
             assistant = {"role": "assistant", "content": reply}
             return await self.render([*system, user, assistant, messages[-1]])
 
         ids = await rendered("b")
-        # The made-up prefix, up to the made-up reply, is kept: most turns then render only once. It
-        # does not fit if another trial, with another system message, has made it.
-        prefix = self._made_up_prefix
-        if prefix is None or ids[: len(prefix)] != prefix:
+        # The first line, as ids, is kept, so that most turns render only once. It does not fit if
+        # the last trial that was here had another system message.
+        if self._first_line is None or ids[: len(self._first_line)] != self._first_line:
             # With the reply "c", the first id that differs is the reply. ("b" and "c" are one token
             # each. If a template shows no replies, nothing differs, and the tail is empty.)
-            n_same = n_common(ids, await rendered("c"))
-            prefix = self._made_up_prefix = ids[: n_same + 1]
-        return ids[len(prefix) :]
+            pairs = enumerate(zip(ids, await rendered("c"), strict=False))
+            n_same = next((n for n, (one, other) in pairs if one != other), len(ids))
+            self._first_line = ids[: n_same + 1]
+        return ids[len(self._first_line) :]
 
 
-def n_common(one: list[int], other: list[int]) -> int:
-    """How many ids both lists begin with."""
-    n = 0
-    while n < min(len(one), len(other)) and one[n] == other[n]:
-        n += 1
-    return n
-
-
-def with_continuation(turn: Turn, part: Turn) -> Turn:
-    """The turn of a reply that was aborted, and then went on with `part`."""
-    usage = turn.usage.model_copy()
-    usage.completion_tokens += part.usage.completion_tokens
+def joined(so_far: Turn, part: Turn) -> Turn:
+    """The turn of a reply that came in two parts, of which the first one may be empty."""
+    usage = (so_far if so_far.completion_token_ids else part).usage.model_copy()
+    usage.completion_tokens = so_far.usage.completion_tokens + part.usage.completion_tokens
     ids, logprobs = part.completion_token_ids, part.logprobs
     return replace(
         part,
-        content=turn.content + part.content,
+        content=so_far.content + part.content,
         usage=usage,
-        prompt_token_ids=turn.prompt_token_ids,
-        completion_token_ids=None if ids is None else turn.completion_token_ids + ids,
-        logprobs=None if None in (turn.logprobs, logprobs) else turn.logprobs + logprobs,
-        extra=part.extra | {"n_aborts": turn.extra.get("n_aborts", 0) + 1},
+        prompt_token_ids=so_far.prompt_token_ids,
+        completion_token_ids=None if ids is None else so_far.completion_token_ids + ids,
+        logprobs=None if logprobs is None else so_far.logprobs + logprobs,
+        extra=so_far.extra | part.extra,
     )
 
 
 class TinkerClient(TokenClient):
     """Tinker, by tinker-cookbook's renderer. (Harbor's TinkerLLM returns no ids of a reply that was
     cut off, and opens a session for each checkpoint.)"""
+
+    # By URL and key. A service has a session with Tinker and about 11 file descriptors, so the
+    # clients of all checkpoints share it. After an error its entry is deleted, because the session
+    # may have ended, and the next client opens a new one.
+    services: ClassVar[dict[tuple[str | None, str | None], Any]] = {}
 
     def __init__(
         self, options: BasicLoopOptions, model: str, url: str | None, key: str | None, **args: Any
@@ -1100,7 +1350,7 @@ class TinkerClient(TokenClient):
 
         if "stop" in args:
             raise ValueError("llm_kwargs holds stop: on Tinker the renderer sets it")
-        self.url = url
+        self.url = shown_url(url)
         self.max_tokens = options.max_tokens
         name = options.renderer_name or get_recommended_renderer_name(model)
         self._tokenizer = get_tokenizer(model)
@@ -1111,11 +1361,11 @@ class TinkerClient(TokenClient):
             # What `generate` removes from the end of a reply's text.
             self._endings = [s if isinstance(s, str) else self._tokenizer.decode([s]) for s in stop]
             vocabulary = {}
-            # Inkling's tokenizer has no such method, and makes no special token of any text.
+            # Some tokenizers have no such method, and make no special token of any text.
             if hasattr(self._tokenizer, "get_added_vocab"):
                 vocabulary = self._tokenizer.get_added_vocab()
-        # Base models may stop at their eos_token. Inkling ends each message with <|end_message|>.
-        self._endings += [self._tokenizer.eos_token or "", "<|end_message|>"]
+        # Base models may stop at their eos_token.
+        self._endings.append(self._tokenizer.eos_token or "")
         # Skip single characters and blanks, which some vocabularies add: any text may hold them.
         self.special_tokens = [re.escape(name) for name in vocabulary if len(name.strip()) > 1]
         parameters = tinker.SamplingParams.model_fields
@@ -1123,52 +1373,54 @@ class TinkerClient(TokenClient):
         self._params = tinker.SamplingParams(stop=stop, **sampling)
         # A misspelt name has to fail: `create_sampling_client` refuses it, SamplingParams does not.
         client_args = {name: value for name, value in args.items() if name not in parameters}
-        # A server of your own has no prices.
-        self._rates = None if url else tinker_rates(model)
         source = {"model_path": options.model_path} if options.model_path else {"base_model": model}
         self._source = source | client_args
-        self._model, self._key, self._given_limit = model, key, options.context_limit
+        self._model, self._given_limit = model, options.context_limit
+        # If one of these is None, the SDK finds its own.
+        self._login = (url, key)
 
     async def connect(self) -> None:
-        import tinker
-
-        cards = []
-        # SDKs before 0.38 do not tell the models' limits.
-        if hasattr(tinker, "RestClient"):
-            client = tinker.RestClient(base_url=self.url, api_key=self._key)
-            try:
-                async with asyncio.timeout(FIRST_RESPONSE_SEC):
-                    cards = (await client.get_server_capabilities()).supported_models
-            except TimeoutError as error:
-                name = self.url or "Tinker"
-                text = f"{name} has not answered in {FIRST_RESPONSE_SEC} seconds"
-                raise RuntimeError(text) from error
-            except tinker.TinkerError:
-                # A server of your own may not tell its limits. If it is down, `_open` fails next.
-                pass
+        # In threads, because the SDK's constructors wait for the server.
+        try:
+            async with asyncio.timeout(FIRST_RESPONSE_SEC):
+                cards = await in_thread(self._models)
+        except TimeoutError as error:
+            name = self.url or "Tinker"
+            raise ApiError(f"{name} has not answered in {FIRST_RESPONSE_SEC} seconds") from error
         limits = {card.model_name: card.max_context_length for card in cards}
         limit = limits.get(self._model)
         self.context_limit = min(filter(None, (limit, self._given_limit)), default=32_000)
-        # In a thread, because the SDK waits for the server.
-        await asyncio.to_thread(self._open)
+        await in_thread(self._open)
+
+    def _models(self) -> list[Any]:
+        import tinker
+
+        url, key = self._login
+        try:
+            client = tinker.RestClient(base_url=url, api_key=key)
+            return client.get_server_capabilities().result().supported_models
+        except tinker.APIStatusError:
+            # A server of your own may not tell its limits.
+            return []
 
     def _open(self) -> None:
         import tinker
 
-        url, key = self.url, self._key
+        url, key = self._login
         # There is no lock: two clients at once may open two services, which does no harm.
-        self._service = _given_service or _tinker_services.get((url, key))
+        self._service = _given_service or self.services.get(self._login)
         if not self._service:
-            # If URL or key are None, the SDK finds its own.
             self._service = tinker.ServiceClient(base_url=url, api_key=key)
-            _tinker_services[url, key] = self._service
+            self.services[self._login] = self._service
         try:
-            created = self._service.create_sampling_client(**self._source)
-            # SDK 0.38 and later give a future.
-            self._sampling_client = created.result() if hasattr(created, "result") else created
+            self._sampling_client = self._service.create_sampling_client(**self._source).result()
         except Exception:
-            forget(_tinker_services, self._service)
+            self.discard()
             raise
+
+    def discard(self) -> None:
+        if self.services.get(self._login) is self._service:
+            del self.services[self._login]
 
     async def render(self, messages: list[dict]) -> list[int]:
         with _tokenizer_lock:
@@ -1181,20 +1433,11 @@ class TinkerClient(TokenClient):
     async def generate(self, prompt_ids: list[int], max_tokens: int, session: str | None) -> Turn:
         import tinker
 
-        try:
-            response = self._sampling_client.sample(
-                prompt=tinker.ModelInput.from_ints(prompt_ids),
-                num_samples=1,
-                sampling_params=self._params.model_copy(update={"max_tokens": max_tokens}),
-            )
-            if not inspect.isawaitable(response):
-                # SDKs before 0.38 give a concurrent.futures.Future.
-                response = asyncio.wrap_future(response)
-            response = await response
-        except Exception as error:
-            if not is_context_full(error):
-                forget(_tinker_services, self._service)
-            raise
+        response = await self._sampling_client.sample(
+            prompt=tinker.ModelInput.from_ints(prompt_ids),
+            num_samples=1,
+            sampling_params=self._params.model_copy(update={"max_tokens": max_tokens}),
+        )
         sequence = response.sequences[0]
         ids = list(sequence.tokens)
         text = await self.decode(ids)
@@ -1206,31 +1449,10 @@ class TinkerClient(TokenClient):
             completion_token_ids=ids,
             logprobs=sequence.logprobs,
             finish_reason=sequence.stop_reason,
-            # SDK 0.26 and later.
-            extra={"sequence_id": getattr(sequence, "sequence_id", None)},
+            extra={"sequence_id": sequence.sequence_id},
         )
         turn.usage.cache_tokens = response.prompt_cache_hit_tokens or 0
-        if self._rates:
-            from tinker_cookbook.utils.cost_estimation import TokenUsage
-
-            n_cached = turn.usage.cache_tokens
-            billed = TokenUsage(
-                sampled=len(ids),
-                prefill_cached=n_cached,
-                prefill_uncached=len(prompt_ids) - n_cached,
-            )
-            turn.usage.cost_usd = self._rates.estimate_usd(billed)
         return turn
-
-
-def tinker_rates(model: str) -> Any:
-    """The model's prices, which tinker-cookbook 0.6 and later fetches once in a process. None if it
-    does not know them, or has no network."""
-    try:
-        from tinker_cookbook.utils.cost_estimation import fetch_model_pricing
-    except ImportError:
-        return None
-    return fetch_model_pricing(model, timeout=2)
 
 
 # Special tokens, as regular expressions. A server does not list those of its model, so these become
@@ -1258,6 +1480,22 @@ FIRST_RESPONSE_SEC = 30
 NEUTRAL_SAMPLING = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
 
 
+def find_model(cards: dict[str, dict], name: str, is_sglang: bool) -> tuple[str, int]:
+    """The name by which to ask a server for a model or an adapter, and its context limit, from the
+    server's list. vLLM knows an adapter by its own name, "sql". SGLang would sample the base model
+    then: it wants "base:sql". Raises KeyError or ValueError if there is no such model."""
+    base, _, adapter = name.partition(":")
+    if is_sglang and name not in cards and adapter in cards:
+        return name, cards[base]["max_model_len"]
+    card = cards[name]
+    parent = card.get("parent")
+    if is_sglang and parent in cards:
+        return f"{parent}:{name}", cards[parent]["max_model_len"]
+    # An adapter has no limit of its own. Of a server's limits the largest is its base model's.
+    limits = [other["max_model_len"] for other in cards.values() if other["max_model_len"]]
+    return name, card["max_model_len"] or max(limits)
+
+
 class ServerClient(TokenClient):
     """A vLLM or SGLang server by token ids: /tokenize renders, /v1/completions samples."""
 
@@ -1268,22 +1506,23 @@ class ServerClient(TokenClient):
     ) -> None:
         from openai import AsyncOpenAI, Timeout
 
-        # /tokenize is not under /v1.
-        self.url = url.rstrip("/").removesuffix("/v1")
+        self.url = shown_url(url)
         self.max_tokens = options.max_tokens
         self._given_limit = options.context_limit
+        self._is_sglang = options.model_client == "sglang"
         # litellm calls a model on vLLM hosted_vllm/<its name>.
         self._model = model.removeprefix("hosted_vllm/")
         # It is never closed, because Harbor does not say when a job ends.
         self._http = AsyncOpenAI(
-            base_url=self.url,
+            # /tokenize is not under /v1.
+            base_url=url.rstrip("/").removesuffix("/v1"),
             # The openai package wants a key. A server without keys takes any.
             api_key=key or "none",
             default_headers=args.pop("extra_headers", None),
             # No time limit for a response, unless llm_kwargs has one: after a timeout the package
             # asks again, and the reply is sampled twice. The limits of the run end the call.
             timeout=Timeout(args.pop("timeout", None), connect=FIRST_RESPONSE_SEC),
-            max_retries=args.pop("max_retries", 5),
+            max_retries=args.pop("max_retries", 2),
         )
         # The other arguments go into each request for a completion.
         extra_body = args.pop("extra_body", None) or {}
@@ -1299,34 +1538,30 @@ class ServerClient(TokenClient):
         try:
             # cast_to=object: the response is plain JSON.
             response = await http.get("/v1/models", cast_to=object)
-            limits = {card["id"]: card["max_model_len"] for card in response["data"]}
-            limit = limits[self._model]
-            if limit is None:
-                # A LoRA adapter has no limit of its own. The largest limit is its base model's.
-                limit = max(other for other in limits.values() if other)
+            cards = {card["id"]: card for card in response["data"]}
+            self._model, limit = find_model(cards, self._model, self._is_sglang)
         except (APIError, KeyError, TypeError, ValueError) as error:
-            raise RuntimeError(
+            raise ApiError(
                 f"{self.url} is no vLLM or SGLang server with the model {self._model} (for another "
                 f"one set model_client=litellm): {error!r}"
             ) from error
         self.context_limit = min(limit, self._given_limit or limit)
 
+    async def _post(self, path: str, body: dict, headers: dict | None = None) -> dict:
+        body = {"model": self._model, **body}
+        options = {"headers": headers or {}}
+        return await self._http.post(path, body=body, options=options, cast_to=object)
+
     async def render(self, messages: list[dict]) -> list[int]:
-        body = {
-            "model": self._model,
-            "messages": messages,
-            "add_generation_prompt": True,
-            "chat_template_kwargs": self._template_kwargs,
-        }
-        response = await self._http.post("/tokenize", body=body, cast_to=object)
-        return response["tokens"]
+        body = {"messages": messages, "chat_template_kwargs": self._template_kwargs}
+        return (await self._post("/tokenize", body))["tokens"]
 
     async def decode(self, ids: list[int]) -> str:
         key = tuple(ids)
         if key not in self._decoded:
             # The flag is for SGLang, which drops special tokens by default.
-            body = {"model": self._model, "tokens": ids, "skip_special_tokens": False}
-            response = await self._http.post("/detokenize", body=body, cast_to=object)
+            body = {"tokens": ids, "skip_special_tokens": False}
+            response = await self._post("/detokenize", body)
             # vLLM calls the text "prompt".
             self._decoded[key] = response["text"] if "text" in response else response["prompt"]
         return self._decoded[key]
@@ -1334,7 +1569,6 @@ class ServerClient(TokenClient):
     async def generate(self, prompt_ids: list[int], max_tokens: int, session: str | None) -> Turn:
         body = {
             **self._body,
-            "model": self._model,
             "prompt": prompt_ids,
             "max_tokens": max_tokens,
             # 0 means the log-probability of the sampled token alone.
@@ -1343,32 +1577,33 @@ class ServerClient(TokenClient):
             # The tags of thinking may be special tokens. (The server takes the stop token off.)
             "skip_special_tokens": False,
         }
-        options = {}
+        headers = {}
         if session:
-            # vLLM's router looks at the header first.
             body["session_id"] = session
-            options["headers"] = {"X-Session-ID": session}
-        response = await self._http.post(
-            "/v1/completions", body=body, options=options, cast_to=object
-        )
+            headers = session_headers(session)
+        response = await self._post("/v1/completions", body, headers)
         reply = response["choices"][0]
-        # vLLM returns the routed experts in the choice, SGLang beside the choices.
-        experts = reply.get("routed_experts") or (response.get("sglext") or {}).get(
-            "routed_experts"
-        )
+        # vLLM returns these in the choice, SGLang beside the choices.
+        beside = (response.get("sglext") or {}) | (response.get("metadata") or {})
+        names = ("routed_experts", "weight_versions", "weight_version")
+        extra = {name: reply.get(name) or beside.get(name) for name in names}
+        usage = response.get("usage") or {}
         turn = Turn(
-            # Cohere puts its answer between these marks.
-            content=re.sub(r"<\|(START|END)_RESPONSE\|>", "", reply["text"]),
+            content=reply["text"],
             prompt_token_ids=prompt_ids,
             completion_token_ids=reply.get("token_ids"),
             logprobs=(reply.get("logprobs") or {}).get("token_logprobs"),
             finish_reason=reply["finish_reason"],
-            extra={"routed_experts": experts},
+            extra={name: value for name, value in extra.items() if value is not None},
         )
-        details = (response.get("usage") or {}).get("prompt_tokens_details") or {}
+        # A server that gives no ids still counts them.
+        turn.usage.completion_tokens = usage.get("completion_tokens") or 0
+        details = usage.get("prompt_tokens_details") or {}
         turn.usage.cache_tokens = details.get("cached_tokens") or 0
         return turn
 
+
+# ---- training data
 
 # After these errors Harbor scores what the agent has left.
 SCORED_ERRORS = {"AgentTimeoutError", "NonZeroAgentExitCodeError"}
@@ -1414,7 +1649,7 @@ def trial_to_trajectory(trial: TrialResult) -> TrainingData | None:
     return TrainingData(turns, reward, stop_reasons[-1], trial)
 
 
-# The users of earlier versions import it by this name.
+# The name by which callers of the first version import it.
 _trial_to_trajectory = trial_to_trajectory
 
 
@@ -1423,7 +1658,7 @@ def rollout_details(turns: list[Turn]) -> list[dict] | None:
     none. (The caller leaves out turns that are not trainable, so that all lists stay aligned.)"""
     if not turns:
         return None
-    detail = {name: [getattr(turn, name) or [] for turn in turns] for name in _TOKEN_FIELDS}
+    detail = {name: [getattr(turn, name) for turn in turns] for name in _TOKEN_FIELDS}
     names = {name for turn in turns for name in turn.extra}
     detail["extra"] = {name: [turn.extra.get(name) for turn in turns] for name in names}
     return [detail]
@@ -1433,18 +1668,16 @@ def turns_of(context: AgentContext) -> Iterator[Turn]:
     """The trainable turns of a run, from its `rollout_details`. Raises ValueError if the lists do
     not align."""
     for detail in context.rollout_details or []:
-        prompts, completions, logprobs = (detail.get(name) or [] for name in _TOKEN_FIELDS)
         extra = detail.get("extra") or {}
-        # Each list has one entry per turn.
-        if any(
-            len(entries) != len(prompts) for entries in (completions, logprobs, *extra.values())
-        ):
+        columns = [detail.get(name) or [] for name in _TOKEN_FIELDS]
+        n_turns = len(columns[0])
+        if any(len(column) != n_turns for column in (*columns, *extra.values())):
             raise ValueError("the lists of a rollout differ in length")
-        for n, prompt in enumerate(prompts):
+        for n, (prompt, completion, logprobs) in enumerate(zip(*columns, strict=True)):
             turn = Turn(
                 prompt_token_ids=prompt,
-                completion_token_ids=completions[n],
-                logprobs=logprobs[n],
+                completion_token_ids=completion,
+                logprobs=logprobs,
                 extra={name: entries[n] for name, entries in extra.items()},
             )
             if not turn.is_trainable:
@@ -1452,25 +1685,33 @@ def turns_of(context: AgentContext) -> Iterator[Turn]:
             yield turn
 
 
-def write_file(path: Path, text: str) -> None:
+# ---- files and texts
+
+# How often a run that is under way writes trajectory.json.
+LIVE_WRITE_SEC = 5
+
+
+def write_file(path: Path, parts: Iterable[bytes]) -> None:
     """Write a file into the log folder. Scripts may have tampered with it: a link, a pipe or a
-    folder may have the file's name. So nothing there is opened, and a new file gets the name.
-    Raises RuntimeRequestError if the file cannot be written."""
-    fresh = path.with_name(f"{path.name}.{uuid4().hex}")
+    folder may have the file's name. So nothing there is opened. A new file, written beside the log
+    folder, where scripts cannot reach it, gets the name. Raises OSError."""
+    fresh = path.parent.parent / f".{path.name}.{uuid4().hex}"
+    path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        fresh.write_bytes(text.encode())
+        with open(fresh, "wb") as file:
+            file.writelines(parts)
         if path.is_dir() and not path.is_symlink():
             # A file cannot replace a folder.
             path.rename(path.with_name(f"{path.name}.folder.{uuid4().hex}"))
         fresh.replace(path)
-    except OSError as error:
-        raise RuntimeRequestError(f"{path} cannot be written: {error}") from error
+    finally:
+        fresh.unlink(missing_ok=True)
 
 
 def valid_text(text: str | None) -> str:
-    """Text that tokenizers and files accept: a lone surrogate becomes "?", None becomes ""."""
-    return (text or "").encode("utf-8", "replace").decode()
+    """Text that tokenizers, servers and files accept: None becomes "", a lone surrogate becomes
+    "?", and NUL is left out."""
+    return (text or "").replace("\0", "").encode("utf-8", "replace").decode()
 
 
 def json_values(values: dict) -> dict:
@@ -1480,20 +1721,20 @@ def json_values(values: dict) -> dict:
     return json.loads(valid_text(text))
 
 
-# A Markdown parser with three of its rules: "fence", "list" (for fences in list items), and "code"
-# (text that is indented by four blanks: without this rule a fence in it would count).
+# A Markdown parser that knows paragraphs ("zero"), fences, lists (for fences in list items), and
+# code that is indented by four blanks (a fence in it does not count).
 _MARKDOWN = MarkdownIt("zero").enable(["fence", "list", "code"]).disable("inline")
 
 
 def fenced_blocks(text: str, *languages: str) -> list[str] | None:
-    """The ``` blocks of a Markdown text that are in one of these languages (in lower case), without
-    NULs. A block inside another one, or inside ~~~, does not count. None: there are such blocks,
-    and a block of the text is not closed, so it is not clear where they end."""
+    """The ``` blocks of a Markdown text that are in one of these languages (in lower case). A block
+    inside another one, or inside ~~~, does not count. None: there are such blocks, and a block of
+    the text is not closed, so it is not clear where they end."""
     blocks = []
     is_any_open = False
     # The newline is for an open block at the end of the text: the last line of its content would
     # end without one, and would not be counted below.
-    for token in _MARKDOWN.parse(text.replace("\0", "") + "\n"):
+    for token in _MARKDOWN.parse(text + "\n"):
         if token.type != "fence":
             continue
         # The lines of a closed block are its content and two fences.
@@ -1506,8 +1747,54 @@ def fenced_blocks(text: str, *languages: str) -> list[str] | None:
     return None if blocks and is_any_open else blocks
 
 
-# This much of a script's output is kept. (In units of 1,024 bytes, as in bash's ulimit.)
-MAX_OUTPUT_KIB = 4000
+# ---- scripts
+
+# A bash program, the runner, that runs a script. Its own file is NAME.runner, the script is
+# NAME.script, and its blocks are NAME.block001 and so on. Its arguments are the time limit in
+# seconds, and half of the bytes that the model sees. It prints the exit code, the size of the
+# output in bytes, the first and the last half of it in base64 (because some environments change
+# what a command prints), and a word of NOTES:
+#
+#     :MARK:CODE:SIZE:BASE64:WORD:
+#
+# It needs bash 4.2 and coreutils.
+_RUNNER = r"""
+exec </dev/null 2>/dev/null
+name=${0%.runner}
+half=$2
+# With -n bash reads each block, alone, and runs nothing. It prints errors, and a warning for a
+# here-document that is left open. (In another locale it might warn of the locale.)
+for block in "$name".block*; do
+  env LC_ALL=C bash -p -O extglob -n "$block"
+done >"$name.output" 2>&1
+if [ -s "$name.output" ]; then
+  code=126 word=unreadable
+else
+  word=whole
+  timeout -s KILL "$1" bash "$name.script" >"$name.output" 2>&1
+  code=$?
+fi
+# The script may have removed its output, or put a link or a device in its place.
+output=$name.output
+if [ ! -f "$output" ] || [ -L "$output" ]; then output=/dev/null; fi
+size=$(stat -c %s "$output")
+printf ":%s:%s:%s:" "$BASIC_LOOP_MARK" "$code" "$size"
+{
+  head -c "$half" "$output"
+  tail -c "+$((half + 1))" "$output" | tail -c "$half"
+} | base64
+# A byte more does not fit if the device is full.
+echo >>"$output" || word=full
+printf ":%s:" "$word"
+rm -f "$name".*
+"""
+# What the model is told after the output, by the last word of the runner's answer.
+NOTES = {
+    "whole": "",
+    "unreadable": "[Nothing was run: bash did not understand a block. If it writes ``` lines, open "
+    "and close it with four backticks.]",
+    "full": "[Output is missing: no space is left on the device that holds it.]",
+}
 # Limits of a script with `seconds` to run:
 #   seconds       its own limit; the model sees the output so far
 #   seconds + 30  the agent stops waiting, and kills the script
@@ -1520,119 +1807,100 @@ KILL_TIMEOUT_SEC = 15
 NOT_RUN = 126
 TIMED_OUT = 124
 KILLED = 137
+TERMINATED = 143
 
 
-@dataclass
-class ScriptResult:
-    """How a script ended. `note` is what the model is told after the output."""
-
-    exit_code: int
-    seconds: float
-    output: bytes = b""
-    note: str = ""
-    # True if the script did not end by itself. Its runner kills one process group only, so
-    # `kill_script` has to follow.
-    needs_kill: bool = False
-
-    def text(self, shown_bytes: int) -> str:
-        """What the model is told, with at most this much of the output: its middle is left out."""
-        output = self.output
-        if len(output) > shown_bytes:
-            half = shown_bytes // 2
-            end = len(output) - half
-            left_out = f"\n[... {end - half} bytes left out ...]\n"
-            output = output[:half] + left_out.encode() + output[end:]
-        shown = output.decode("utf-8", "replace").removesuffix("\n")
-        texts = [text for text in (shown, self.note) if text] or ["(none)"]
-        return "\n".join([f"Exit code: {self.exit_code}", "Output:", *texts])
-
-
-async def run_script(blocks: list[str], environment: BaseEnvironment, seconds: int) -> ScriptResult:
-    """Run blocks as one script with a time limit in seconds. Raises any error of the environment's
-    `exec` but TimeoutError."""
-    # An empty line after each block keeps a trailing backslash from joining two blocks.
-    script = "".join(f"{block}\n\n" for block in blocks)
+async def run_script(
+    blocks: list[str], environment: BaseEnvironment, seconds: int, shown_bytes: int
+) -> str:
+    """Run blocks as one script with a time limit in seconds. Returns its exit code and its output,
+    as the model gets them. Raises RuntimeRequestError if the environment runs nothing any more, and
+    any error of its `exec`."""
     # Each process of the script has this mark in its environment, where `kill_script` finds it.
     mark = uuid4().hex
-    # `start` writes script and runner to files, makes a pipe, and becomes the runner.
-    # - In files, neither text is an argument of a process, where a script's own `pkill -f` would
-    #   find it.
-    # - If there is no room in /dev/shm, which is memory, the second `start` tries /tmp.
-    # - With -p bash ignores BASH_ENV, which an image may set.
-    command = (
-        f"export BASIC_LOOP_MARK={mark}; "
-        f"start() {{ printf %s {shlex.quote(script)} >$1.in && "
-        f"printf %s {shlex.quote(_RUNNER)} >$1.bash && mkfifo $1.pipe && "
-        f"exec bash -p $1.bash {seconds} {MAX_OUTPUT_KIB}; rm -f $1.*; }}; "
-        f"start /dev/shm/{mark}; start /tmp/{mark}"
-    )
+    # An empty line after each block keeps a trailing backslash from joining two blocks.
+    files = {f"block{n:03}": f"{block}\n\n" for n, block in enumerate(blocks, start=1)}
+    files["runner"] = _RUNNER
+    writes = [f"printf %s {shlex.quote(text)} >$name.{end} &&" for end, text in files.items()]
+    # This program writes the files, and becomes the runner. In files, no text is an argument of a
+    # process, where a script's `pkill -f` would find it. If there is no room in /dev/shm, which is
+    # memory, the files go to /tmp. With -p bash ignores BASH_ENV, which an image may set.
+    command = f"""
+export BASIC_LOOP_MARK={mark}
+for name in /dev/shm/{mark} /tmp/{mark}; do
+  {" ".join(writes)}
+    cat $name.block* >$name.script &&
+    exec bash -p $name.runner {seconds} {(shown_bytes + 1) // 2}
+  rm -f $name.*
+done
+echo "the script fits neither into /dev/shm nor into /tmp"
+"""
     # The command becomes one argument: Linux takes 131,072 bytes, Modal 65,536. (shlex.quote makes
     # five bytes of an apostrophe.)
     if len(command.encode()) > 65_000:
-        note = "[not run: the script is too long; split it into smaller ones]"
-        return ScriptResult(NOT_RUN, 0, note=note)
-    # The result if the environment hangs, or if the script has stopped its runner by a signal.
-    note = f"[no answer; the limit is {seconds} seconds]"
-    result = ScriptResult(TIMED_OUT, seconds + WAIT_MARGIN_SEC, note=note, needs_kill=True)
+        return script_text(NOT_RUN, "[Nothing was run: the script is too long. Split it.]")
+    printed, answer, was_killed = "", None, False
+    clock = asyncio.get_running_loop().time
+    started = clock()
     try:
-        async with asyncio.timeout(seconds + WAIT_MARGIN_SEC):
-            printed = await environment.exec(command, timeout_sec=seconds + EXEC_MARGIN_SEC)
-        result = parse_output(printed, mark, seconds)
+        async with asyncio.timeout(seconds + WAIT_MARGIN_SEC) as timer:
+            result = await environment.exec(command, timeout_sec=seconds + EXEC_MARGIN_SEC)
+        answer = parse_answer(result, mark, shown_bytes)
+        printed = (valid_text(result.stdout) + valid_text(result.stderr))[-shown_bytes:]
     except TimeoutError:
-        pass
+        # Without an answer in time the environment hangs, or the script has stopped its runner.
+        if not timer.expired():
+            raise
     finally:
-        # Also if the run was cancelled, or the environment failed: leave no script running.
-        if result.needs_kill:
-            await kill_script(mark, environment)
-    return result
+        # GNU's `timeout` exits with 137 at its limit, that of uutils with 124. A script may exit
+        # with these codes itself, so the time counts, too.
+        code = answer[0] if answer else None
+        is_over = code in (TIMED_OUT, KILLED) and clock() - started >= seconds
+        # Leave no script running: after a cancellation or an error, at the time limit, and after a
+        # signal, which may have ended the script's `timeout` alone.
+        if code is None or is_over or code in (KILLED, TERMINATED):
+            was_killed = await kill_script(mark, environment)
+    if answer is None and not was_killed:
+        raise RuntimeRequestError(f"the environment runs no scripts any more: {printed}")
+    if answer is None:
+        note = f"[No answer came in {seconds} seconds, or the script has killed what runs it.]"
+        return script_text(KILLED, printed, note)
+    _, output, note = answer
+    if is_over:
+        code, note = TIMED_OUT, f"[The time limit of {seconds} seconds was reached.]"
+    return script_text(code, output, note)
 
 
-# A bash program, the runner, that runs a script. Its own file is NAME.bash, the script is NAME.in,
-# and the named pipe is NAME.pipe. Its arguments are the time limit in seconds and MAX_OUTPUT_KIB.
-# It prints the exit code, the seconds, the output in base64 (because some environments change what
-# a command prints), and "cut" if some output is missing:
-#
-#     :MARK:CODE SECONDS:BASE64:cut:
-#
-# It needs bash 4.2 and coreutils.
-_RUNNER = r"""
-name=${0%.bash}
-# The script writes into the pipe, and a reader in the background copies that to a file. So `ulimit`
-# bounds the reader's file, and the script may write larger ones. At the limit, or if memory is
-# full, the first cat fails. The second cat reads on, because a process that writes into a pipe
-# without a reader is killed.
-#
-# The reader must not hold stdout or stderr, or `environment.exec` would wait for it. What it prints
-# comes through descriptor 9.
-exec </dev/null 2>/dev/null
-exec 9< <(
-  # "cut" must not kill the reader if this program has ended, and nobody reads that word.
-  trap "" PIPE
-  exec <"$name.pipe"
-  ulimit -c 0 -f "$2"
-  cat >"$name.output" || {
-    echo cut
-    exec cat >/dev/null
-  }
-)
-# bash reads the script from descriptor 3, so that its messages name /dev/fd/3, and not a file with
-# another name in each rollout. Descriptor 9 is closed for the script.
-timeout -s KILL "$1" bash /dev/fd/3 3<"$name.in" 9<&- >"$name.pipe" 2>&1
-ended="$? $SECONDS"
-
-# Wait until the reader ends or says "cut", but no longer than a second: if the script has left a
-# server running, the reader goes on for it.
-read -r -t 1 -u 9 cut
-printf ":%s:%s:" "$BASIC_LOOP_MARK" "$ended"
-# If the script has removed its output, that is missing, too.
-base64 "$name.output" || cut="cut"
-printf ":%s:" "$cut"
-rm -f "$name".*
-"""
+def script_text(exit_code: int, *texts: str) -> str:
+    """What the model is told of a script."""
+    return f"Exit code: {exit_code}\nOutput:\n" + ("\n".join(filter(None, texts)) or "(none)")
 
 
-async def kill_script(mark: str, environment: BaseEnvironment) -> None:
-    """Kill a script and what runs it, and remove their files, by another exec."""
+def parse_answer(result: ExecResult, mark: str, shown_bytes: int) -> tuple[int, str, str] | None:
+    """The exit code, the output and a note, from what the runner has printed. None if it has
+    printed nothing, or if a script has printed something else in its place."""
+    _, _, answer = valid_text(result.stdout).partition(f":{mark}:")
+    try:
+        code, size, encoded, word, *_ = answer.split(":")
+        output = base64.b64decode(encoded)
+        exit_code, n_left_out, note = int(code), int(size) - len(output), NOTES[word]
+    except (ValueError, KeyError):
+        return None
+    # Of an odd number of bytes each half has one more.
+    if len(output) > shown_bytes + 1:
+        return None
+    if n_left_out > 0:
+        half = len(output) // 2
+        left_out = f"\n[... {n_left_out} bytes left out ...]\n".encode()
+        output = output[:half] + left_out + output[half:]
+    # bash names its files in messages. Without their random part they are the same in each rollout.
+    output = re.sub(rf"/(?:dev/shm|tmp)/{mark}\.".encode(), b"", output)
+    return exit_code, output.decode("utf-8", "replace").removesuffix("\n"), note
+
+
+async def kill_script(mark: str, environment: BaseEnvironment) -> bool:
+    """Kill a script and what runs it, and remove their files, by another exec. Returns whether the
+    environment has run it."""
     # Each process of the script has inherited the mark in its environment, which Linux shows in the
     # file /proc/PID/environ. Kill each such process, and its process group. (grep has the mark in
     # its arguments only, so it does not find itself.)
@@ -1643,26 +1911,6 @@ async def kill_script(mark: str, environment: BaseEnvironment) -> None:
     # The environment may be gone.
     with suppress(Exception):
         async with asyncio.timeout(KILL_TIMEOUT_SEC):
-            await environment.exec(command, timeout_sec=KILL_TIMEOUT_SEC + EXEC_MARGIN_SEC)
-
-
-def parse_output(printed: ExecResult, mark: str, seconds: int) -> ScriptResult:
-    """The result, from what the bash program printed."""
-    stdout = valid_text(printed.stdout)
-    found = re.search(rf":{mark}:(\d+) (\d+):([^:]*):(cut)?:", stdout)
-    if not found:
-        output = (stdout + valid_text(printed.stderr)).encode()
-        note = "[no answer: what runs scripts was killed, or it could not start]"
-        return ScriptResult(printed.return_code or KILLED, 0, output, note, needs_kill=True)
-    result = ScriptResult(int(found[1]), int(found[2]), base64.b64decode(found[3]))
-    notes = []
-    if found[4]:
-        notes.append(f"[cut: {MAX_OUTPUT_KIB} KiB of output are kept, or less if memory is full]")
-    # GNU's `timeout` exits with 137 at its limit, that of uutils with 124. A script may exit with
-    # these codes itself, so the seconds count, too.
-    if result.exit_code in (TIMED_OUT, KILLED) and result.seconds >= seconds:
-        result.exit_code = TIMED_OUT
-        result.needs_kill = True
-        notes.append(f"[ended: the time limit of {seconds} seconds was reached]")
-    result.note = "\n".join(notes)
-    return result
+            result = await environment.exec(command, timeout_sec=KILL_TIMEOUT_SEC + EXEC_MARGIN_SEC)
+        return result.return_code == 0
+    return False

@@ -14,7 +14,9 @@ a real server:
 import asyncio
 import base64
 import contextlib
+import gc
 import importlib.util
+import inspect
 import itertools
 import json
 import math
@@ -25,17 +27,20 @@ import selectors
 import shlex
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
+import traceback
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 from unittest.mock import MagicMock
 from uuid import uuid4
 
@@ -65,6 +70,7 @@ from harbor.models.job.config import JobConfig
 from harbor.models.task.config import MCPServerConfig
 from harbor.models.trial.result import ExceptionInfo, TrialResult
 from harbor.models.verifier.result import VerifierResult
+from pydantic import SecretStr
 from tinker_cookbook import renderers
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -80,7 +86,7 @@ from basic_loop_agent import (
 )
 from examples import train
 from examples.fake_training import FakeTraining
-from examples.fakes import ScriptedAgent
+from examples.fakes import SCRIPT, ScriptedAgent
 
 ROOT = Path(__file__).parent
 
@@ -145,13 +151,19 @@ class FakeEnvironment:
             return result
         mark = re.search(r"BASIC_LOOP_MARK=(\w+)", command)[1]
         output = base64.b64encode(result.encode()).decode()
-        return ExecResult(stdout=f":{mark}:0 0:{output}::", return_code=0)
+        return ExecResult(stdout=f":{mark}:0:{len(result)}:{output}:whole:", return_code=0)
 
     @property
     def scripts(self) -> list[str]:
-        """Each script, without the newlines at its end. (The module writes it by `printf %s`.)"""
+        """Each script, without the newlines at its end. (The module writes each of its blocks by
+        `printf %s BLOCK >$name.block001`.)"""
         commands = [shlex.split(command) for command in self.commands if "%s" in command]
-        return [words[words.index("%s") + 1].rstrip() for words in commands]
+        return [
+            "".join(
+                text for text, file in itertools.pairwise(words) if file.startswith(">$name.block")
+            ).rstrip()
+            for words in commands
+        ]
 
     @property
     def first_script_was_killed(self) -> bool:
@@ -238,11 +250,6 @@ class Model:
         return reply, self.sampled[-1], "length" if is_cut_off else "stop"
 
 
-# Before SDK 0.38 `create_sampling_client` returns the client (now: its future), and `sample`
-# returns a future (now: a coroutine).
-IS_OLD_SDK = importlib.util.find_spec("tinker.auth") is None
-
-
 class FakeTinker(Model):
     """Stands in for Tinker: `open_session` for the class `tinker.ServiceClient`."""
 
@@ -262,10 +269,9 @@ class FakeTinker(Model):
         name = self.options["model_name"]
         card = SimpleNamespace(model_name=name, max_context_length=self.context_limit)
 
-        async def answer() -> Any:
-            return SimpleNamespace(supported_models=[card])
-
-        return SimpleNamespace(get_server_capabilities=answer)
+        answer = Future()
+        answer.set_result(SimpleNamespace(supported_models=[card]))
+        return SimpleNamespace(get_server_capabilities=lambda: answer)
 
 
 class Session:
@@ -282,14 +288,11 @@ class Session:
             raise Refusal(self.status)
         created = Future()
         created.set_result(self)
-        return self if IS_OLD_SDK else created
+        return created
 
     def sample(self, prompt: Any, num_samples: int, sampling_params: Any) -> Any:
         assert num_samples == 1
-        answer = self.answer(prompt.to_ints(), sampling_params)
-        if IS_OLD_SDK:
-            return asyncio.run_coroutine_threadsafe(answer, asyncio.get_running_loop())
-        return answer
+        return self.answer(prompt.to_ints(), sampling_params)
 
     async def answer(self, prompt: list[int], params: Any) -> Any:
         fake = self.fake
@@ -304,8 +307,7 @@ class Session:
         reply, turn, reason = await fake.sample(prompt, stop, params.max_tokens)
         _, ids, logprobs = turn
         sequence = SimpleNamespace(tokens=ids, logprobs=logprobs, stop_reason=reason)
-        if not IS_OLD_SDK:
-            sequence.sequence_id = f"sequence-{len(fake.sampled)}"
+        sequence.sequence_id = f"sequence-{len(fake.sampled)}"
         answer = {"sequences": [sequence], "prompt_cache_hit_tokens": None} | reply.answer
         return SimpleNamespace(**answer)
 
@@ -467,6 +469,11 @@ def set_up(*agents: BasicLoopAgent) -> list[Any]:
     return asyncio.run(main())
 
 
+def shown_text(error: BaseException) -> str:
+    """All that Harbor writes to exception.txt."""
+    return "".join(traceback.format_exception(error))
+
+
 def bash(*commands: str, language: str = "bash") -> str:
     return "\n".join(f"I will run this:\n\n```{language}\n{command}\n```\n" for command in commands)
 
@@ -544,8 +551,7 @@ def tinker(tokenizer_dir, tmp_path, monkeypatch) -> FakeTinker:
     options = {"model_name": tokenizer_dir, "renderer_name": "qwen3_instruct"}
     fake = FakeTinker(tokenizer_dir, logs_dir=tmp_path, **options)
     monkeypatch.setattr("tinker.ServiceClient", fake.open_session)
-    if not IS_OLD_SDK:
-        monkeypatch.setattr("tinker.RestClient", fake.rest_client)
+    monkeypatch.setattr("tinker.RestClient", fake.rest_client)
     return fake
 
 
@@ -637,7 +643,7 @@ def clean_process(monkeypatch) -> Iterator[None]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("OPENAI_API_KEY", "sk-test")
     monkeypatch.setenv("TINKER_API_KEY", "tml-test")
-    module._tinker_services.clear()
+    module.TinkerClient.services.clear()
     module.use_service(None)
     signal.signal(signal.SIGALRM, lambda *_: pytest.fail("the test takes more than a minute"))
     signal.alarm(60)
@@ -657,8 +663,135 @@ since_harbor_023 = pytest.mark.skipif(not hasattr(BaseAgent, "parse_options"), r
 def no_key(monkeypatch) -> None:
     """Tinker's key is neither in the environment nor stored by the SDK."""
     monkeypatch.delenv("TINKER_API_KEY")
-    if not IS_OLD_SDK:
-        monkeypatch.setattr("tinker.auth.tinker_has_credentials", lambda: False)
+    monkeypatch.setattr("tinker.auth.tinker_has_credentials", lambda: False)
+
+
+class OwnOptions(BasicLoopOptions):
+    max_turns: int = 50
+    temperature: float | None = 0.5
+    token: SecretStr = SecretStr("")
+
+
+class OwnDefaults(BasicLoopAgent):
+    """A user's agent with defaults of its own."""
+
+    options_model = OwnOptions
+
+
+class CountingAgent(BasicLoopAgent):
+    """Builds clients that do nothing. `built` holds those that somebody still refers to."""
+
+    built: ClassVar[weakref.WeakSet] = weakref.WeakSet()
+
+    def _build_llm(self) -> Any:
+        client = module.ModelClient()
+        self.built.add(client)
+        return client
+
+
+@pytest.fixture
+def counting(tmp_path, monkeypatch) -> Any:
+    """Makes agents that share no client with those of other tests."""
+    monkeypatch.setattr(CountingAgent, "built", weakref.WeakSet())
+    monkeypatch.setattr(module, "_clients", [])
+    options = {"model_name": "m", "model_client": "litellm", "logs_dir": tmp_path}
+    return lambda agent_class=CountingAgent, **given: agent_class(**options | given)
+
+
+class TestContract:
+    """The interface that people call. Nothing in it may be dropped, renamed, or hidden in **kw."""
+
+    KEYWORDS = {
+        "model_name": ("str", inspect.Parameter.empty),
+        "model_path": ("str | None", None),
+        "renderer_name": ("str | None", None),
+        "max_tokens": ("int", 512),
+        "temperature": ("float", 1.0),
+        "max_turns": ("int", 1),
+        "system_prompt": ("str | None", None),
+        "model_client": ("str", "tinker"),
+        "api_base": ("str | None", None),
+    }
+
+    def test_an_agent_takes_these_keywords(self):
+        _, *parameters, rest = inspect.signature(BasicLoopAgent.__init__).parameters.values()
+        assert {one.kind for one in parameters} == {inspect.Parameter.KEYWORD_ONLY}
+        found = {one.name: (one.annotation, one.default) for one in parameters}
+        assert list(found.items()) == list(self.KEYWORDS.items())
+        assert (rest.name, rest.kind) == ("kw", inspect.Parameter.VAR_KEYWORD)
+
+    @pytest.mark.parametrize("name", [name for name in KEYWORDS if name != "model_name"])
+    def test_an_option_has_the_same_default_as_the_keyword(self, name):
+        assert BasicLoopOptions.model_fields[name].default == self.KEYWORDS[name][1]
+
+    @columns("name parameters returns is_async").rows(
+        version=("version", "self", "str | None", False),
+        setup=("setup", "self environment", "None", True),
+        run=("run", "self instruction environment context", "None", True),
+        build_llm=("_build_llm", "self", "Any", False),
+        cache_key=("_cache_key", "self", "tuple", False),
+        shared_llm=("_shared_llm", "self", "Any", True),
+    )
+    def test_a_method_has_this_signature(self, name, parameters, returns, is_async):
+        method = getattr(BasicLoopAgent, name)
+        signature = inspect.signature(method)
+        assert list(signature.parameters) == parameters.split()
+        assert signature.return_annotation == returns
+        assert inspect.iscoroutinefunction(method) is is_async
+
+    def test_the_name_is_known_without_an_agent(self):
+        assert isinstance(inspect.getattr_static(BasicLoopAgent, "name"), staticmethod)
+        assert BasicLoopAgent.name() == "basic-loop"
+
+    def test_the_module_converts_a_trial(self):
+        assert list(inspect.signature(module._trial_to_trajectory).parameters) == ["trial"]
+
+    def test_an_agent_takes_no_positional_argument(self):
+        with pytest.raises(TypeError, match="positional"):
+            BasicLoopAgent("Qwen/Qwen3-8B")
+
+    @columns("given expected").rows(
+        nothing=({}, (50, 0.5)),
+        others=({"max_turns": 7, "temperature": 0.0}, (7, 0.0)),
+        the_base_class_defaults=({"max_turns": 1, "temperature": 1.0}, (1, 1.0)),
+        none=({"temperature": None}, (50, None)),
+    )
+    def test_what_is_given_wins_over_the_defaults_of_a_subclass(self, given, expected, counting):
+        options = counting(OwnDefaults, **given).options
+        assert (options.max_turns, options.temperature) == expected
+
+    def test_trials_at_once_share_one_build(self, counting):
+        async def main() -> list[Any]:
+            return await asyncio.gather(*(counting()._shared_llm() for _ in range(20)))
+
+        clients = asyncio.run(main())
+        assert len(CountingAgent.built) == len(set(clients)) == 1
+
+    @columns("given").rows(
+        option={"max_turns": 2},
+        option_that_is_not_in_the_signature={"max_seconds": 5.0},
+        model={"model_name": "another"},
+        key={"extra_env": {"OPENAI_API_KEY": "another"}},
+        subclass={"agent_class": BasicLoopAgent},
+    )
+    def test_only_equal_trials_have_equal_cache_keys(self, given, counting):
+        async def keys() -> list[tuple]:
+            agents = (counting(), counting(), counting(**given))
+            return [agent._cache_key() for agent in agents]
+
+        first, second, other = asyncio.run(keys())
+        assert isinstance(first, tuple)
+        assert first == second != other
+
+    def test_another_event_loop_has_another_cache_key(self, counting):
+        agent = counting()
+
+        async def key() -> tuple:
+            return agent._cache_key()
+
+        # The loops exist at once, so that they are not the same object.
+        with asyncio.Runner() as one, asyncio.Runner() as other:
+            assert one.run(key()) != other.run(key())
 
 
 class TestOptions:
@@ -693,6 +826,12 @@ class TestOptions:
         model_named_otherwise=({"llm_kwargs": {"model": 1}}, "llm_kwargs holds model: use"),
         server_twice=({"llm_kwargs": {"api_base": 1}}, "llm_kwargs holds api_base: use the"),
         option_twice=({"llm_kwargs": {"max_tokens": 1}}, "llm_kwargs holds max_tokens: use"),
+        option_in_extra_body=(
+            {"llm_kwargs": {"extra_body": {"temperature": 0.5}}},
+            "llm_kwargs holds temperature: use",
+        ),
+        stream=({"llm_kwargs": {"stream": True}}, "llm_kwargs holds stream: replies are not"),
+        stream_in_extra_body=({"llm_kwargs": {"extra_body": {"stream": True}}}, "holds stream"),
         responses=({"llm_kwargs": {"use_responses_api": True}}, "name the model openai/responses/"),
         responses_by_format=(
             {"llm_kwargs": {"model_api_format": "openai_responses"}},
@@ -715,11 +854,12 @@ class TestOptions:
             BasicLoopOptions(llm_kwargs="sk-secret")
         assert "sk-secret" not in str(error.value)
 
-    def test_setup_names_missing_tinker_packages(self, tinker, monkeypatch):
-        monkeypatch.setitem(sys.modules, "tinker_cookbook", None)
-        with pytest.raises(
-            ValueError, match=r"lacks Tinker's packages: `pip install 'harbor\[tinker\]'`"
-        ):
+    # SDKs before 0.38 have no module tinker.auth.
+    @pytest.mark.parametrize("missing", ["tinker_cookbook", "tinker.auth"])
+    def test_setup_names_missing_or_old_tinker_packages(self, missing, tinker, monkeypatch):
+        monkeypatch.setitem(sys.modules, missing, None)
+        packages = r"tinker 0\.38 or later\): `pip install 'harbor\[tinker\]'`"
+        with pytest.raises(ValueError, match=rf"lacks Tinker's packages \({packages}"):
             set_up(tinker.agent())
 
     @since_harbor_023
@@ -751,7 +891,6 @@ class TestOptions:
         with pytest.raises(ValueError, match=NO_KEY):
             set_up(tinker.agent(extra_env=env))
 
-    @pytest.mark.skipif(IS_OLD_SDK, reason="the SDK stores no key")
     def test_a_key_that_tinkers_sdk_has_stored_is_used(self, tinker, no_key, monkeypatch):
         monkeypatch.setattr("tinker.auth.tinker_has_credentials", lambda: True)
         set_up(tinker.agent())
@@ -814,6 +953,18 @@ class TestOptions:
         seen += [str(getattr(done.agent, "extra_env", ""))]
         assert [text for text in seen if "sk-2nd" in text or "sk-own" in text] == []
 
+    # As they come from a web page or a word processor.
+    @columns("key").rows(
+        zero_width_space="sk-\u200bsecret",
+        byte_order_mark="\ufeffsk-secret",
+        typographic_quotes="\u201csk-secret\u201d",
+    )
+    def test_a_key_with_a_strange_character_is_an_error_that_does_not_show_it(self, key, model):
+        env = {f"{name}_API_KEY": key for name in ("TINKER", "VLLM", "OPENAI")}
+        with pytest.raises(ValueError, match="_API_KEY holds a character that no key has") as error:
+            set_up(model.agent(extra_env=env))
+        assert "secret" not in shown_text(error.value)
+
     @since_harbor_023
     @columns("kwargs env message").rows(
         a_bad_option=({"max_turns": 0}, {}, "max_turns"),
@@ -847,8 +998,22 @@ class OwnLoop(BasicLoopAgent):
         return "own reason"
 
 
+def saying(*replies: Any) -> type[BasicLoopAgent]:
+    """An agent whose own client gives these replies, as a chat endpoint does. It asks no server."""
+    iterator = iter(replies)
+
+    class Client:
+        async def call(self, **given: Any) -> LLMResponse:
+            return await outcome(next(iterator))
+
+    class SayingAgent(BasicLoopAgent):
+        def _build_llm(self) -> Any:
+            return Client()
+
+    return SayingAgent
+
+
 class TestLoop:
-    CUT_OFF = Reply(bash("rm x"), cut_off=True)
     OPEN = bash("rm x") + "```bash\nrm y"
 
     @columns("replies max_turns scripts stop_reason answer").rows(
@@ -857,7 +1022,6 @@ class TestLoop:
         two_blocks=([bash("a", "b"), "hi"], 9, ["a\n\n\nb"], "completed", "hi"),
         a_single_turn=([bash("rm x")], 1, [], "completed", bash("rm x")),
         the_last_turn=([bash("a"), bash("b")], 2, ["a", "b"], "max_turns", bash("b")),
-        cut_off=([bash("a"), CUT_OFF], 9, ["a"], "max_tokens", bash("rm x")),
         a_full_context=([bash("a"), FULL], 9, ["a"], "context_overflow", bash("a")),
         an_open_block=([OPEN, "hi"], 9, [], "completed", "hi"),
         an_open_block_in_a_single_turn=([OPEN], 1, [], "completed", OPEN),
@@ -868,14 +1032,19 @@ class TestLoop:
         assert (done.scripts, done.stop_reason) == (scripts, stop_reason)
         assert (done.completion, done.recorded) == (answer, model.sampled)
 
+    def test_nothing_is_run_of_a_reply_that_is_cut_off(self, model):
+        done = model.run([bash("a"), Reply(bash("rm x"), cut_off=True)], max_turns=9)
+        assert (done.scripts, done.stop_reason) == (["a"], "max_tokens")
+        assert done.completion == bash("rm x")
+
     def test_the_model_is_told_what_its_script_printed(self, model):
         done = model.run([bash("ls"), "done"], FakeEnvironment("x\ny\n"), max_turns=2)
         assert done.observations == ["Exit code: 0\nOutput:\nx\ny"]
         assert "<|im_start|>user\nExit code: 0\nOutput:\nx\ny<|im_end|>" in model.prompt_text(1)
 
     def test_the_model_sees_max_output_bytes_of_an_output(self, tinker):
-        replies, environment = [bash("ls"), "done"], FakeEnvironment("abcdef")
-        done = tinker.run(replies, environment, max_turns=2, max_output_bytes=4)
+        options = {"max_turns": 2, "max_output_bytes": 4}
+        done = tinker.run([bash("printf abcdef"), "done"], ShellEnvironment(), **options)
         cut = "ab\n[... 2 bytes left out ...]\nef"
         assert done.observations == [f"Exit code: 0\nOutput:\n{cut}"]
 
@@ -890,13 +1059,13 @@ class TestLoop:
         one_with_braces=({"max_turns": 2, "system_prompt": "Be {brief}."}, ["Be {brief}."]),
     )
     def test_the_system_message_is_as_given(self, given, messages, model):
-        done = model.run(**given)
-        assert [step.message for step in done.steps if step.source == "system"] == messages
+        model.run(**given)
         assert re.findall(r"<\|im_start\|>system\n(.*)<\|im_end", model.prompt_text(0)) == messages
 
     def test_the_default_system_message_explains_bash_blocks(self, tinker):
-        message = tinker.run(max_turns=2, command_timeout_sec=77).steps[0].message
-        assert re.search("(?s)fenced blocks that open with ```bash.*has 77 seconds", message)
+        tinker.run(max_turns=2, command_timeout_sec=77)
+        pattern = "(?s)system\n.*fenced blocks that open with ```bash.*has 77 seconds"
+        assert re.search(pattern, tinker.prompt_text(0))
 
     def test_an_instruction_may_use_special_tokens(self, model):
         model.new_run().follow("Explain <|im_end|>.")
@@ -909,8 +1078,16 @@ class TestLoop:
         assert f"Exit code: 0\nOutput:\na{shown}b" in model.prompt_text(1)
 
     def test_a_lone_surrogate_becomes_a_question_mark(self, tinker):
-        done = tinker.new_run(system_prompt="\ud800").follow("greet\udc80")
-        assert [step.message for step in done.steps[:2]] == ["?", "greet?"]
+        tinker.new_run(system_prompt="\ud800").follow("greet\udc80")
+        assert "system\n?<|im_end|>\n<|im_start|>user\ngreet?<|im_end|>" in tinker.prompt_text(0)
+
+    def test_no_request_holds_a_nul(self, chat):
+        """Some servers refuse it."""
+        options = {"max_turns": 2, "system_prompt": "a\0b"}
+        run = chat.new_run([bash("ls"), "hi"], FakeEnvironment("a\0b"), **options)
+        run.follow("a\0b")
+        sent = [message["content"] for message in chat.requests[-1][1]["messages"]]
+        assert sent == ["ab", "ab", bash("ls"), "Exit code: 0\nOutput:\nab"]
 
     def test_sample_without_a_text_to_send_is_an_error(self, tinker):
         agent = tinker.run().agent
@@ -924,13 +1101,13 @@ class TestLoop:
 
     def test_a_resumed_step_begins_with_the_last_scripts_output(self, tinker):
         replies = [bash("a"), bash("b"), "done"]
-        done = tinker.new_run(replies, max_turns=2).follow("one", "two")
-        assert done.steps[1].message == "Exit code: 0\nOutput:\n(none)\n\ntwo"
+        tinker.new_run(replies, FakeEnvironment("A", "B"), max_turns=2).follow("one", "two")
+        assert "user\nExit code: 0\nOutput:\nB\n\ntwo<|im_end|>" in tinker.prompt_text(2)
 
-    def test_what_was_never_sent_does_not_open_the_next_step(self, tinker):
-        """OwnLoop ends with a text in the queue."""
+    def test_what_a_loop_told_and_was_never_sent_opens_the_next_step(self, tinker):
+        """OwnLoop ends with a text that no `sample` has sent."""
         done = tinker.new_run(agent_class=OwnLoop).follow("one", "two")
-        assert [step.message for step in done.steps if step.source == "user"] == ["two"]
+        assert [step.message for step in done.steps if step.source == "user"] == ["go on\n\ntwo"]
 
     def test_an_instruction_that_was_never_sent_opens_the_next_step(self, tinker):
         run = tinker.new_run([RuntimeError("gone"), "hi"])
@@ -949,10 +1126,33 @@ class TestLoop:
             self.tell("remember")
             return await super().converse(environment)
 
-    def test_what_a_loop_told_in_a_step_without_a_turn_is_not_told_later(self, tinker):
+    def test_what_a_loop_told_in_a_step_without_a_turn_is_told_later(self, tinker):
         run = tinker.new_run([RuntimeError("gone"), "hi"], agent_class=TestLoop.Reminds)
         asyncio.run(finish(run, run))
-        assert run.steps[0].message == "do it\n\ndo it\n\nremember"
+        assert run.steps[0].message == "do it\n\nremember\n\ndo it\n\nremember"
+
+    def test_what_is_told_while_the_model_samples_is_sent_with_the_next_call(self, tinker):
+        async def told_meanwhile() -> str:
+            run.agent.tell("hurry")
+            return bash("ls")
+
+        run = tinker.new_run([told_meanwhile, "done"], FakeEnvironment("out"), max_turns=2)
+        run.follow()
+        output = "Exit code: 0\nOutput:\nout"
+        assert f"user\nhurry\n\n{output}<|im_end|>" in tinker.prompt_text(1)
+        assert [step.message for step in run.steps if step.source == "user"] == ["do it", "hurry"]
+
+    def test_what_a_failed_call_did_not_send_is_sent_once_it_can(self, tinker):
+        """A loop may catch an error of the model's server, and try again."""
+
+        class Persistent(BasicLoopAgent):
+            async def converse(self, environment: Any) -> str:
+                with contextlib.suppress(module.ApiError):
+                    await self.sample()
+                return await super().converse(environment)
+
+        tinker.run([RuntimeError("gone"), "hi"], agent_class=Persistent)
+        assert tinker.prompt_text(0).count("do it") == 1
 
     def test_a_step_without_a_turn_shows_what_was_told(self, tinker):
         run = tinker.new_run([RuntimeError("gone")], agent_class=TestLoop.Reminds)
@@ -966,20 +1166,25 @@ class TestLoop:
         asyncio.run(run.step("two"))
         assert run.steps[0].message == "two"
 
-    def test_an_output_that_a_loop_sets_is_shown_once(self, tinker):
-        """Its special tokens are made plain where it is sent."""
-
-        def look_up(agent: OwnLoop) -> None:
-            agent.turns[-1].observation = "a<|im_end|>"
-
+    def test_what_a_loop_observes_is_shown_once_and_as_plain_text(self, tinker):
         class Tool(OwnLoop):
-            after_turn = look_up
+            def after_turn(self) -> None:
+                self.observe("a<|im_end|>")
 
         done = tinker.run(agent_class=Tool, max_turns=2, system_prompt="")
-        assert done.observations == ["a<|im_end|>"] * 2
+        assert done.observations == ["a<\u200b|im_end|>"] * 2
         assert "user\na<\u200b|im_end|>\n\ngo on<|im_end|>" in tinker.prompt_text(1)
         users = [step.message for step in done.steps if step.source == "user"]
         assert users == ["do it", "go on"]
+
+    def test_an_observation_that_is_set_by_hand_is_not_sent(self, tinker):
+        class Noted(OwnLoop):
+            def after_turn(self) -> None:
+                self.turns[-1].observation = "a note"
+
+        done = tinker.run(agent_class=Noted, max_turns=2)
+        assert done.observations == ["a note"] * 2
+        assert "a note" not in tinker.prompt_text(1)
 
     def test_a_block_that_is_not_closed_is_told(self, tinker):
         done = tinker.run([TestLoop.OPEN, "done"], max_turns=2)
@@ -1036,13 +1241,22 @@ class TestLoop:
     def test_the_model_is_told_of_the_tasks_skills(self, tinker, tmp_path):
         file = tmp_path / "my skills/pdf/SKILL.md"
         file.parent.mkdir(parents=True)
-        ten_lines = "".join(f"line {n}\n" for n in range(1, 11))
-        file.write_text(f"{ten_lines}line 11\n")
+        # A description that is folded over many lines, and another one below it.
+        lines = "".join(f"  line {n}\n" for n in range(1, 31))
+        front_matter = f"---\nname: pdf\ndescription: >\n{lines}license: MIT\n---"
+        file.write_text(f"{front_matter}\nThe skill itself.\n---\n")
         # `max_output_bytes` does not apply to the list.
         options = {"skills_dir": str(tmp_path / "my skills"), "max_output_bytes": 9}
         message = tinker.run((), ShellEnvironment(), **options).steps[0].message
-        intro = "Skills. Read a skill's file before you use it.\n\n"
-        assert message == f"{intro}==> {file} <==\n{ten_lines}\n\ndo it"
+        intro = "Skills. Read a skill's file before you use it."
+        assert message == f"{intro}\n\n==> {file} <==\n{front_matter}\n\ndo it"
+
+    def test_each_skill_is_listed(self, tinker, tmp_path):
+        for name in ("one", "two"):
+            (tmp_path / name).mkdir()
+            (tmp_path / name / "SKILL.md").write_text(f"---\nname: {name}\n---\ntext\n")
+        message = tinker.run((), ShellEnvironment(), skills_dir=str(tmp_path)).steps[0].message
+        assert re.findall("^name: (.*)$", message, re.M) == ["one", "two"]
 
     def test_the_model_is_told_once_of_the_tasks_servers(self, tinker):
         tinker.new_run(mcp_servers=[WEB]).follow("one", "two")
@@ -1066,8 +1280,9 @@ class TestLoop:
 
     def test_a_client_of_ones_own_may_give_harbors_response(self, chat):
         # ScriptedAgent's client asks no server. Its replies are in examples/fakes.py.
-        done = chat.run(agent_class=ScriptedAgent, max_turns=2)
-        assert (done.scripts, done.completion) == (["ls"], "Hello, world!")
+        done = chat.run((), ShellEnvironment(), agent_class=ScriptedAgent, max_turns=2)
+        assert done.observations == ["Exit code: 0\nOutput:\nhello from the script"]
+        assert done.completion == "Hello, world!"
 
     @since_harbor_023
     def test_a_client_of_ones_own_needs_no_key(self, no_key):
@@ -1099,6 +1314,10 @@ class TestLoop:
         asyncio.run(ended.go())
         assert (ended.stop_reason, ended.recorded) == ("rollout_timeout", tinker.sampled)
 
+    def test_a_client_may_be_called_as_harbors_own(self, model):
+        (client,) = set_up(model.agent())
+        assert asyncio.run(client.call("hi", message_history=[])).content == "hello"
+
     def test_an_edited_conversation_is_rendered_anew_once(self, tinker, monkeypatch):
         def edit(agent: OwnLoop) -> None:
             if len(agent.turns) == 2:
@@ -1108,46 +1327,6 @@ class TestLoop:
         done = tinker.run(agent_class=OwnLoop, max_turns=4)
         assert tinker.prompt_text(2).startswith("<|im_start|>system\n(left out)<|im_end|>")
         assert done.metadata["n_prefix_breaks"] == 1
-
-    def test_an_edit_ends_a_chain_of_responses(self, chat):
-        """A client of one's own may send the last response's id in place of the conversation."""
-        sent = []
-
-        class Chained:
-            async def call(self, **given: Any) -> LLMResponse:
-                sent.append(given["previous_response_id"])
-                return LLMResponse(content="hi", response_id="r")
-
-        class ChainedLoop(OwnLoop):
-            def _build_llm(self) -> Any:
-                return Chained()
-
-            def after_turn(self) -> None:
-                if len(self.turns) == 2:
-                    self.messages[0]["content"] = "(left out)"
-
-        chat.run(agent_class=ChainedLoop, max_turns=3)
-        assert sent == [None, "r", None]
-
-    def test_a_part_of_a_reply_ends_a_chain_of_responses(self, chat):
-        """The second of three steps ends after a part of a reply."""
-        sent = []
-
-        class Parted(module.ModelClient):
-            async def call(self, **given: Any) -> Turn:
-                sent.append(given["previous_response_id"])
-                if len(sent) == 2:
-                    given["request"].partial = Turn(content="h")
-                    raise RuntimeError("gone")
-                return Turn(content="hi", response_id="r")
-
-        class PartedAgent(BasicLoopAgent):
-            def _build_llm(self) -> Any:
-                return Parted()
-
-        run = chat.new_run(agent_class=PartedAgent)
-        asyncio.run(finish(run, run, run))
-        assert sent == [None, "r", None]
 
     @columns("prompt completion expected").rows(
         both=([1], [2], [1, 2]), no_prompt=(None, [2], []), no_completion=([1], None, [])
@@ -1216,11 +1395,12 @@ each_way_to_wait = columns("replies results").rows(
 
 class TestEndings:
     @columns("reply result error_type message").rows(
-        client=(RuntimeError("gone"), "", RuntimeError, "gone$"),
-        server=(Refusal(404, "no such thing"), "", Exception, "no such thing"),
-        clients_timeout=(TimeoutError("slow"), "", RuntimeRequestError, "^TimeoutError: slow"),
+        client=(RuntimeError("gone"), "", module.ApiError, "^RuntimeError: gone"),
+        server=(Refusal(404, "no such thing"), "", module.ApiError, "^Refusal: no such thing"),
+        clients_timeout=(TimeoutError("slow"), "", module.ApiError, "^TimeoutError: slow"),
         sdks_cancellation=(asyncio.CancelledError("x"), "", RuntimeRequestError, "Cancelled"),
-        environment=(bash("b"), RuntimeError("gone"), RuntimeError, "gone$"),
+        environment=(bash("b"), RuntimeError("gone"), RuntimeRequestError, "Error: gone$"),
+        environments_timeout=(bash("b"), TimeoutError("x"), RuntimeRequestError, "^TimeoutError"),
     )
     def test_an_error_ends_the_run(self, reply, result, error_type, message, tinker):
         failed = tinker.new_run([bash("a"), reply], FakeEnvironment("", result), max_turns=3)
@@ -1243,6 +1423,12 @@ class TestEndings:
         asyncio.run(ended.go(), loop_factory=virtual_loop)
         assert (ended.stop_reason, ended.recorded) == ("rollout_timeout", tinker.sampled)
 
+    def test_a_server_that_was_busy_earlier_makes_no_error_of_max_seconds(self, tinker):
+        replies = [bash("ls"), Refusal(503), bash("ls")]
+        ended = tinker.new_run(replies, FakeEnvironment("", forever), max_turns=9, max_seconds=50)
+        asyncio.run(ended.go(), loop_factory=virtual_loop)
+        assert ended.stop_reason == "rollout_timeout"
+
     def test_harbors_timeout_wins_over_max_seconds(self, tinker):
         """Both come at once."""
         ended = tinker.new_run([forever], timeout_sec=50, max_seconds=50)
@@ -1250,35 +1436,46 @@ class TestEndings:
             asyncio.run(ended.go(), loop_factory=virtual_loop)
         assert ended.stop_reason == "cancelled"
 
-    # What the client or the environment raises in a run, by the name of its class.
+    def test_an_environment_that_runs_nothing_any_more_ends_the_run(self, tinker):
+        """As after `docker kill`. Further turns would cost money, and the trial would be scored."""
+        gone = ExecResult(stdout="", stderr="the container is not running", return_code=1)
+        environment = FakeEnvironment("", gone, gone)
+        failed = tinker.new_run([bash("a"), bash("b"), bash("c")], environment, max_turns=9)
+        with pytest.raises(RuntimeRequestError, match="the container is not running"):
+            failed.follow()
+        assert (failed.stop_reason, len(tinker.sampled)) == ("error", 2)
+
     @pytest.mark.skipif(
         not module.ERROR_POLICIES, reason="Harbor before 0.25 does not look at names"
     )
-    @columns("error_type raised").rows(
-        RuntimeError=(RuntimeError, "RuntimeRequestError"),
-        OSError=(OSError, "RuntimeRequestError"),
-        unknown_to_harbor=(type("ConflictError", (Exception,), {}), "RuntimeRequestError"),
-        openais_timeout=(type("APITimeoutError", (Exception,), {}), "RuntimeRequestError"),
-        known_as_retried=(type("InternalServerError", (Exception,), {}), "InternalServerError"),
-        known_as_final=(type("AuthenticationError", (Exception,), {}), "AuthenticationError"),
-    )
-    def test_an_error_that_harbor_would_score_gets_a_name_that_it_does_not(
-        self, error_type, raised, tinker
-    ):
-        with pytest.raises(Exception, match="why") as caught:
-            tinker.new_run([error_type("why")]).follow()
-        assert type(caught.value).__name__ == raised
-        policy = module.ERROR_POLICIES[raised]
+    @pytest.mark.parametrize("name", ["ApiError", "RuntimeRequestError"])
+    def test_harbor_does_not_score_the_errors_of_the_agent(self, name):
+        policy = module.ERROR_POLICIES[name]
         # Harbor 0.26 has renamed it.
         names = [name for name in ("reward_valid", "has_valid_reward") if hasattr(policy, name)]
         assert [getattr(policy, name) for name in names] == [False]
 
+    # What a client raises, by the name of its class.
+    @columns("name raised").rows(
+        unknown_to_harbor=("ConflictError", "ApiError"),
+        openais_timeout=("APITimeoutError", "ApiError"),
+        known_as_retried=("RateLimitError", "RateLimitError"),
+        known_as_final=("AuthenticationError", "AuthenticationError"),
+        known_as_scored=("ContentPolicyViolationError", "ContentPolicyViolationError"),
+    )
+    @pytest.mark.skipif(not module.ERROR_POLICIES, reason="Harbor before 0.25 has no table")
+    def test_an_error_keeps_a_name_that_harbor_knows(self, name, raised, tinker):
+        error_type = type(name, (Exception,), {})
+        with pytest.raises(Exception, match="why") as caught:
+            tinker.new_run([error_type("why")]).follow()
+        assert type(caught.value).__name__ == raised
+
     @columns("options replies message").rows(
-        max_turns_is_1=({}, [bash("rm x")], "none of the answer's blocks was run"),
-        no_language=({"max_turns": 2}, ["```\nls\n```"], "none of the answer's blocks was run"),
-        tildes=({"max_turns": 2}, ["~~~bash\nls\n~~~"], "none of the answer's blocks was run"),
+        max_turns_is_1=({}, [bash("rm x")], "no block of the answer was run"),
+        no_language=({"max_turns": 2}, ["```\nls\n```"], "no block of the answer was run"),
+        tildes=({"max_turns": 2}, ["~~~bash\nls\n~~~"], "no block of the answer was run"),
         only_thinking=({}, ["<think>hm</think>"], "the answer is empty"),
-        a_cut_off_reply=({}, [Reply("hi", cut_off=True)], "cut off: finish reason 'length'"),
+        a_cut_off_reply=({}, [Reply("hi", cut_off=True)], "incomplete: finish reason 'length'"),
     )
     def test_what_may_earn_nothing_is_logged(self, options, replies, message, tinker, caplog):
         tinker.run(replies, **options)
@@ -1309,25 +1506,89 @@ class TestEndings:
     def test_a_later_step_may_fill_the_context(self, tinker):
         assert tinker.new_run(["hi", FULL]).follow("one", "two").stop_reason == "context_overflow"
 
-    @columns("error expected").rows(
-        vLLM=(FULL, True),
-        openAI=(Refusal(400, "code: context_length_exceeded"), True),
-        too_long=(Refusal(422, "prompt is too long"), True),
-        gemini=(Refusal(413, "exceeds the token limit"), True),
-        xAI=(Refusal(400, "This model's maximum prompt length is 131072"), True),
-        glm=(Refusal(400, "Prompt exceeds max length"), True),
-        dashscope=(Refusal(400, "Range of input length should be [1, 30720]"), True),
-        llama_cpp=(Refusal(500, "the request exceeds the available context size"), True),
-        harbors=(ContextLengthExceededError(), True),
-        tinkers_user=(tinker_error("too long", "user"), True),
-        tinkers_server=(tinker_error("too long", "server"), False),
-        a_gateways_timeout=(Refusal(504, "the upstream took too long"), False),
-        a_servers_timeout=(Refusal(500, "the request took too long"), False),
-        another_bad_request=(Refusal(400, "no such model"), False),
-        no_status=(RuntimeError("too long"), False),
+    @columns("error stop_reason").rows(
+        vLLM=(FULL, "context_overflow"),
+        no_room_in_vLLM=(Refusal(400, "max_tokens must be at least 1, got 0"), "context_overflow"),
+        sglangs_pool=(
+            Refusal(400, "Input length (9 tokens) exceeds the maximum allowed length (8 tokens)"),
+            "context_overflow",
+        ),
+        openAI=(Refusal(400, "code: context_length_exceeded"), "context_overflow"),
+        too_long=(Refusal(422, "prompt is too long"), "context_overflow"),
+        gemini=(Refusal(413, "exceeds the token limit"), "context_overflow"),
+        xAI=(Refusal(400, "This model's maximum prompt length is 131072"), "context_overflow"),
+        glm=(Refusal(400, "Prompt exceeds max length"), "context_overflow"),
+        dashscope=(Refusal(400, "Range of input length should be [1, 30720]"), "context_overflow"),
+        llama_cpp=(Refusal(500, "exceeds the available context size"), "context_overflow"),
+        harbors=(ContextLengthExceededError(), "context_overflow"),
+        tinkers_user=(tinker_error("too long", "user"), "context_overflow"),
+        tinkers_server=(tinker_error("too long", "server"), "error"),
+        a_gateways_timeout=(Refusal(504, "the upstream took too long"), "error"),
+        a_servers_timeout=(Refusal(500, "the request took too long"), "error"),
+        a_field_of_the_request=(Refusal(400, "Invalid 'user': string too long"), "error"),
+        another_bad_request=(Refusal(400, "no such model"), "error"),
+        no_status=(RuntimeError("too long"), "error"),
     )
-    def test_only_a_refused_request_is_a_full_context(self, error, expected):
-        assert module.is_context_full(error) is expected
+    def test_only_a_refused_request_is_a_full_context(self, error, stop_reason, tinker):
+        # An error that may pass is waited for: the next one ends the run.
+        ended = tinker.new_run([bash("ls"), error, Refusal(404)], max_turns=2)
+        asyncio.run(finish(ended), loop_factory=virtual_loop)
+        assert ended.stop_reason == stop_reason
+
+    def test_a_field_that_is_too_long_is_not_called_a_long_prompt(self, tinker):
+        with pytest.raises(module.ApiError, match=r"^Refusal: Invalid 'user': string too long"):
+            tinker.new_run([Refusal(400, "Invalid 'user': string too long")]).follow()
+
+    # The words of servers for the end of a reply.
+    @columns("words stop_reason").rows(
+        whole=("stop STOP stop_sequence end_turn eos eos_token complete completed", "completed"),
+        cut_off=("length MAX_TOKENS model_length model_context_window_exceeded", "max_tokens"),
+        refused=("content_filter refusal SAFETY", "refused"),
+        failed=("abort cancelled error time_limit insufficient_system_resource", "error"),
+        another_word=("tool_calls", "tool_calls"),
+    )
+    def test_a_finish_reason_is_a_stop_reason(self, words, stop_reason, chat):
+        replies = [Turn(content=bash("rm x"), finish_reason=word) for word in words.split()]
+        runs = [chat.new_run(agent_class=saying(reply)) for reply in replies]
+        asyncio.run(finish(*runs))
+        assert {run.stop_reason for run in runs} == {stop_reason}
+        assert {run.completion for run in runs} == {bash("rm x")}
+
+    @columns("word").rows(cut_off="length", refused="content_filter", another="tool_calls")
+    def test_nothing_is_run_of_a_reply_that_is_not_whole(self, word, chat):
+        agent_class = saying(Turn(content=bash("rm x"), finish_reason=word))
+        assert chat.run(agent_class=agent_class, max_turns=2).scripts == []
+
+    def test_a_reply_that_the_server_has_aborted_is_not_scored(self, chat):
+        with pytest.raises(module.ApiError, match="the server has ended the reply with 'abort'"):
+            chat.new_run([Reply("h", choice={"finish_reason": "abort"})]).follow()
+
+    @columns("reply").rows(
+        openAI=Reply(message={"content": None, "refusal": "I can't help with that."}),
+        by_its_reason=Reply("I can't help with that.", choice={"finish_reason": "content_filter"}),
+    )
+    def test_a_refusal_is_the_answer_and_ends_the_run_as_refused(self, reply, chat):
+        done = chat.run([bash("ls"), reply], max_turns=9)
+        assert (done.stop_reason, done.completion) == ("refused", "I can't help with that.")
+
+    def test_a_first_reply_of_litellm_that_is_cut_off_needs_no_ids(self, chat):
+        """Harbor's client loses them."""
+        done = chat.run([Reply("hi", cut_off=True)], collect_rollout_details=True)
+        assert (done.stop_reason, done.completion) == ("max_tokens", "hi")
+
+    def test_a_turn_without_sampled_tokens_is_not_trained(self, tinker):
+        done = tinker.run([bash("ls"), Reply(ids=[])], max_turns=2)
+        assert done.recorded == tinker.sampled[:1]
+        assert done.metadata["n_turns_without_ids"] == 1
+
+    def test_a_run_that_sampled_nothing_keeps_its_instruction_for_the_next_step(self, vllm):
+        """The server aborts the reply before its first token, and the time ends."""
+        aborted = Reply(ids=[], choice={"finish_reason": "abort"})
+        run = vllm.new_run([aborted, "hi"], max_seconds=0.5)
+        run.follow("one")
+        assert (run.stop_reason, run.context.rollout_details) == ("rollout_timeout", None)
+        asyncio.run(run.step("two"))
+        assert "user\none\n\ntwo<|im_end|>" in vllm.prompt_text(-1)
 
     @columns("choice").rows(no_ids={"token_ids": None}, no_logprobs={"logprobs": None})
     def test_a_first_turn_without_ids_is_an_error(self, choice, server):
@@ -1350,14 +1611,13 @@ class TestEndings:
     ]
     LAST = [
         ("done", True),
-        (Reply(ids=[]), True),
+        (Reply(ids=[]), False),
         (Reply(bash("rm x"), cut_off=True), True),
         (Reply("hm", logprobs=[-1.0, math.nan, -1.0]), False),
         (RuntimeError("API error"), False),
         (FULL, False),
     ]
 
-    @pytest.mark.skipif(IS_OLD_SDK, reason="an answer may be sampled, but not received")
     @pytest.mark.parametrize("seed", range(300))
     def test_whatever_ends_a_run_its_tokens_are_recorded_once(self, tinker, seed):
         """About a quarter of these runs are cancelled on their way, and a third end in an error."""
@@ -1383,6 +1643,7 @@ INKLING_HM = "<|content_thinking|>hm<|end_message|>"
 styles = columns("opening thinking closing").rows(
     qwen=("<think>", "\nhm\n", "</think>\n\n"),
     mistral=("[THINK]", "hm", "[/THINK]"),
+    longcat=("<longcat_think>", "hm", "</longcat_think>"),
     seed=("<seed:think>", "hm", "</seed:think>"),
     minimax=("<mm:think>", "hm", "</mm:think>"),
     hy3=("<think:opensource>", "hm", "</think:opensource>"),
@@ -1396,69 +1657,79 @@ styles = columns("opening thinking closing").rows(
 )
 
 
+def parts(run: AgentRun) -> tuple[str, str]:
+    """The thinking and the answer of a run's last reply."""
+    return run.steps[-1].reasoning_content or "", run.completion
+
+
 class TestThinking:
     @styles
-    def test_the_answer_follows_the_thinking(self, opening, thinking, closing):
-        assert module.split_thinking(f"{opening}{thinking}{closing}hi") == (thinking, "hi")
+    def test_the_answer_follows_the_thinking(self, opening, thinking, closing, tinker):
+        done = tinker.run([f"{opening}{thinking}{closing}hi"])
+        assert parts(done) == (thinking, "hi")
 
     @styles
-    def test_thinking_that_is_cut_off_is_no_answer(self, opening, thinking, closing):
+    def test_thinking_that_is_cut_off_is_no_answer(self, opening, thinking, closing, tinker):
         reply = opening + thinking + closing
         # Half an opening tag would be an answer.
-        for length in range(len(opening), len(reply) + 1):
-            assert module.split_thinking(reply[:length])[1] == ""
+        replies = [reply[:length] for length in range(len(opening), len(reply) + 1)]
+        done = tinker.run(replies, agent_class=OwnLoop, max_turns=len(replies))
+        assert {step.message for step in done.steps if step.source == "agent"} == {""}
 
-    def test_a_pair_of_tags_may_be_added(self, monkeypatch):
+    def test_a_pair_of_tags_may_be_added(self, tinker, monkeypatch):
         pair = ("<reason>", "</reason>")
         monkeypatch.setattr(module, "THINKING_TAGS", [*module.THINKING_TAGS, pair])
-        assert module.split_thinking("<reason>hm</reason>hi") == ("hm", "hi")
+        assert parts(tinker.run(["<reason>hm</reason>hi"])) == ("hm", "hi")
 
     @columns("reply thinking answer").rows(
         plain=("hi", "", "hi"),
-        a_closing_tag_alone=("</think>\n\nhi", "", "hi"),
+        a_closing_tag_alone=("</think>\n\nhi", "", "</think>\n\nhi"),
         gpt_oss_without_thinking=("<|channel|>final<|message|>hi", "", "hi"),
-        two_thoughts=("<think>a</think> <think>b</think>c", "ab", "c"),
-        blanks_at_the_start=(" \n<think>a</think>c", "a", "c"),
+        two_thoughts=("<think>a</think>\n<think>b</think>c", "a", "<think>b</think>c"),
+        an_empty_thought=("<think></think>\n\nhi", "", "hi"),
+        blanks_at_the_start=(" \n<think>a</think>\n\nc", "a", "c"),
         an_answer_is_not_stripped=("  c\n", "", "  c\n"),
         a_tag_inside_the_answer=("c</think>d", "", "c</think>d"),
         another_models_tag=("<think>a[/THINK]b</think>c", "a[/THINK]b", "c"),
         never_closed=("<seed:think>a[/THINK]b", "a[/THINK]b", ""),
+        cohere=("<|START_RESPONSE|>hi<|END_RESPONSE|>", "", "hi"),
     )
-    def test_thinking_is_what_its_tags_enclose(self, reply, thinking, answer):
-        assert module.split_thinking(reply) == (thinking, answer)
+    def test_thinking_is_what_its_tags_enclose(self, reply, thinking, answer, tinker):
+        assert parts(tinker.run([reply])) == (thinking, answer)
+
+    def test_thinking_of_a_chat_endpoint_is_split_off_in_the_same_way(self, chat):
+        done = chat.run(agent_class=saying(LLMResponse(content="<think>\nhm\n</think>\n\nhi")))
+        assert parts(done) == ("\nhm\n", "hi")
 
     # Thinking of a chat endpoint whose template has written <think> into the prompt.
-    @columns("thought").rows(
-        plain="hm\n",
-        in_the_same_line="hm ",
-        a_closed_block="so\n```bash\nrm x\n```\nno\n",
-        a_block_left_open="so\n```bash\nrm x\n",
-        lone_backticks="a ` or ```\n",
-        a_quoted_tag="I could drop `</think>` here.\n",
-        a_tag_in_a_command="```bash\nsed 's#</think>##' f\n```\nno\n",
+    @columns("reply thinking").rows(
+        plain=("hm\n</think>\nhi", "hm\n"),
+        in_the_same_line=("hm </think>\nhi", "hm "),
+        at_the_start_of_a_line=("hm\n</think>hi", "hm\n"),
+        lone_backticks=("a ` or ``\n</think>\nhi", "a ` or ``\n"),
     )
-    def test_a_closing_tag_at_the_end_of_a_line_ends_the_thinking(self, thought):
-        reply = f"{thought}</think>\n{bash('ls')}"
-        assert module.with_opening_tag(reply) == f"<think>{reply}"
-
-    def test_a_closing_tag_at_the_start_of_a_line_ends_the_thinking(self):
-        reply = f"so\n{bash('rm x')}</think>hi"
-        assert module.with_opening_tag(reply) == f"<think>{reply}"
+    def test_a_closing_tag_at_the_edge_of_a_line_ends_the_thinking(self, reply, thinking, chat):
+        done = chat.run(agent_class=saying(LLMResponse(content=reply)))
+        assert parts(done) == (thinking, "hi")
 
     # Whole answers of such an endpoint.
     @columns("answer").rows(
         sed="```bash\nsed -i 's#</think>##' f\n```\n",
+        here_document="```bash\ncat >f <<E\nhm\n</think>\nE\n```\n",
+        here_document_in_tildes="~~~\nhm\n</think>\n~~~\n",
         quoted_in_a_line="Drop `</think>` from f:\n```bash\nls\n```\n",
         both_tags_in_a_line="It is <think>hm</think>\nin Qwen's format.",
     )
-    def test_a_tag_that_an_answer_quotes_is_text(self, answer):
-        assert module.with_opening_tag(answer) == answer
+    def test_a_tag_that_an_answer_quotes_is_text(self, answer, chat):
+        done = chat.run(agent_class=saying(LLMResponse(content=answer)))
+        assert parts(done) == ("", answer)
 
     # If the time grew with the square of the length, `clean_process` would end this after a minute.
     # (Its alarm also interrupts a regular expression.)
     @columns("reply").rows(backticks="`" * 400_000, fences="```a\n" * 80_000, blanks=" " * 400_000)
-    def test_a_degenerate_reply_is_split_in_time(self, reply):
-        assert module.split_thinking(module.with_opening_tag(reply)) == ("", reply)
+    def test_a_degenerate_reply_is_split_in_time(self, reply, chat):
+        done = chat.run(agent_class=saying(LLMResponse(content=reply)))
+        assert parts(done) == ("", reply)
 
 
 # --------------------------------------------------------------------------------------- blocks
@@ -1476,7 +1747,6 @@ class TestBlocks:
         at_a_lists_marker=("- ```bash\n  a\n  ```\n- ```sh\n  b\n  ```", ["a\n", "b\n"]),
         indented_fences_inside=(f"```bash\n{DOCSTRING}```", [DOCSTRING]),
         a_longer_fence=("````bash\na\n```\n````", ["a\n```\n"]),
-        with_a_nul=("```bash\nprintf 'a\0b'\n```", ["printf 'ab'\n"]),
         with_carriage_returns=("```bash\r\na\r\n```\r\n", ["a\n"]),
         another_language=("```python\nx\n```", []),
         without_a_language=("```\na\n```", []),
@@ -1502,11 +1772,16 @@ class TestBlocks:
         by_a_shorter_fence="````bash\nrm x\n```\n",
         only_its_opening_fence="```bash",
         by_a_fence_that_is_part_of_it="```bash\nrm x\n    ```\n",
+        by_a_longer_fence_that_is_part_of_it="````bash\nrm x\n    ````\n",
         by_a_fence_of_its_own_text="```bash\ncat >f <<E\n```python\nx\n```\nE\nrm y\n```",
         beside_another_language="```bash\na\n```\n```python\nx",
     )
     def test_a_block_that_is_not_closed_is_told_from_none(self, reply):
         assert fenced_blocks(reply, "bash") is None
+
+    def test_a_nul_in_a_block_is_left_out(self, tinker):
+        done = tinker.run([bash("printf 'a\0b'"), "done"], max_turns=2)
+        assert done.scripts == ["printf 'ab'"]
 
     def test_blocks_of_the_shell_are_run(self, tinker):
         languages = ["bash", "", "sh", "python", "shell", "console", "zsh", "bashrc"]
@@ -1516,17 +1791,45 @@ class TestBlocks:
 
 # -------------------------------------------------------------------------------------- scripts
 
-CUT = "[cut: 4000 KiB of output are kept, or less if memory is full]"
-LIMIT = "[ended: the time limit of 1 seconds was reached]"
-NO_ANSWER = "[no answer: what runs scripts was killed, or it could not start]"
+LIMIT = "[The time limit of 1 seconds was reached.]"
+NO_ANSWER = "[No answer came in 9 seconds, or the script has killed what runs it.]"
+UNREADABLE = (
+    "[Nothing was run: bash did not understand a block. If it writes ``` lines, open and close it "
+    "with four backticks.]"
+)
+FULL_DEVICE = "[Output is missing: no space is left on the device that holds it.]"
+NO_ROOM = "the script fits neither into /dev/shm nor into /tmp"
 # A command that no other process on the machine runs.
 SLEEP = f"sleep {60 + uuid4().int % 10**9}"
+# The id of the runner, which is the parent of `timeout`, the parent of a script.
+RUNNER = "$(sed -n 's/PPid:[^0-9]*//p' /proc/$PPID/status)"
 
 
-def run_shell(environment: Any, *blocks: str, seconds: int = 9, shown_bytes: int = 10_000) -> str:
+def script_agent(seconds: int = 9, shown_bytes: int = 10_000) -> BasicLoopAgent:
+    """An agent for its method `execute` alone, which writes no file into the log folder."""
+    options = {"command_timeout_sec": seconds, "max_output_bytes": shown_bytes}
+    return BasicLoopAgent(model_name="any", logs_dir=ROOT, **options)
+
+
+def run_shell(environment: Any, *blocks: str, **options: Any) -> str:
     """Run blocks as one script. Returns what the model is told."""
-    result = asyncio.run(module.run_script(list(blocks), environment, seconds))
-    return result.text(shown_bytes)
+    return asyncio.run(script_agent(**options).execute(list(blocks), environment))
+
+
+def run_shell_that_prints(printed: str, seconds: float = 0, **options: Any) -> str:
+    """Run a script in an environment that prints this, with the script's mark for M, after so many
+    seconds. Its kill works. Returns what the model is told, with M for the mark."""
+
+    async def answer() -> ExecResult:
+        await asyncio.sleep(seconds)
+        return ExecResult(stdout=printed.replace(":M:", f":{mark()}:"), return_code=0)
+
+    def mark() -> str:
+        return re.search(r"BASIC_LOOP_MARK=(\w+)", environment.commands[0])[1]
+
+    environment = FakeEnvironment(answer)
+    run = script_agent(**options).execute(["x"], environment)
+    return asyncio.run(run, loop_factory=virtual_loop).replace(mark(), "M")
 
 
 def told(code: int, output: str) -> str:
@@ -1549,6 +1852,24 @@ def shell() -> Iterator[ShellEnvironment]:
     subprocess.run(left, shell=True, stderr=subprocess.DEVNULL)
 
 
+class MountEnvironment(ShellEnvironment):
+    """Runs commands in real shells that see other mounts than the rest of the machine. (They are
+    gone after the command.)"""
+
+    def __init__(self, *mounts: str) -> None:
+        super().__init__(LC_ALL="C.UTF-8")
+        self.mounts = " && ".join(mounts)
+
+    async def exec(self, command: str, timeout_sec: int) -> Any:
+        inner = shlex.quote(f"{self.mounts} && {command}")
+        return await super().exec(f"{UNSHARE} bash -c {inner}", timeout_sec)
+
+
+UNSHARE = "unshare --mount --map-root-user"
+CAN_MOUNT = subprocess.run(f"{UNSHARE} mount -t tmpfs none /tmp", shell=True, capture_output=True)
+needs_mounts = pytest.mark.skipif(CAN_MOUNT.returncode != 0, reason="needs `unshare --mount`")
+
+
 class TestScripts:
     @columns("script code").rows(
         that_fails=("echo a; exit 3", 3),
@@ -1562,35 +1883,86 @@ class TestScripts:
         both_streams=("echo 1; echo e >&2; echo 2", "1\ne\n2"),
         a_blank_line_at_the_end=("echo x; echo", "x\n"),
         no_newline_at_the_end=(r"printf '\n\nx'", "\n\nx"),
-        invalid_utf8=(r"printf 'caf\351 \0x\344\270'", "caf\ufffd \0x\ufffd"),
+        nothing=("true", "(none)"),
+        invalid_utf8=(r"printf 'caf\351 x\344\270'", "caf\ufffd x\ufffd"),
         of_a_long_script=(f"cat <<E | wc -c\n{40_000 * 'x'}\nE", "40001"),
-        late=("exec > >(sleep 0.1; cat) 2>&1\necho hello", "hello"),
         of_a_script_like_an_option=("-n 2>/dev/null\necho y", "y"),
         of_a_script_with_quotes=("""echo "it's" '"$HOME"'""", 'it\'s "$HOME"'),
+        of_a_script_with_extended_patterns=("shopt -s extglob\necho !(*)", "!(*)"),
     )
     def test_the_model_sees_what_a_script_prints(self, script, output, shell):
         assert run_shell(shell, script) == told(0, output)
 
-    def test_bash_tells_of_a_here_document_left_open(self, shell):
-        assert "warning: here-document at line 1" in run_shell(shell, "cat <<E\nx")
+    def test_bashs_messages_are_the_same_in_each_rollout(self, shell):
+        text = run_shell(shell, "no-such-command")
+        assert text == told(127, "script: line 1: no-such-command: command not found")
 
-    # What a script could notice of the program that runs it. hB are the options of any script.
-    # pgrep leaves itself out, but would find a bash that has the script as an argument.
+    @columns("output shown_bytes expected").rows(
+        fits=("abcd", 4, "abcd"),
+        one_too_many=("abcde", 4, "ab\n[... 1 bytes left out ...]\nde"),
+        halves_of_characters=("ßaaß", 2, "\ufffd\n[... 4 bytes left out ...]\n\ufffd"),
+    )
+    def test_of_long_output_the_first_and_the_last_half_are_seen(
+        self, output, shown_bytes, expected, shell
+    ):
+        text = run_shell(shell, f"printf {output}", shown_bytes=shown_bytes)
+        assert text == told(0, expected)
+
+    def test_of_a_flood_the_end_is_seen_too(self, shell):
+        text = run_shell(shell, "seq 1500000; exit 3", shown_bytes=16)
+        assert text == told(3, "1\n2\n3\n4\n\n[... 10888880 bytes left out ...]\n1500000")
+
+    # ---- what bash cannot read
+
+    def test_a_here_document_with_fences_is_told_and_nothing_is_run(self, tinker, tmp_path):
+        """The second fence ends the block, so that the here-document would swallow the block after
+        it, and the model would be told of no error."""
+        readme = f"cat >{tmp_path}/README.md <<'E'\nTo install:\n```\nmake\n```\nE"
+        reply = bash(f"touch {tmp_path}/first", readme, f"echo x >{tmp_path}/config.ini")
+        done = tinker.run([reply, "done"], ShellEnvironment(), max_turns=2)
+        (seen,) = done.observations
+        assert seen.startswith("Exit code: 126\nOutput:\nblock002: line ")
+        assert "warning: here-document at line 1 delimited by end-of-file" in seen
+        assert seen.endswith(UNREADABLE)
+        assert sorted(os.listdir(tmp_path)) == ["completion.txt", "trajectory.json"]
+
+    def test_a_here_document_in_four_backticks_may_hold_fences(self, tinker, tmp_path):
+        reply = f"````bash\ncat >{tmp_path}/README.md <<'E'\n```\nmake\n```\nE\n````\n"
+        done = tinker.run([reply, "done"], ShellEnvironment(), max_turns=2)
+        assert done.observations == [told(0, "(none)")]
+        assert (tmp_path / "README.md").read_text() == "```\nmake\n```\n"
+
+    @columns("blocks complaint").rows(
+        half_a_command=(["touch first", "if true; then"], "syntax error: unexpected end of file"),
+        a_command_in_two_blocks=(["if true; then touch first", "fi"], "unexpected end of file"),
+        an_open_quote=(["touch first; echo 'x"], "looking for matching `''"),
+    )
+    def test_no_part_of_a_script_that_bash_cannot_read_is_run(
+        self, blocks, complaint, shell, tmp_path
+    ):
+        text = run_shell(shell, f"cd {tmp_path}", *blocks)
+        assert text.startswith("Exit code: 126\nOutput:\nblock00")
+        assert complaint in text
+        assert text.endswith(UNREADABLE)
+        assert os.listdir(tmp_path) == []
+
+    # ---- what a script and its runner see of each other
+
+    # hB are the options of any script. pgrep leaves itself out, but would find a process that has
+    # the script, or the runner's program, as an argument.
     @columns("script output").rows(
         its_stdin=("cat", "(none)"),
         its_shell_options=("shopt -p lastpipe; echo $-", "shopt -u lastpipe\nhB"),
         its_variables_but_the_mark=("env | sed 's/=.*//' | grep BASIC", "BASIC_LOOP_MARK"),
-        its_command_line=("! pgrep -s 0 -f 'pgrep|mkfifo'", "(none)"),
-        its_descriptors=("ls /proc/self/fd | tr '\\n' ' '", "0 1 2 3 4 "),
+        its_command_line=("! pgrep -s 0 -f 'pgrep|base64'", "(none)"),
+        its_descriptors=("ls /proc/self/fd | tr '\\n' ' '", "0 1 2 3 "),
     )
     def test_a_script_is_shut_off_from_its_runner(self, script, output, shell):
         text = run_shell(shell, script)
-        assert (
-            text.removeprefix("Exit code: 1").removeprefix("Exit code: 0") == f"\nOutput:\n{output}"
-        )
+        assert re.sub("^Exit code: [01]", "", text) == f"\nOutput:\n{output}"
 
-    def test_pkill_finds_no_word_of_the_runner(self, shell):
-        words = ("read", "output", "script", "limit", "server", "memory", "pipe", "background")
+    def test_pkill_finds_no_word_of_the_runners_program(self, shell):
+        words = ("printf", "block", "output", "size", "head", "tail", "base64", "unreadable")
         assert all(word in module._RUNNER for word in words)
         kills = "; ".join(f"pkill -s 0 -f {word}" for word in words)
         assert run_shell(shell, f"{kills}; echo alive") == told(0, "alive")
@@ -1600,43 +1972,120 @@ class TestScripts:
 
     def test_a_script_that_is_too_long_is_not_run(self):
         text = run_shell(environment := FakeEnvironment(), 65_000 * "x")
-        note = "[not run: the script is too long; split it into smaller ones]"
-        assert text == told(126, note)
+        assert text == told(126, "[Nothing was run: the script is too long. Split it.]")
         assert environment.commands == []
 
-    @columns("output shown_bytes expected").rows(
-        fits=(b"abc", 3, "abc"),
-        one_too_many=(b"abcd", 3, "a\n[... 2 bytes left out ...]\nd"),
-        halves_of_characters=("ßß".encode(), 2, "\ufffd\n[... 2 bytes left out ...]\n\ufffd"),
-    )
-    def test_long_output_loses_its_middle(self, output, shown_bytes, expected):
-        assert module.ScriptResult(0, 1.0, output).text(shown_bytes) == told(0, expected)
+    # ---- what the environment prints
 
-    # The bash program's answer: exit code, seconds, output, and "cut" if some of it is missing. The
-    # time limit is 1. YQo= is the output, "a" and a newline.
-    @columns("printed expected").rows(
-        whole=(":M:3 0:YQo=::", told(3, "a")),
-        after_other_text=("12:30:45 99:1\n:M:3 0:YQo=::\n", told(3, "a")),
-        cut=(":M:0 0:YQo=:cut:", told(0, f"a\n{CUT}")),
-        another_code_at_the_limit=(":M:3 1:::", told(3, "(none)")),
-        limit=(":M:137 1:YQo=::", told(124, f"a\n{LIMIT}")),
-        limit_by_uutils=(":M:124 2:YQo=::", told(124, f"a\n{LIMIT}")),
-        before_the_limit=(":M:124 0:YQo=::", told(124, "a")),
-        half_an_answer=(":M:0 0:YQo", told(127, f":M:0 0:YQo\n{NO_ANSWER}")),
-        no_answer=("bash: not found", told(127, f"bash: not found\n{NO_ANSWER}")),
+    # The bash program's answer: exit code, size of the output, output, and a word. It comes after
+    # so many seconds. The time limit is 9. YQo= is the output, "a" and a newline.
+    @columns("printed seconds expected").rows(
+        whole=(":M:3:2:YQo=:whole:", 0, told(3, "a")),
+        after_other_text=("12:30:45 99:1\n:M:3:2:YQo=:whole:\n", 0, told(3, "a")),
+        with_other_ends_of_lines=(":M:3:2:YQ\r\no=\r\n:whole:\r\n", 0, told(3, "a")),
+        with_output_missing=(":M:0:2:YQo=:full:", 0, told(0, f"a\n\n{FULL_DEVICE}")),
+        another_code_at_the_limit=(":M:3:0::whole:", 9, told(3, "(none)")),
+        before_the_limit=(":M:124:2:YQo=:whole:", 8, told(124, "a")),
+        half_an_answer=(":M:0:2:YQo", 0, told(137, f":M:0:2:YQo\n{NO_ANSWER}")),
+        no_answer=("no bash here", 0, told(137, f"no bash here\n{NO_ANSWER}")),
+        # A script may print such a thing in place of its runner.
+        forged_output=(":M:0:2:Y:whole:", 0, told(137, f":M:0:2:Y:whole:\n{NO_ANSWER}")),
+        forged_code=(":M:x:2:YQo=:whole:", 0, told(137, f":M:x:2:YQo=:whole:\n{NO_ANSWER}")),
+        forged_size=(":M:0::YQo=:whole:", 0, told(137, f":M:0::YQo=:whole:\n{NO_ANSWER}")),
+        forged_word=(":M:0:2:YQo=:x:", 0, told(137, f":M:0:2:YQo=:x:\n{NO_ANSWER}")),
     )
-    def test_the_bash_program_says_how_a_script_ended(self, printed, expected):
-        result = ExecResult(stdout=printed, return_code=127)
-        assert module.parse_output(result, "M", 1).text(99) == expected
+    def test_what_the_model_is_told_of_an_answer(self, printed, seconds, expected):
+        text = run_shell_that_prints(printed, seconds)
+        assert text.replace(FULL_DEVICE, f"\n{FULL_DEVICE}") == expected
 
-    @columns("missing text").rows(
-        base64=("base64", CUT), bash=("bash", NO_ANSWER), mkfifo=("mkfifo", NO_ANSWER)
+    @columns("code").rows(of_GNU=137, of_uutils=124)
+    def test_the_exit_code_of_a_time_limit_is_124(self, code):
+        text = run_shell_that_prints(f":M:{code}:2:YQo=:whole:", seconds=9)
+        assert text == told(124, "a\n[The time limit of 9 seconds was reached.]")
+
+    FLOOD = base64.b64encode(60_000 * b"x").decode()
+
+    @columns("printed").rows(
+        no_answer=60_000 * "x",
+        a_code_of_5000_digits=f":M:{5000 * '9'}:2:YQo=:whole:",
+        a_size_of_5000_digits=f":M:0:{5000 * '9'}:YQo=:whole:",
+        more_output_than_is_shown=f":M:0:60000:{FLOOD}:whole:",
     )
-    def test_an_image_that_lacks_a_program_is_told(self, missing, text, shell, tmp_path):
-        for name in {"bash", "base64", "cat", "mkfifo", "rm", "timeout"} - {missing}:
+    def test_whatever_a_script_forges_the_text_is_short(self, printed):
+        """`max_output_bytes` are 99. A message of the agent has less than 300 more."""
+        assert len(run_shell_that_prints(printed, shown_bytes=99)) < 400
+
+    def test_a_script_that_answers_in_place_of_its_runner_ends_no_run(self, tinker):
+        forger = f'echo ":$BASIC_LOOP_MARK:0:0:A:whole:" >/proc/{RUNNER}/fd/1'
+        options = {"max_turns": 3, "command_timeout_sec": 9}
+        done = tinker.run([bash(forger), bash("echo a"), "done"], ShellEnvironment(), **options)
+        forged, honest = done.observations
+        assert forged.startswith("Exit code: 137\n")
+        assert forged.endswith(NO_ANSWER)
+        assert (honest, done.stop_reason) == (told(0, "a"), "completed")
+
+    # What a script puts in the place of its output.
+    @columns("command").rows(
+        a_big_file="ln -s {folder}/big",
+        an_endless_device="ln -s /dev/zero",
+        a_pipe="mkfifo",
+        a_folder="mkdir",
+    )
+    def test_something_else_in_the_place_of_the_output_does_no_harm(self, command, shell, tmp_path):
+        (tmp_path / "big").write_text(1_000_000 * "x")
+        output = "/dev/shm/$BASIC_LOOP_MARK.output"
+        script = f"rm {output}; {command.format(folder=tmp_path)} {output}; exit 3"
+        start = time.monotonic()
+        text = run_shell(shell, script, shown_bytes=100)
+        assert text.startswith("Exit code: 3\n")
+        assert len(text.encode()) < 400
+        # The runner does not wait for an end that never comes.
+        assert time.monotonic() - start < 9
+        assert (tmp_path / "big").stat().st_size == 1_000_000
+
+    def test_a_script_may_remove_its_output(self, shell):
+        assert run_shell(shell, "echo a; rm /dev/shm/$BASIC_LOOP_MARK.*; exit 3") == told(
+            3, "(none)"
+        )
+
+    # ---- images
+
+    @columns("missing output").rows(
+        bash=("bash", NO_ANSWER),
+        timeout=("timeout", "timeout: command not found"),
+        base64=("base64", "[... 2 bytes left out ...]"),
+    )
+    def test_an_image_that_lacks_a_program_is_told(self, missing, output, shell, tmp_path):
+        needed = {"bash", "base64", "cat", "head", "rm", "stat", "tail", "timeout"}
+        for name in needed - {missing}:
             (tmp_path / name).symlink_to(shutil.which(name))
         shell.variables["PATH"] = str(tmp_path)
-        assert run_shell(shell, "true").endswith(text)
+        assert output in run_shell(shell, "echo a")
+
+    # What an image may set. The script has it, but not its runner.
+    @columns("name value").rows(
+        options_of_shells=("SHELLOPTS", "errexit:monitor:noclobber:nounset:pipefail"),
+        posix_mode=("POSIXLY_CORRECT", "1"),
+        a_clock=("SECONDS", "5000"),
+        a_file_for_each_shell=("BASH_ENV", "/dev/fd/0"),
+        an_unknown_locale=("LC_ALL", "xx_XX.UTF-8"),
+    )
+    def test_a_variable_of_the_image_breaks_nothing(self, name, value, shell):
+        shell.variables[name] = value
+        assert run_shell(shell, "true\n(exit 3)").startswith("Exit code: 3\n")
+
+    def test_the_time_limit_holds_in_an_image_with_such_variables(self, shell):
+        shell.variables |= {"POSIXLY_CORRECT": "1", "SECONDS": "5000"}
+        assert run_shell(shell, "echo a; sleep 9", seconds=1) == told(124, f"a\n{LIMIT}")
+
+    @needs_mounts
+    def test_a_sandbox_without_dev_fd_runs_scripts(self, tmp_path):
+        devices = ("mkdir shm", "touch null", "mount --bind /dev/null null", "mount --rbind . /dev")
+        environment = MountEnvironment(f"cd {tmp_path}", *devices)
+        text = run_shell(environment, "ls /dev; cat <<<a")
+        assert text == told(0, "null\nshm\na")
+
+    # ---- files and devices
 
     def test_without_memory_for_files_the_disk_is_used(self, shell):
         real_exec = shell.exec
@@ -1645,39 +2094,73 @@ class TestScripts:
         )
         assert run_shell(shell, "echo a") == told(0, "a")
 
+    # These devices hold 4096 bytes each, so that the runner's program or a script fills them.
+    SMALL_MEMORY = "mount -t tmpfs -o size=4k none /dev/shm"
+    SMALL_DISK = "mount -t tmpfs -o size=4k none /tmp"
+
+    @needs_mounts
+    def test_a_script_that_fits_on_the_disk_alone_is_run_there(self):
+        environment = MountEnvironment(self.SMALL_MEMORY)
+        script = f"echo a; ls /dev/shm; exit 3 # {9000 * 'x'}"
+        assert run_shell(environment, script) == told(3, "a")
+
+    @needs_mounts
+    def test_a_script_that_fits_nowhere_is_told_and_not_run(self, tmp_path):
+        # A part of the script would fit.
+        environment = MountEnvironment(self.SMALL_MEMORY, self.SMALL_DISK)
+        script = f"touch {tmp_path}/never\n# {9000 * 'x'}\nexit 0"
+        text = run_shell(environment, script)
+        assert text.startswith("Exit code: 137\n")
+        assert NO_ROOM in text
+        assert not (tmp_path / "never").exists()
+
+    @needs_mounts
+    def test_folders_that_cannot_be_written_are_told(self):
+        read_only = [f"mount -t tmpfs -o ro none {folder}" for folder in ("/dev/shm", "/tmp")]
+        text = run_shell(MountEnvironment(*read_only), "true")
+        assert text.startswith("Exit code: 137\n")
+        assert NO_ROOM in text
+
+    @needs_mounts
+    def test_output_that_a_full_device_did_not_take_is_told(self):
+        environment = MountEnvironment("mount -t tmpfs -o size=64k none /dev/shm")
+        text = run_shell(environment, "printf begin; seq 99999; exit 3", shown_bytes=10)
+        assert text.startswith("Exit code: 3\nOutput:\nbegin\n[... ")
+        assert text.endswith(FULL_DEVICE)
+
+    @needs_mounts
+    def test_a_device_that_a_script_fills_is_told(self):
+        environment = MountEnvironment("mount -t tmpfs -o size=64k none /dev/shm")
+        text = run_shell(environment, "cat /dev/zero >/dev/shm/big 2>/dev/null; echo a; exit 3")
+        assert text.startswith("Exit code: 3\n")
+        assert text.endswith(FULL_DEVICE)
+
     def test_a_folder_without_room_is_left_as_it_was(self, shell, tmp_path):
         real_exec = shell.exec
 
         def exec_without_room(command: str, timeout_sec: int) -> Any:
-            # The script can be written here, but not its runner.
+            # The blocks can be written here, but not the runner.
             mark = re.search(r"BASIC_LOOP_MARK=(\w+)", command)[1]
-            (tmp_path / f"{mark}.bash").mkdir()
+            (tmp_path / f"{mark}.runner").mkdir()
             return real_exec(command.replace("/dev/shm/", f"{tmp_path}/", 1), timeout_sec)
 
         shell.exec = exec_without_room
         assert run_shell(shell, "echo a") == told(0, "a")
-        assert [path.suffix for path in tmp_path.iterdir()] == [".bash"]
-
-    def test_shell_options_of_the_image_break_nothing(self, shell):
-        shell.variables["SHELLOPTS"] = "errexit:monitor:noclobber:nounset:pipefail"
-        assert run_shell(shell, "echo a; (exit 3)") == told(3, "a")
+        assert [path.suffix for path in tmp_path.iterdir()] == [".runner"]
 
     @columns("script seconds").rows(
         by_itself=("echo a", 9),
-        at_the_limit=("echo a; sleep 9", 1),
-        without_its_runner=("kill -9 $(sed -n 's/PPid:[^0-9]*//p' /proc/$PPID/status)", 9),
+        at_the_limit=("sleep 9", 1),
+        unread=("fi", 9),
+        without_its_runner=(f"kill -9 {RUNNER}", 9),
     )
-    def test_a_script_leaves_no_file_of_its_own(self, script, seconds, shell, monkeypatch):
-        mark = uuid4()
-        monkeypatch.setattr(module, "uuid4", lambda: mark)
+    def test_a_script_leaves_no_file_of_its_own(self, script, seconds, shell):
+        before = {*os.listdir("/dev/shm"), *os.listdir("/tmp")}
         run_shell(shell, script, seconds=seconds)
-        names = os.listdir("/dev/shm") + os.listdir("/tmp")
-        assert [name for name in names if name.startswith(mark.hex[:8])] == []
+        left = {*os.listdir("/dev/shm"), *os.listdir("/tmp")} - before
+        assert [name for name in left if re.match("[0-9a-f]{32}", name)] == []
 
-    def test_a_script_that_removes_its_output_is_told(self, shell):
-        wait = "until [ -s /dev/shm/$BASIC_LOOP_MARK.output ]; do sleep 0.01; done"
-        script = f"echo a; {wait}; rm /dev/shm/$BASIC_LOOP_MARK.*; exit 3"
-        assert run_shell(shell, script) == told(3, CUT)
+    # ---- what goes on, and what is killed
 
     def test_the_time_limit_ends_all_that_a_script_started(self, shell):
         # A process in a session of its own, one with a time limit of its own, one without the mark,
@@ -1688,66 +2171,89 @@ class TestScripts:
         assert run_shell(shell, script, seconds=1) == told(124, f"a\n{LIMIT}")
         wait_until_sleep_ends()
 
-    @columns("flood").rows(
-        lines="yes | head -c 9000000", one_line="head -c 9000000 /dev/zero | tr '\\0' y"
-    )
-    def test_a_flood_is_cut_and_its_script_goes_on(self, flood, shell, tmp_path):
-        text = run_shell(shell, f"{flood}; touch {tmp_path}/end; exit 3", shown_bytes=2)
-        assert text.startswith("Exit code: 3\nOutput:\ny\n[... 4095998 bytes left out ...]\n")
-        assert text.endswith(CUT)
-        assert (tmp_path / "end").exists()
+    @columns("name").rows(KILL="KILL", TERM="TERM")
+    def test_a_script_that_ends_its_own_time_limit_is_killed(self, name, shell):
+        run_shell(shell, f"setsid {SLEEP} & trap '' TERM; kill -{name} $PPID; {SLEEP}", seconds=1)
+        wait_until_sleep_ends()
+
+    def test_a_silent_server_does_not_hold_a_script_up(self, shell):
+        assert run_shell(shell, f"{SLEEP} & echo a") == told(0, "a")
 
     def test_a_server_that_a_script_left_lives_on(self, shell, tmp_path):
-        # It outlives its script, a kill of the next one, and its own flood: without a reader of the
-        # pipe, seq would fail.
-        server = "until [ -e go ]; do sleep 0.1; done; seq 999999 && touch alive"
+        # It outlives its script, a kill of the next one, and the removal of the file that it
+        # prints to.
+        server = "until [ -e go ]; do sleep 0.1; done; echo hello && touch alive"
         assert run_shell(shell, f"cd {tmp_path}; ({server}) & echo a") == told(0, "a")
         run_shell(shell, "sleep 9", seconds=1)
         script = f"cd {tmp_path}; touch go; until [ -e alive ]; do sleep 0.1; done"
         assert run_shell(shell, script) == told(0, "(none)")
 
-    def test_only_the_time_limit_ends_what_a_script_left(self, shell, tmp_path):
-        # These exit codes are also those of the limit.
-        for command in ("timeout 0.1 sleep 9", "exit 137"):
-            run_shell(shell, f"(sleep 1; touch {tmp_path}/alive) >/dev/null & {command}")
-            assert run_shell(shell, f"sleep 1.5; rm {tmp_path}/alive") == told(0, "(none)")
-
-    # How the script's exec ends, how the exec that kills it ends, and the seconds that both take:
-    # the limit of 100, 30 more until the agent gives up, and at most 15 for the kill.
-    @columns("answer killing seconds").rows(
-        environments_limit=(TimeoutError(), "", 0),
-        gone=(forever, RuntimeError("gone"), 130),
-        kill_hangs=(forever, forever, 145),
+    @columns("command code").rows(
+        a_time_limit_of_its_own=("timeout 0.1 sleep 9", 124),
+        a_crash=("bash -c 'kill -SEGV $$' 2>/dev/null", 139),
+        an_interrupt=("bash -c 'kill -INT $$'", 130),
     )
-    def test_a_script_without_an_answer_is_killed(self, answer, killing, seconds):
-        environment = FakeEnvironment(answer, killing)
+    def test_a_server_outlives_a_script_whose_last_command_fails(
+        self, command, code, shell, tmp_path
+    ):
+        server = "until [ -e go ]; do sleep 0.1; done; touch alive"
+        text = run_shell(shell, f"cd {tmp_path}; ({server}) & {command}")
+        assert text.startswith(f"Exit code: {code}\n")
+        (tmp_path / "go").touch()
+        script = f"until [ -e {tmp_path}/alive ]; do sleep 0.1; done"
+        assert run_shell(shell, script, seconds=2) == told(0, "(none)")
+
+    # How the script's exec ends, and the seconds until then: the limit of 100, and 30 more until
+    # the agent gives up. The kill works.
+    @columns("answer seconds").rows(
+        hangs=(forever, 130), prints_nothing=(ExecResult(stdout="", return_code=137), 0)
+    )
+    def test_a_script_without_an_answer_is_killed_and_told(self, answer, seconds):
+        environment = FakeEnvironment(answer, ExecResult(stdout=None, return_code=0))
 
         async def main() -> tuple[str, float]:
-            result = await module.run_script(["x"], environment, seconds=100)
-            return result.text(99), asyncio.get_running_loop().time()
+            text = await script_agent(seconds=100).execute(["x"], environment)
+            return text, asyncio.get_running_loop().time()
 
-        text = told(124, "[no answer; the limit is 100 seconds]")
-        assert asyncio.run(main(), loop_factory=virtual_loop) == (text, seconds)
+        note = "[No answer came in 100 seconds, or the script has killed what runs it.]"
+        assert asyncio.run(main(), loop_factory=virtual_loop) == (told(137, note), seconds)
         assert environment.first_script_was_killed
         # The environment's own limits come 90 seconds later than the agent's.
         assert environment.timeouts == [100 + 90, 15 + 90]
 
-    # `wait_for` raises TimeoutError only for a cancellation. Other errors come through.
-    @columns("result limit error_type").rows(
-        failed=(RuntimeError("no container"), 9, RuntimeError),
-        cancelled=(forever, 0.01, TimeoutError),
+    # How the exec that kills the script ends, and the seconds until then: at most 15.
+    @columns("killing seconds").rows(
+        fails=(RuntimeError("gone"), 130),
+        hangs=(forever, 145),
+        returns_an_error=(ExecResult(stdout="", stderr="gone", return_code=1), 130),
     )
-    def test_if_exec_ends_early_its_script_is_killed(self, result, limit, error_type):
+    def test_an_environment_that_cannot_even_kill_is_an_error(self, killing, seconds):
+        environment = FakeEnvironment(forever, killing)
+
+        async def main() -> float:
+            with pytest.raises(RuntimeRequestError, match="environment runs no scripts any more"):
+                await script_agent(seconds=100).execute(["x"], environment)
+            return asyncio.get_running_loop().time()
+
+        assert asyncio.run(main(), loop_factory=virtual_loop) == seconds
+
+    # `wait_for` raises TimeoutError only for a cancellation. Other errors come through.
+    @columns("result limit error").rows(
+        failed=(RuntimeError("no container"), 9, pytest.raises(RuntimeError, match="no container")),
+        timed_out=(TimeoutError("dial"), 9, pytest.raises(TimeoutError, match="dial")),
+        cancelled=(forever, 0.01, pytest.raises(TimeoutError)),
+    )
+    def test_if_exec_ends_early_its_script_is_killed(self, result, limit, error):
         environment = FakeEnvironment(result)
-        run = module.run_script(["x"], environment, seconds=100)
-        with pytest.raises(error_type):
+        run = script_agent().execute(["x"], environment)
+        with error:
             asyncio.run(asyncio.wait_for(run, limit))
         assert environment.first_script_was_killed
 
-    def test_cancelling_run_script_kills_the_script(self, shell):
+    def test_cancelling_a_script_kills_it(self, shell):
         # The script also suspends the program that runs it.
         script = f"setsid {SLEEP} & env -i {SLEEP} & kill -STOP $PPID; {SLEEP}"
-        run = module.run_script([script], shell, seconds=7000)
+        run = script_agent(seconds=7000).execute([script], shell)
         with pytest.raises(TimeoutError):
             asyncio.run(asyncio.wait_for(run, 1))
         wait_until_sleep_ends()
@@ -1859,7 +2365,6 @@ class TestTinker:
         assert (ended.stop_reason, ended.metadata["n_episodes"]) == ("context_overflow", 1)
         assert f"the context is full: the prompt fills the context: {limit} tokens" in caplog.text
 
-    @pytest.mark.skipif(IS_OLD_SDK, reason="the SDK does not tell the limit")
     @columns("servers given limit").rows(
         servers=(50_000, None, 50_000),
         lower=(50_000, 300, 300),
@@ -1872,20 +2377,52 @@ class TestTinker:
         tinker.run(max_tokens=99_999, context_limit=given)
         assert tinker.params[0].max_tokens == limit - len(tinker.sampled[0].prompt)
 
-    @pytest.mark.skipif(IS_OLD_SDK, reason="the SDK does not tell the limit")
-    def test_a_tinker_server_that_does_not_answer_is_named(self, tinker, monkeypatch):
-        silent = SimpleNamespace(get_server_capabilities=forever)
-        monkeypatch.setattr("tinker.RestClient", lambda **arguments: silent)
-        monkeypatch.setattr(module, "FIRST_RESPONSE_SEC", 0.01)
-        with pytest.raises(RuntimeError, match="http://own has not answered in"):
-            set_up(tinker.agent(api_base="http://own"))
+    @pytest.fixture
+    def own_rest_clients(self, monkeypatch) -> None:
+        """The SDK builds one client at a time, so a server that does not answer holds up those of
+        later tests. Here the SDK has none yet, and later tests have other ones."""
+        from tinker.lib.public_interfaces import rest_client_common as sdk
 
-    @pytest.mark.skipif(IS_OLD_SDK, reason="the SDK does not tell the limit")
-    def test_a_tinker_server_need_not_tell_its_limit(self, tinker, monkeypatch):
-        async def refuse() -> None:
-            raise tinker_error("no such path", "user")
+        monkeypatch.setattr(sdk, "sessionless_holder_cache", type(sdk.sessionless_holder_cache)())
 
-        silent = SimpleNamespace(get_server_capabilities=refuse)
+    @columns("is_listening").rows(accepts_and_never_answers=True, nothing_listens=False)
+    def test_a_tinker_server_that_does_not_answer_stops_only_its_trial(
+        self, is_listening, tokenizer_dir, tmp_path, monkeypatch, own_rest_clients
+    ):
+        """The SDK is the real one, and would wait for minutes."""
+        monkeypatch.setattr(module, "FIRST_RESPONSE_SEC", 0.4)
+        # The connections wait here to be accepted.
+        listener = socket.create_server(("127.0.0.1", 0))
+        address = f"127.0.0.1:{listener.getsockname()[1] if is_listening else 1}"
+        options = {"model_name": tokenizer_dir, "renderer_name": "qwen3_instruct"}
+        agent = BasicLoopAgent(
+            logs_dir=tmp_path, api_base=f"http://user:secret@{address}", **options
+        )
+
+        async def another_trial() -> None:
+            while True:
+                await asyncio.sleep(0.01)
+                ticks.append(time.monotonic())
+
+        async def main() -> None:
+            other = asyncio.create_task(another_trial())
+            with pytest.raises(module.ApiError) as error:
+                await agent.setup(FakeEnvironment())
+            assert str(error.value) == f"http://{address} has not answered in 0.4 seconds"
+            assert "secret" not in shown_text(error.value)
+            other.cancel()
+
+        ticks: list[float] = []
+        asyncio.run(main())
+        listener.close()
+        assert ticks[-1] - ticks[0] < 10
+        assert len(ticks) > 10
+
+    @columns("error").rows(no_such_path=Refusal(404), not_allowed=Refusal(403))
+    def test_a_tinker_server_need_not_tell_its_limit(self, error, tinker, monkeypatch):
+        answer = Future()
+        answer.set_exception(error)
+        silent = SimpleNamespace(get_server_capabilities=lambda: answer)
         monkeypatch.setattr("tinker.RestClient", lambda **arguments: silent)
         (client,) = set_up(tinker.agent())
         assert client.context_limit == 32_000
@@ -1909,7 +2446,6 @@ class TestTinker:
         # Path, base model, record_stability_info.
         assert tinker.opened == [(None, tokenizer_dir, False), ("tinker://run/1", None, True)]
 
-    @pytest.mark.skipif(IS_OLD_SDK, reason="the SDK gives a sequence no id")
     def test_tinkers_sequence_ids_are_recorded(self, tinker):
         (detail,) = tinker.run().context.rollout_details
         assert detail["extra"] == {"sequence_id": ["sequence-1"]}
@@ -1949,38 +2485,7 @@ class TestTinker:
         set_up(tinker.agent(max_tokens=1))
         assert len(tinker.sessions) == n_sessions
 
-    @pytest.fixture
-    def prices(self, monkeypatch) -> list[str]:
-        """Stands in for the cookbook's prices (0.6 and later). The models that were asked for."""
-        asked = []
-
-        def fetch_model_pricing(model: str, timeout: float) -> Any:
-            asked.append(model)
-            return SimpleNamespace(estimate_usd=lambda usage: sum(usage))
-
-        prices = ModuleType("tinker_cookbook.utils.cost_estimation")
-        prices.fetch_model_pricing = fetch_model_pricing
-        # Per token: sampled 1, cached 10, other tokens of the prompt 100.
-        prices.TokenUsage = lambda sampled, prefill_cached, prefill_uncached: (
-            sampled,
-            10 * prefill_cached,
-            100 * prefill_uncached,
-        )
-        monkeypatch.setitem(sys.modules, prices.__name__, prices)
-        return asked
-
-    def test_the_cost_on_tinker_is_by_the_cookbooks_prices(self, tinker, prices):
-        done = tinker.run([Reply("hi", answer={"prompt_cache_hit_tokens": 2})])
-        (turn,) = tinker.sampled
-        cost = len(turn.completion) + 10 * 2 + 100 * (len(turn.prompt) - 2)
-        assert (done.context.cost_usd, prices) == (cost, [tinker.options["model_name"]])
-
-    def test_a_tinker_server_of_ones_own_has_no_price(self, tinker, prices):
-        assert tinker.run(api_base="http://own").context.cost_usd is None
-        assert prices == []
-
-    def test_without_prices_the_cost_on_tinker_is_unknown(self, tinker, monkeypatch):
-        monkeypatch.setitem(sys.modules, "tinker_cookbook.utils.cost_estimation", None)
+    def test_the_cost_on_tinker_is_unknown(self, tinker):
         assert tinker.run().context.cost_usd is None
 
     def test_a_given_service_needs_no_key(self, tinker, no_key):
@@ -2061,6 +2566,56 @@ class TestTinker:
 # -------------------------------------------------------------------------------- prompts on vLLM
 
 
+# By these names Harbor (0.25 and later) knows that a server has failed.
+NO_VALID_REWARD = ("ApiError", "InternalServerError", "ServiceUnavailableError")
+
+
+def always_busy_after(server: FakeServer, *replies: Any) -> Any:
+    """In place of `server.sample`: the replies, and then the error of a server that is paused."""
+    sample, answers = server.sample, [*replies]
+    server.will_reply(*replies)
+
+    async def sample_or_refuse(*arguments: Any) -> tuple:
+        if not answers:
+            raise Refusal(503, "Generation is paused. Please retry after it resumes.")
+        answers.pop()
+        return await sample(*arguments)
+
+    return sample_or_refuse
+
+
+class Restarting:
+    """An HTTP server that can be stopped, and started again at the same URL."""
+
+    def __init__(self) -> None:
+        self.http, self.port = None, 0
+
+    def start(self, fake: FakeServer) -> None:
+        self.http = ThreadingHTTPServer(("127.0.0.1", self.port), HttpHandler)
+        self.http.fake, self.port = fake, self.http.server_port
+        threading.Thread(target=self.http.serve_forever, args=[0.01]).start()
+
+    def stop(self) -> None:
+        self.http.shutdown()
+        self.http.server_close()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+
+@pytest.fixture
+def restarting() -> Iterator[Restarting]:
+    server = Restarting()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def no_pause(monkeypatch) -> None:
+    monkeypatch.setattr(module, "PAUSE_SEC", 0)
+
+
 class TestVllm:
     def test_vllm_gets_this_request_for_a_completion(self, vllm):
         vllm.run(max_tokens=7, temperature=None)
@@ -2084,12 +2639,10 @@ class TestVllm:
         vllm.run(llm_kwargs={"extra_body": {"chat_template_kwargs": arguments}})
         (body,) = vllm.bodies("/tokenize")
         messages = {"messages": [{"role": "user", "content": "do it"}]}
-        template = {"add_generation_prompt": True, "chat_template_kwargs": arguments}
-        assert body == {"model": VLLM_MODEL, **messages, **template}
+        assert body == {"model": VLLM_MODEL, **messages, "chat_template_kwargs": arguments}
 
     @columns("given name value").rows(
         extra_body_wins=({"llm_kwargs": {"top_k": 1, "extra_body": {"top_k": 5}}}, "top_k", 5),
-        max_tokens_stays=({"llm_kwargs": {"extra_body": {"max_tokens": 9}}}, "max_tokens", 512),
         hosted_vllm=({"model_name": f"hosted_vllm/{VLLM_MODEL}"}, "model", VLLM_MODEL),
     )
     def test_the_body_for_vllm_has_the_right_value(self, given, name, value, vllm):
@@ -2122,6 +2675,12 @@ class TestVllm:
         (body,) = vllm.bodies("/v1/completions")
         assert (body["session_id"], vllm.headers("X-Session-ID")[-1]) == (expected, expected)
 
+    def test_a_trial_may_have_a_name_that_is_no_ascii(self, vllm, tmp_path):
+        vllm.run(logs_dir=tmp_path / "größe-任务__x7/agent")
+        (body,) = vllm.bodies("/v1/completions")
+        assert body["session_id"] == "größe-任务__x7"
+        assert vllm.headers("X-Session-ID")[-1] == "gr%C3%B6%C3%9Fe-%E4%BB%BB%E5%8A%A1__x7"
+
     def test_a_server_that_does_not_answer_is_named(self, vllm):
         # Nothing listens on port 1.
         with pytest.raises(
@@ -2133,6 +2692,51 @@ class TestVllm:
         failed = vllm.new_run([Refusal(404, "gone")])
         with pytest.raises(Exception, match=f"The model's server is {vllm.url}"):
             failed.follow()
+
+    @columns("given reply").rows(setup=({"model_name": "x"}, ""), a_call=({}, Refusal(404, "gone")))
+    def test_no_error_shows_the_password_of_a_url(self, given, reply, vllm):
+        url = vllm.url.replace("//", "//user:secret@")
+        failed = vllm.new_run([reply], api_base=url, **given)
+        with pytest.raises(Exception, match=vllm.url) as error:
+            failed.follow()
+        assert "secret" not in shown_text(error.value)
+
+    # A server's words in turn 2.
+    @columns("message").rows(
+        sglangs_pool=(
+            "Input length (9021 tokens) exceeds the maximum allowed length (8187 tokens). Use a "
+            "shorter input or enable --allow-auto-truncate."
+        ),
+        exactly_the_window="max_tokens must be at least 1, got 0.",
+    )
+    def test_a_full_context_ends_the_run_and_keeps_its_turns(self, message, server):
+        # Harbor's LiteLLM asks three times.
+        done = server.run([bash("ls"), *[Refusal(400, message)] * 3], max_turns=3)
+        assert (done.stop_reason, len(done.agent.turns)) == ("context_overflow", 1)
+
+    @columns("message").rows(
+        user="Invalid 'user': string too long. Expected a string with maximum length 64.",
+        cache_key="Invalid 'prompt_cache_key': string too long. Expected at most 64.",
+    )
+    @columns("earlier").rows(first_call=[], second_call=[bash("ls")])
+    def test_a_field_that_is_too_long_is_no_full_context(self, message, earlier, server):
+        failed = server.new_run([*earlier, *[Refusal(400, message)] * 3], max_turns=3)
+        with pytest.raises(Exception, match="string too long") as error:
+            failed.follow()
+        assert "prompt is too long" not in shown_text(error.value)
+        assert failed.stop_reason == "error"
+
+    def test_tokens_are_counted_if_the_server_does_not_count_them(self, vllm):
+        done = vllm.run([Reply("hi", answer={"usage": None})])
+        assert done.context.n_output_tokens == 3
+
+    def test_a_turn_on_vllm_has_no_extra_values_by_default(self, vllm):
+        assert vllm.run().context.rollout_details[0]["extra"] == {}
+
+    def test_vllms_weight_versions_are_recorded(self, vllm):
+        spans = [{"version": "7", "start": 0, "end": 3}]
+        done = vllm.run([Reply("hi", choice={"weight_versions": spans})])
+        assert done.context.rollout_details[0]["extra"] == {"weight_versions": [spans]}
 
     def test_a_turn_on_vllm_costs_two_requests(self, vllm):
         """For all turns one more finds the template's tail, and one shows a prompt's end."""
@@ -2186,10 +2790,6 @@ class TestVllm:
 
     ABORTED = Reply("ab", cut_off=True, choice={"finish_reason": "abort"})
 
-    @pytest.fixture
-    def no_pause(self, monkeypatch) -> None:
-        monkeypatch.setattr(module, "ABORT_PAUSE_SEC", 0)
-
     def test_a_reply_that_the_server_aborts_goes_on(self, vllm, no_pause):
         done = vllm.run([self.ABORTED, self.ABORTED, "c"])
         first, second, third = vllm.sampled
@@ -2200,6 +2800,58 @@ class TestVllm:
         assert done.recorded == [Sampled(first.prompt, ids, logprobs)]
         assert (done.stop_reason, done.completion) == ("completed", "ababc")
         assert done.context.rollout_details[0]["extra"]["n_aborts"] == [2]
+
+    # In sum each of these has five logprobs for five ids.
+    @columns("first second").rows(
+        one_too_few_then_one_too_many=([-1.0], [-1.0] * 4),
+        one_too_many_then_one_too_few=([-1.0] * 3, [-1.0] * 2),
+    )
+    def test_parts_whose_logprobs_do_not_align_are_no_training_data(
+        self, first, second, vllm, no_pause
+    ):
+        aborted = {"finish_reason": "abort"}
+        parts = [Reply("ab", cut_off=True, choice=aborted, logprobs=first)]
+        done = vllm.run([*parts, Reply("cd", logprobs=second)])
+        assert (done.completion, done.recorded) == ("abcd", [])
+        assert done.metadata["n_turns_without_ids"] == 1
+
+    @columns("replies text").rows(
+        the_only_part=([], "c"), a_later_part=([Reply("ab", cut_off=True)], "abc")
+    )
+    def test_an_abort_without_ids_costs_no_other_part(self, replies, text, vllm, no_pause):
+        for reply in replies:
+            reply.choice = {"finish_reason": "abort"}
+        without_ids = Reply(
+            "x",
+            cut_off=True,
+            choice={"finish_reason": "abort", "token_ids": None, "logprobs": None},
+        )
+        done = vllm.run([*replies, without_ids, "c"])
+        assert done.completion == text
+        assert done.recorded[0].completion == vllm.ids_by_character(text + "<|im_end|>")
+
+    def test_a_run_that_sampled_no_token_sends_its_instruction_again(self, vllm):
+        run = vllm.new_run([Reply(ids=[], choice={"finish_reason": "abort"})])
+
+        async def two_steps() -> None:
+            run.agent.options.max_seconds = 0.3
+            await finish(run)
+            run.agent.options.max_seconds = None
+            vllm.will_reply("hi")
+            await run.step("two")
+
+        asyncio.run(two_steps())
+        assert [message["content"] for message in run.agent.messages] == ["do it\n\ntwo", "hi"]
+        assert len(run.recorded) == 1
+
+    def test_a_complete_reply_of_no_tokens_is_no_training_data(self, vllm):
+        done = vllm.run([Reply(ids=[])])
+        assert (done.recorded, done.metadata["n_turns_without_ids"]) == ([], 1)
+
+    def test_a_server_that_is_paused_after_an_abort_is_waited_for(self, vllm, no_pause):
+        done = vllm.run([self.ABORTED, *[Refusal(503, "Generation is paused.")] * 30, "c"])
+        assert done.completion == "abc"
+        assert done.context.rollout_details[0]["extra"] == {"n_aborts": [1]}
 
     def test_the_tokens_of_an_aborted_reply_are_counted_once(self, vllm, no_pause):
         done = vllm.run([self.ABORTED, "c"])
@@ -2253,6 +2905,54 @@ class TestVllm:
 
     def test_a_busy_vllm_is_asked_again_five_times(self, vllm):
         assert vllm.run([*[Refusal(503)] * 5, "hello"]).completion == "hello"
+
+    @columns("status").rows(paused=503, too_many=429, overloaded=529, gateway=502, gateway_slow=504)
+    def test_a_server_that_is_busy_for_a_minute_is_waited_for(self, status, server, no_pause):
+        # A call is one request here. LiteLLM makes three, with waits of four seconds.
+        n_requests = {"vllm": 60, "litellm": 21}[server.options["model_client"]]
+        replies = [bash("ls"), *[Refusal(status, "Overloaded")] * n_requests, "done"]
+        done = server.run(replies, max_turns=3, llm_kwargs={"max_retries": 0})
+        assert (done.stop_reason, done.completion) == ("completed", "done")
+
+    @columns("replies").rows(first_call=[], second_call=[bash("ls")])
+    def test_a_server_that_stays_busy_is_an_error_in_the_end(
+        self, replies, server, no_pause, monkeypatch
+    ):
+        monkeypatch.setattr(module, "MAX_BUSY_SEC", 0.05)
+        monkeypatch.setattr(server, "sample", always_busy_after(server, *replies))
+        failed = server.new_run(max_turns=3)
+        with pytest.raises(Exception, match="Generation is paused") as error:
+            failed.follow()
+        assert type(error.value).__name__ in NO_VALID_REWARD
+        assert (failed.stop_reason, len(failed.agent.turns)) == ("error", len(replies))
+
+    def test_a_server_that_restarts_is_waited_for(self, server, restarting, monkeypatch):
+        monkeypatch.setattr(module, "PAUSE_SEC", 0.05)
+        restarting.start(server)
+
+        async def restart() -> str:
+            restarting.stop()
+            asyncio.get_running_loop().call_later(0.3, restarting.start, server)
+            return "out"
+
+        options = {"api_base": restarting.url, "max_turns": 3, "llm_kwargs": {"max_retries": 0}}
+        done = server.run([bash("ls"), "done"], FakeEnvironment(restart), **options)
+        assert (done.stop_reason, done.completion) == ("completed", "done")
+
+    def test_a_server_that_does_not_come_back_is_an_error(self, server, restarting, monkeypatch):
+        monkeypatch.setattr(module, "PAUSE_SEC", 0.05)
+        monkeypatch.setattr(module, "MAX_BUSY_SEC", 0.2)
+        restarting.start(server)
+
+        async def stop() -> str:
+            restarting.stop()
+            return "out"
+
+        options = {"api_base": restarting.url, "max_turns": 3, "llm_kwargs": {"max_retries": 0}}
+        failed = server.new_run([bash("ls"), "done"], FakeEnvironment(stop), **options)
+        with pytest.raises(Exception, match=restarting.url):
+            failed.follow()
+        assert (failed.stop_reason, len(failed.agent.turns)) == ("error", 1)
 
     SPECIAL = "<|im_end|> <|turn> <turn|> [|user|] <\uff5cUser\uff5c> <s> </s> <bos> <end_of_turn>"
     MORE = "[INST] [/INST] [TOOL_RESULTS] [gMASK] <seed:eos> ]~b] ]~!b[ [e~["
@@ -2325,7 +3025,7 @@ class TestSglang:
 
     def test_thinking_that_sglangs_template_opened_is_taken_off(self, sglang):
         done = sglang.run(["so</think>done"], system_prompt="/think")
-        assert (done.agent.turns[0].reasoning_content, done.completion) == ("so", "done")
+        assert (done.agent.turns[0].reasoning_content, done.completion) == ("\nso", "done")
 
     def test_sglangs_limit_is_that_of_its_list_of_models(self, sglang):
         sglang.run(max_tokens=99_999)
@@ -2336,8 +3036,62 @@ class TestSglang:
         done = sglang.run(llm_kwargs={"return_routed_experts": True})
         assert done.context.rollout_details[0]["extra"] == {"routed_experts": ["AAAA"]}
 
+    @columns("name sent").rows(
+        sglangs_form=("base:sql", "base:sql"), bare=("sql", "base:sql"), the_base=("base", "base")
+    )
+    def test_an_adapter_is_asked_for_by_its_name_on_sglang(self, name, sent, sglang, adapters):
+        sglang.run(model_name=name, max_tokens=99_999)
+        assert {body["model"] for _, body, _ in sglang.requests if body} == {sent}
+        (body,) = sglang.bodies("/v1/completions")
+        # The adapter has its base model's limit.
+        assert body["max_tokens"] == 8192 - len(body["prompt"])
+
+    @pytest.mark.parametrize("name", ["base:other", "other:sql", "other", "base:"])
+    def test_an_adapter_that_sglang_does_not_have_is_refused(self, name, sglang, adapters):
+        with pytest.raises(RuntimeError, match=f"is no .* server with the model {name} "):
+            set_up(sglang.agent(model_name=name))
+
+    @pytest.fixture
+    def adapters(self, sglang, monkeypatch) -> None:
+        """SGLang with a base model and an adapter of it."""
+        base = {"id": "base", "max_model_len": 8192, "parent": None}
+        adapter = {"id": "sql", "max_model_len": None, "parent": "base"}
+        usual = sglang.answer
+
+        def answer(path: str, body: dict[str, Any]) -> dict[str, Any]:
+            if path == "/v1/models":
+                return {"data": [base, adapter]}
+            return usual(path, body | {"model": "tiny"})
+
+        monkeypatch.setattr(sglang, "answer", answer)
+
+    def test_sglangs_weight_version_is_recorded(self, sglang):
+        done = sglang.run([Reply("hi", answer={"metadata": {"weight_version": "7"}})])
+        assert done.context.rollout_details[0]["extra"] == {"weight_version": ["7"]}
+
 
 # -------------------------------------------------------------------------------- chat endpoints
+
+
+class FakeClaude(FakeServer):
+    """Answers as Anthropic's endpoint does. `answers` has one for each request, or an error."""
+
+    answers: Iterator[Any] = iter(())
+
+    @staticmethod
+    def says(text: str, stop_reason: str = "end_turn") -> dict[str, Any]:
+        return {
+            "id": "1",
+            "type": "message",
+            "role": "assistant",
+            "model": "claude",
+            "content": [{"type": "text", "text": text}],
+            "stop_reason": stop_reason,
+            "usage": {"input_tokens": 1, "output_tokens": 1},
+        }
+
+    def answer(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        return asyncio.run(outcome(next(self.answers)))
 
 
 class TestChat:
@@ -2400,12 +3154,89 @@ class TestChat:
         reply = Reply(bash("ls"), choice={"finish_reason": reason})
         assert server.run([reply, "done"], max_turns=2).scripts == ["ls"]
 
-    @pytest.mark.parametrize("reason", ["length", "repetition", "MALFORMED", "content_filter"])
-    def test_a_reply_that_was_cut_off_is_not_run(self, server, reason, caplog):
+    @columns("reason stop_reason").rows(
+        length=("length", "max_tokens"),
+        model_length=("model_length", "max_tokens"),
+        content_filter=("content_filter", "refused"),
+        tool_calls=("tool_calls", "tool_calls"),
+        repetition=("repetition", "repetition"),
+        capitals=("MALFORMED", "malformed"),
+    )
+    def test_a_reply_that_is_incomplete_is_not_run(self, reason, stop_reason, server, caplog):
         reply = Reply(bash("rm x"), choice={"finish_reason": reason})
         done = server.run([reply], max_turns=2)
-        assert (done.stop_reason, done.scripts) == ("max_tokens", [])
-        assert f"the reply was cut off: finish reason {reason.lower()!r}" in caplog.text
+        assert (done.stop_reason, done.scripts) == (stop_reason, [])
+        assert f"the reply is incomplete: finish reason {reason.lower()!r}" in caplog.text
+
+    @pytest.mark.parametrize("reason", ["abort", "cancelled", "error", "time_limit"])
+    def test_a_reply_that_a_chat_server_has_ended_is_an_error(self, reason, chat):
+        failed = chat.new_run([Reply("half", choice={"finish_reason": reason})])
+        with pytest.raises(module.ApiError, match=f"has ended the reply with '{reason}'"):
+            failed.follow()
+        assert (failed.stop_reason, failed.completion) == ("error", "half")
+
+    def test_no_choices_are_an_error_after_one_request(self, chat):
+        failed = chat.new_run([Reply(answer={"choices": []})] * 9)
+        with pytest.raises(module.ApiError, match="no reply"):
+            failed.follow()
+        assert len(chat.requests) == 1
+
+    @columns("reply text").rows(
+        a_refusal=(Reply(message={"content": None, "refusal": "I can't help."}), "I can't help."),
+        filtered=(Reply("I wo", choice={"finish_reason": "content_filter"}), "I wo"),
+    )
+    def test_a_refusal_is_told_with_its_text(self, reply, text, chat):
+        done = chat.run([reply], max_turns=2)
+        assert (done.stop_reason, done.completion) == ("refused", text)
+
+    def test_a_refusal_of_claude_is_told_with_its_text(self, claude):
+        claude.answers = iter([claude.says("I can't help.", stop_reason="refusal")])
+        done = claude.run()
+        assert (done.stop_reason, done.completion) == ("refused", "I can't help.")
+
+    def test_a_claude_that_is_overloaded_for_a_minute_is_waited_for(self, claude, no_pause):
+        """litellm makes another error of it: an InternalServerError with status 500."""
+        busy = Refusal(529, "overloaded_error")
+        replies = [claude.says(bash("ls")), *[busy] * 30, claude.says("done")]
+        claude.answers = iter(replies)
+        done = claude.run(max_turns=3)
+        assert (done.stop_reason, done.completion) == ("completed", "done")
+
+    @pytest.fixture
+    def claude(self, http, tokenizer_dir, chat, monkeypatch) -> "FakeClaude":
+        monkeypatch.setenv("ANTHROPIC_API_KEY", "sk-test")
+        options = chat.options | {"model_name": "anthropic/claude-opus-4-1"}
+        del options["api_base"]
+        return FakeClaude(http, tokenizer_dir, **options)
+
+    def test_before_the_first_reply_a_refused_connection_is_an_error(self, chat):
+        # Nothing listens on port 1.
+        url = "http://127.0.0.1:1"
+        failed = chat.new_run(api_base=url, llm_kwargs={"max_retries": 0})
+        with pytest.raises(Exception, match=f"The model's server is {url}"):
+            failed.follow()
+
+    def test_no_error_of_a_chat_server_shows_the_password_of_a_url(self, chat):
+        url = chat.url.replace("//", "//user:secret@")
+        failed = chat.new_run([Refusal(404, "gone")] * 9, api_base=url)
+        with pytest.raises(Exception, match=f"The model's server is {chat.url}") as error:
+            failed.follow()
+        assert "secret" not in shown_text(error.value)
+
+    def test_no_request_holds_a_nul(self, server):
+        replies = [bash("printf 'a\0b'"), "done"]
+        options = {"max_turns": 2, "system_prompt": "a\0b"}
+        run = server.new_run(replies, FakeEnvironment("a\0b"), **options).follow("c\0d")
+        assert run.observations == ["Exit code: 0\nOutput:\nab"]
+        assert [body for _, body, _ in server.requests if "\\u0000" in json.dumps(body)] == []
+
+    @columns("reply").rows(
+        nothing_but_thinking="<think>hm</think>", null=Reply(message={"content": None})
+    )
+    def test_no_empty_assistant_message_is_sent(self, reply, chat):
+        chat.new_run([reply, "done"]).follow("one", "two")
+        messages = chat.bodies("/v1/chat/completions")[1]["messages"]
+        assert [message["content"] for message in messages] == ["one", "(empty)", "two"]
 
     @columns("is_wanted sent").rows(yes=(True, {"reasoning_content": "hm"}), no=(False, {}))
     def test_reasoning_goes_back_only_if_wanted(self, is_wanted, sent, chat):
@@ -2418,9 +3249,9 @@ class TestChat:
     @columns("text reasoning expected").rows(
         a_tag_beside_the_servers_reasoning=("a </think>\nb", "hm", ("hm", "a </think>\nb")),
         both=("<think>b</think>hi", "a", ("ab", "hi")),
-        only_closed=(f"so {bash('rm x')}</think>\nhi", None, (f"so {bash('rm x')}", "hi")),
+        only_closed=("so\n</think>\nhi", None, ("so\n", "hi")),
+        closed_after_a_block=(f"{bash('ls')}</think>\nhi", None, ("", f"{bash('ls')}</think>\nhi")),
         opened_in_the_answer=("so</think>\nsee <think>", None, ("so", "see <think>")),
-        another_familys=("so</seed:think>\nhi", None, ("so", "hi")),
     )
     def test_thinking_is_recorded_apart(self, text, reasoning, expected, chat):
         done = chat.run([Reply(text, message={"reasoning_content": reasoning})])
@@ -2512,6 +3343,87 @@ class TestSharedClient:
         agents = [server.agent(session_id=str(n)) for n in range(9)]
         assert len(set(set_up(*agents))) == 1
 
+    def test_200_trials_with_their_own_keys_leave_at_most_64_clients(self, counting):
+        async def main() -> int:
+            for n in range(200):
+                await counting(extra_env={"OPENAI_API_KEY": str(n)})._shared_llm()
+            gc.collect()
+            return len(CountingAgent.built)
+
+        assert asyncio.run(main()) == 64
+
+    def test_a_client_in_use_stays_when_many_others_come(self, counting):
+        async def main() -> None:
+            first = await counting()._shared_llm()
+            for n in range(200):
+                await counting(extra_env={"OPENAI_API_KEY": str(n)})._shared_llm()
+                assert await counting()._shared_llm() is first
+
+        asyncio.run(main())
+
+    def test_the_clients_of_closed_event_loops_go(self, counting):
+        for _ in range(10):
+            asyncio.run(counting()._shared_llm())
+        gc.collect()
+        assert len(CountingAgent.built) == 1
+
+    def test_options_that_look_equal_but_hold_other_secrets_share_no_client(self, counting):
+        class Agent(CountingAgent):
+            options_model = OwnOptions
+
+        agents = [counting(Agent, token=SecretStr(text)) for text in ("one", "two")]
+        assert repr(agents[0].options) == repr(agents[1].options)
+        first, second = set_up(*agents)
+        assert first is not second
+
+    def test_trials_at_a_silent_server_get_the_same_error_at_once(self, vllm, monkeypatch):
+        monkeypatch.setattr(module, "FIRST_RESPONSE_SEC", 0.2)
+        built = []
+
+        class Agent(BasicLoopAgent):
+            def _build_llm(self) -> Any:
+                built.append(self)
+                return super()._build_llm()
+
+        async def main(api_base: str) -> list[Any]:
+            agents = [vllm.agent(Agent, api_base=api_base) for _ in range(8)]
+            setups = [agent.setup(FakeEnvironment()) for agent in agents]
+            return await asyncio.gather(*setups, return_exceptions=True)
+
+        # Connections wait here for ever to be accepted.
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            errors = asyncio.run(main(f"http://127.0.0.1:{listener.getsockname()[1]}"))
+        assert len(built) == 1
+        assert all(isinstance(error, module.ApiError) for error in errors)
+        assert len({str(error) for error in errors}) == 1
+
+    def test_a_build_that_failed_is_tried_again_by_a_later_trial(self, counting, monkeypatch):
+        build = CountingAgent._build_llm
+        results = iter([ConnectionError("not yet"), None])
+
+        def fails_once(agent: Any) -> Any:
+            if error := next(results):
+                raise error
+            return build(agent)
+
+        monkeypatch.setattr(CountingAgent, "_build_llm", fails_once)
+
+        async def main() -> None:
+            with pytest.raises(ConnectionError):
+                await counting()._shared_llm()
+            await counting()._shared_llm()
+
+        asyncio.run(main())
+        assert len(CountingAgent.built) == 1
+
+    def test_a_client_can_be_called_as_harbors_clients_are(self, model):
+        async def main() -> Turn:
+            agent = model.agent()
+            await agent.setup(FakeEnvironment())
+            return await agent.client.call("hi", message_history=[])
+
+        assert asyncio.run(main()).content == "hello"
+
 
 # ----------------------------------------------------------------------------- files with ATIF
 
@@ -2547,30 +3459,114 @@ class TestFiles:
         assert done.completion == done.steps[-1].message == "hello"
         assert [path.name for path in tmp_path.glob("*/*")] == ["kept"]
 
-    def test_a_file_that_cannot_be_written_is_an_error(self, tinker, tmp_path):
-        # The log folder is a file.
+    @pytest.fixture
+    def no_logs(self, tmp_path) -> Path:
+        """A log folder into which nothing can be written, because it is a file."""
         (tmp_path / "logs").touch()
-        failed = tinker.new_run(logs_dir=tmp_path / "logs")
-        with pytest.raises(RuntimeRequestError, match=r"logs/completion\.txt cannot be written"):
+        return tmp_path / "logs"
+
+    def test_a_log_folder_that_cannot_be_written_is_an_error(self, no_logs, tinker):
+        failed = tinker.new_run(logs_dir=no_logs)
+        with pytest.raises(RuntimeRequestError, match=r"log folder cannot be written: .*exists"):
             failed.follow()
-        assert failed.recorded == tinker.sampled
+        # The context is complete.
+        assert (failed.recorded, failed.stop_reason) == (tinker.sampled, "completed")
+        assert failed.context.n_output_tokens == len(tinker.sampled[0].completion)
+
+    def test_if_the_disk_fails_too_a_cancellation_stays_one(self, no_logs, tinker):
+        ended = tinker.new_run([forever], timeout_sec=50, logs_dir=no_logs)
+        with pytest.raises(TimeoutError):
+            asyncio.run(ended.go(), loop_factory=virtual_loop)
+        assert ended.stop_reason == "cancelled"
+
+    def test_if_the_disk_fails_too_a_run_that_max_seconds_ended_is_scored(self, no_logs, tinker):
+        ended = tinker.new_run([forever], max_seconds=50, logs_dir=no_logs)
+        asyncio.run(ended.go(), loop_factory=virtual_loop)
+        assert ended.stop_reason == "rollout_timeout"
+
+    def test_if_the_disk_fails_too_an_error_stays_the_error(self, no_logs, tinker):
+        with pytest.raises(module.ApiError, match="gone"):
+            tinker.new_run([RuntimeError("gone")], logs_dir=no_logs).follow()
+
+    def test_a_live_write_that_fails_is_logged_and_ends_nothing(self, tinker, tmp_path, caplog):
+        async def without_logs() -> str:
+            """A script that lasts 12 seconds, while a file has the log folder's name."""
+            logs.rename(tmp_path / "kept")
+            logs.touch()
+            await asyncio.sleep(12)
+            logs.unlink()
+            (tmp_path / "kept").rename(logs)
+            return "out"
+
+        (logs := tmp_path / "logs").mkdir()
+        run = tinker.new_run(
+            [bash("ls"), "done"], FakeEnvironment(without_logs), max_turns=2, logs_dir=logs
+        )
+        asyncio.run(run.go(), loop_factory=virtual_loop)
+        assert (run.stop_reason, run.steps[-1].message) == ("completed", "done")
+        assert caplog.text.count("trajectory.json cannot be written yet") == 2
+
+    def test_a_script_cannot_remove_a_file_that_is_being_written(self, tinker, tmp_path):
+        """Scripts can remove all files in the log folder, at any time."""
+
+        class Remover:
+            def __str__(self) -> str:
+                for path in tmp_path.glob("*.*"):
+                    path.unlink()
+                return "removed"
+
+        class RemovingAgent(BasicLoopAgent):
+            def trajectory_step(self, turn: Turn, with_ids: bool) -> dict:
+                # This becomes text while the file is written.
+                return super().trajectory_step(turn, with_ids) | {"extra": {"by": Remover()}}
+
+        assert tinker.run(agent_class=RemovingAgent).steps[-1].extra == {"by": "removed"}
+
+    def test_a_cancellation_does_not_stop_the_last_write(self, tinker, monkeypatch):
+        """Harbor's timeout may come while the files are written."""
+        write_file = module.write_file
+
+        def slow_write(*given: Any) -> None:
+            writing.set()
+            cancelled.wait(9)
+            write_file(*given)
+
+        async def main() -> None:
+            await run.agent.setup(run.environment)
+            task = asyncio.create_task(run.step())
+            await asyncio.to_thread(writing.wait, 9)
+            task.cancel()
+            await asyncio.wait([task])
+            cancelled.set()
+
+        writing, cancelled, run = threading.Event(), threading.Event(), tinker.new_run()
+        monkeypatch.setattr(module, "write_file", slow_write)
+        asyncio.run(main())
+        assert (run.completion, run.steps[-1].message) == ("hello", "hello")
 
     def test_a_trajectory_shows_the_conversation(self, tinker, tokenizer_dir, tmp_path):
         options = {"logs_dir": tmp_path / "greet__x7/agent", "system_prompt": "Be brief."}
         replies = [bash("ls"), "<think>hm</think>done"]
         done = tinker.run(replies, FakeEnvironment("out"), max_turns=2, **options)
         file = json.loads((tmp_path / "greet__x7/agent/trajectory.json").read_text())
-        system, user, first, second = file["steps"]
-        assert system == {"step_id": 1, "source": "system", "message": "Be brief."}
-        assert user == {"step_id": 2, "source": "user", "message": "do it"}
+        # The system message is no step.
+        user, first, second = file["steps"]
+        assert file["agent"]["extra"] == {"system_prompt": "Be brief."}
+        assert user == {"step_id": 1, "source": "user", "message": "do it"}
         assert (first["message"], second["message"]) == (bash("ls"), "done")
-        assert "reasoning_content" not in first
-        assert second["reasoning_content"] == "hm"
+        assert (first["reasoning_content"], second["reasoning_content"]) == (None, "hm")
         assert first["observation"] == {"results": [{"content": "Exit code: 0\nOutput:\nout"}]}
         assert first["timestamp"] < second["timestamp"]
         assert (file["session_id"], file["extra"]) == ("greet__x7", done.metadata)
-        agent = {"name": "basic-loop", "version": module.__version__, "model_name": tokenizer_dir}
-        assert file["agent"] == agent
+        shown = (done.trajectory.agent.name, done.trajectory.agent.version)
+        assert shown == ("basic-loop", module.__version__)
+        assert done.trajectory.agent.model_name == tokenizer_dir
+
+    def test_a_trials_name_may_have_any_letters(self, vllm, tmp_path):
+        done = vllm.run(["hi"], logs_dir=tmp_path / "größe-任务__x7/agent")
+        assert (done.completion, done.trajectory.session_id) == ("hi", "größe-任务__x7")
+        # HTTP's headers are ASCII.
+        assert vllm.headers("X-Session-ID")[-1] == "gr%C3%B6%C3%9Fe-%E4%BB%BB%E5%8A%A1__x7"
 
     def test_a_text_that_is_no_output_is_a_users_message(self, tinker):
         done = tinker.run(agent_class=OwnLoop, max_turns=2, system_prompt="")
@@ -2582,16 +3578,32 @@ class TestFiles:
             ("agent", "hello"),
         ]
 
-    def test_a_run_under_way_has_a_trajectory_without_ids(self, tinker, tmp_path):
+    def test_a_run_under_way_has_a_trajectory_without_ids(self, tinker):
         async def look() -> str:
-            seen.append(json.loads((tmp_path / "trajectory.json").read_text())["steps"])
+            """A script that lasts 6 seconds."""
+            await asyncio.sleep(6)
+            seen.extend(run.steps)
             return "out"
 
         seen = []
-        tinker.run([bash("ls"), "done"], FakeEnvironment(look), max_turns=2, system_prompt="")
-        ((user, agent),) = seen
-        assert (user["message"], agent["message"]) == ("do it", bash("ls"))
-        assert set(agent["metrics"]) == {"prompt_tokens", "completion_tokens", "cached_tokens"}
+        run = tinker.new_run([bash("ls"), "done"], FakeEnvironment(look), max_turns=2)
+        asyncio.run(run.go(), loop_factory=virtual_loop)
+        user, agent = seen
+        assert (user.message, agent.message) == ("do it", bash("ls"))
+        assert [getattr(agent.metrics, name) for name in (*IDS, "extra")] == [None] * 4
+        # At the end it has them.
+        assert run.steps[1].metrics.logprobs == tinker.sampled[0].logprobs
+
+    def test_a_run_without_a_reply_yet_shows_its_instruction(self, tinker):
+        async def look() -> str:
+            await asyncio.sleep(6)
+            seen.extend(step.message for step in run.steps)
+            return "hi"
+
+        seen = []
+        run = tinker.new_run([look])
+        asyncio.run(run.go(), loop_factory=virtual_loop)
+        assert seen == ["do it"]
 
     def test_the_log_has_a_line_for_each_turn_and_script(self, tinker, caplog):
         caplog.set_level("DEBUG")
@@ -2600,18 +3612,9 @@ class TestFiles:
         lines = [line for line in caplog.messages if line.startswith(("turn ", "script: "))]
         assert lines == [
             f"turn 1: {len(first.prompt)} tokens in, {len(first.completion)} out, 'stop'",
-            "script: exit code 0, 0.0 seconds",
+            "script: Exit code: 0",
             f"turn 2: {len(second.prompt)} tokens in, {len(second.completion)} out, 'stop'",
         ]
-
-    def test_the_context_is_complete_if_a_file_cannot_be_written(self, tinker, monkeypatch):
-        monkeypatch.setattr(module, "write_file", broken := MagicMock())
-        broken.side_effect = [None, RuntimeRequestError("the disk is full")]
-        failed = tinker.new_run()
-        with pytest.raises(RuntimeRequestError):
-            failed.follow()
-        assert failed.context.n_output_tokens == len(tinker.sampled[0].completion)
-        assert failed.metadata["stop_reason"] == "completed"
 
     def test_a_subclass_may_write_another_step(self, tinker):
         class Nemo(BasicLoopAgent):
@@ -2681,16 +3684,24 @@ class TestTrainingData:
     NO_LOGPROBS = [math.nan, math.inf, -math.inf, None, -9999.0]
     END_REASONS = ["stop", "stop_sequence", "end_turn", "eos", "eos_token", "complete", "completed"]
 
+    LONG = ["length", "max_tokens", "model_length", "model_context_window_exceeded"]
+    FILTERED = ["content_filter", "refusal", "safety"]
+    FAILED = ["abort", "cancelled", "error", "time_limit", "insufficient_system_resource"]
+
     @columns("given cut_off").rows(
-        **{reason: ({"finish_reason": reason}, False) for reason in END_REASONS},
-        none_given=({}, False),
-        null_is_no_end=({"finish_reason": None}, True),
+        **{reason: ({"finish_reason": reason}, "") for reason in END_REASONS},
+        **{reason: ({"finish_reason": reason}, "max_tokens") for reason in LONG},
+        **{reason: ({"finish_reason": reason}, "refused") for reason in FILTERED},
+        **{reason: ({"finish_reason": reason}, "error") for reason in FAILED},
+        none_given=({}, ""),
+        another_word=({"finish_reason": "Tool_Calls"}, "tool_calls"),
+        null_is_no_end=({"finish_reason": None}, "none"),
     )
     def test_a_finish_reason_says_if_a_reply_is_cut_off(self, given, cut_off):
-        assert Turn(**given).cut_off is cut_off
+        assert Turn(**given).cut_off == cut_off
 
     @columns("given expected").rows(
-        an_empty_reply=({"completion_token_ids": [], "logprobs": None}, True),
+        no_sampled_token=({"completion_token_ids": [], "logprobs": []}, False),
         no_prompt=({"prompt_token_ids": None}, False),
         no_ids=({"completion_token_ids": None}, False),
         no_logprobs=({"logprobs": None}, False),
@@ -2701,12 +3712,12 @@ class TestTrainingData:
         assert Turn(**WHOLE | given).is_trainable is expected
 
     def test_rollout_details_have_an_entry_for_each_turn(self):
-        empty = Turn(prompt_token_ids=[5], completion_token_ids=[], logprobs=None, extra={"a": 1})
-        (detail,) = module.rollout_details([Turn(**WHOLE), empty])
+        other = Turn(**WHOLE | {"prompt_token_ids": [5], "extra": {"a": 1}})
+        (detail,) = module.rollout_details([Turn(**WHOLE), other])
         assert detail == {
             "prompt_token_ids": [[1, 2], [5]],
-            "completion_token_ids": [[3, 4], []],
-            "logprobs": [[-0.5, -0.25], []],
+            "completion_token_ids": [[3, 4], [3, 4]],
+            "logprobs": [[-0.5, -0.25], [-0.5, -0.25]],
             "extra": {"a": [None, 1]},
         }
 
@@ -2774,7 +3785,8 @@ class TestTrainingData:
 
 GREET = str(ROOT / "examples/greet")
 OFFLINE = yaml.safe_load((ROOT / "examples/offline.yaml").read_text())
-# The offline job's environment runs nothing. Its verifier gives 1 for RIGHT, and else 0.
+# The only command that the offline job's environment runs. Its verifier gives 1 for RIGHT, else 0.
+COMMAND = bash(SCRIPT)
 RIGHT, WRONG, GONE = "Hello, world!", "no", RuntimeError("the sampler is gone")
 
 
@@ -2802,27 +3814,55 @@ def two_steps(folder: Path) -> Path:
     return task
 
 
+# Harbor 0.26 and later: a policy says if an error leaves the reward valid.
+SCORES_ERRORS = any(
+    hasattr(policy, "has_valid_reward") for policy in module.ERROR_POLICIES.values()
+)
+
+
+class ServerIsOnFire(litellm.BadRequestError):
+    """An error of a client whose name Harbor does not know."""
+
+
 class TestJob:
     def test_a_trial_gives_back_every_sampled_token(self, tinker):
-        turns = module.trial_to_trajectory(run_job(tinker, bash("ls"), RIGHT)).turns
+        turns = module.trial_to_trajectory(run_job(tinker, COMMAND, RIGHT)).turns
         recorded = [Sampled(*(getattr(turn, name) for name in IDS)) for turn in turns]
         assert recorded == tinker.sampled
 
     def test_a_trial_that_harbor_timed_out_is_scored(self, tinker):
-        trial = run_job(tinker, bash("ls"), forever, override_timeout_sec=1)
+        trial = run_job(tinker, COMMAND, forever, override_timeout_sec=1)
         data = module.trial_to_trajectory(trial)
         assert (data.reward, data.stop_reason, len(data.turns)) == (0.0, "cancelled", 1)
 
     def test_a_clients_timeout_is_not_scored(self, tinker):
-        trial = run_job(tinker, bash("ls"), TimeoutError("service is gone"))
+        trial = run_job(tinker, COMMAND, TimeoutError("service is gone"))
         assert "service is gone" in trial.exception_info.exception_message
         assert trial.verifier_result is None
 
     @pytest.mark.skipif(not hasattr(TrialResult, "reward_valid"), reason="since Harbor 0.25")
     def test_a_trial_that_failed_has_no_valid_reward(self, tinker):
-        trial = run_job(tinker, bash("ls"), GONE)
+        trial = run_job(tinker, COMMAND, GONE)
         assert trial.exception_info.exception_message == "RuntimeError: the sampler is gone"
         assert trial.reward_valid is False
+
+    # Harbor 0.26 scores a trial after such an error. Its table says if the reward is valid.
+    @columns("error_class is_scored").rows(
+        a_refusal=(litellm.ContentPolicyViolationError, True),
+        a_bad_request=(litellm.BadRequestError, False),
+        an_unknown_model=(litellm.NotFoundError, False),
+        an_error_that_is_not_in_the_table=(ServerIsOnFire, False),
+    )
+    def test_of_a_clients_errors_only_a_refusal_is_scored(self, error_class, is_scored, tinker):
+        error = error_class("no", model="m", llm_provider="openai")
+        trial = run_job(tinker, COMMAND, error)
+        is_known = error_class.__name__ in module.ERROR_POLICIES
+        name = error_class.__name__ if is_known else "ApiError"
+        assert trial.exception_info.exception_type == name
+        # Earlier versions do not run the verifier after an error.
+        assert getattr(trial, "reward_valid", False) is (is_scored and SCORES_ERRORS)
+        # No trainer should take it for a result of the policy.
+        assert module._trial_to_trajectory(trial) is None
 
     def test_a_failed_step_is_no_training_data(self, tinker, tmp_path):
         trial = run_job(tinker, GONE, RIGHT, task=two_steps(tmp_path))
@@ -2876,6 +3916,9 @@ def trainer(tinker, monkeypatch) -> Trainer:
     return Trainer(tinker, monkeypatch)
 
 
+SET_TWICE = "trial_options has .*, which the trainer sets"
+
+
 class TestTrainer:
     def test_each_trial_is_one_datum_with_its_own_logprobs(self, trainer):
         trainer.train(bash("ls"), RIGHT, WRONG, group_size=2, agent_options={"max_turns": 2})
@@ -2905,11 +3948,28 @@ class TestTrainer:
         name = "RuntimeError" if module.is_in_harbors_table(GONE) else "RuntimeRequestError"
         assert trainer.metric(f"rollout_errors/{name}") == {0: 1.0}
 
+    @columns("part import_path option").rows(
+        agent=("agent", "basic_loop_agent:BasicLoopAgent", {"override_timeout_sec": 60.0}),
+        environment=("environment", "examples.fakes:HostEnvironment", {"override_memory_mb": 4096}),
+        verifier=("verifier", "examples.fakes:HostVerifier", {"override_timeout_sec": 60.0}),
+    )
+    def test_an_option_of_a_part_leaves_the_part(self, part, import_path, option, trainer):
+        trainer.train(RIGHT, WRONG, group_size=2, trial_options={part: option})
+        config = json.loads(next(trainer.folder.glob("trials/*/config.json")).read_text())
+        assert config[part].items() >= {"import_path": import_path, **option}.items()
+
     @columns("settings message").rows(
         environments_module=({"environment": "nothing:Environment"}, "nothing"),
         verifiers_module=({"verifier": "nothing:Verifier"}, "nothing"),
         option=({"agent_options": {"max_turn": 2}}, "max_turn"),
         limit_that_is_not_the_trainers=({"agent_options": {"max_tokens": 9}}, "max_tokens"),
+        trial_option=({"trial_options": {"timeout_multiplyer": 2}}, "timeout_multiplyer"),
+        environments_option=({"trial_options": {"environment": {"cpus": 2}}}, "environment.cpus"),
+        second_environment=({"trial_options": {"environment": {"type": "modal"}}}, SET_TWICE),
+        second_verifier=({"trial_options": {"verifier": {"import_path": "a:B"}}}, SET_TWICE),
+        second_agent=({"trial_options": {"agent": {"name": "oracle"}}}, SET_TWICE),
+        second_limit=({"trial_options": {"agent": {"kwargs": {"max_tokens": 9}}}}, SET_TWICE),
+        no_environment=({"trial_options": {"environment": None}}, SET_TWICE),
         tasks=({"tasks": ["examples/nothing"]}, "examples/nothing"),
         no_steps=({"steps": 0}, "dataset_builder.steps=0: it has to be 1 or more"),
         no_trials=({"group_size": 0}, "group_size=0"),

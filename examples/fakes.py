@@ -2,7 +2,8 @@
 # SPDX-FileCopyrightText: 2026 The BasicLoopAgent authors
 """Stand-ins for a real job: a model, an environment and a verifier that need nothing.
 
-examples/offline.yaml names them by import path. Nothing that a model says is ever run on the host.
+examples/offline.yaml names them by import path. Of what a model says, the host runs nothing but
+SCRIPT, to the letter.
 
 To try a copy of the agent, or a subclass of it, in this folder's parent:
 
@@ -11,10 +12,12 @@ To try a copy of the agent, or a subclass of it, in this folder's parent:
 The scripted model takes the place of a client that the subclass builds itself.
 """
 
-import base64
+import asyncio
 import importlib
 import os
 import re
+import shlex
+from asyncio.subprocess import PIPE
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -28,7 +31,10 @@ from harbor.verifier.base import BaseVerifier
 # Harbor imports litellm after a job: the price list that comes with it, so that nothing is fetched.
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
 
-REPLIES = ("I will see what is here.\n\n```bash\nls\n```", "Hello, world!")
+# The one script that HostEnvironment runs, what the model is told of it, and the model's replies.
+SCRIPT = "echo hello from the script"
+OUTPUT = "Exit code: 0\nOutput:\nhello from the script"
+REPLIES = (f"I will try a command.\n\n```bash\n{SCRIPT}\n```", "Hello, world!")
 module, _, name = os.environ.get("AGENT", "basic_loop_agent:BasicLoopAgent").partition(":")
 
 
@@ -39,8 +45,16 @@ class ScriptedAgent(getattr(importlib.import_module(module), name)):
         return ScriptedLLM()
 
 
+class WritingAgent(ScriptedAgent):
+    """The agent with a model that solves examples/hello, for examples/hello.yaml."""
+
+    def _build_llm(self) -> BaseLLM:
+        return ScriptedLLM(["I will.\n\n```bash\necho hello >greeting.txt\n```", "Done."])
+
+
 class ScriptedLLM(BaseLLM):
-    """Says the replies, one a turn, and the last one from then on."""
+    """Says the replies, one a turn, and the last one from then on. After a message that is not the
+    output that it expects, it complains."""
 
     def __init__(self, replies: Sequence[str] = REPLIES) -> None:
         super().__init__()
@@ -53,6 +67,8 @@ class ScriptedLLM(BaseLLM):
         messages = message_history or []
         n_replies = sum(message["role"] == "assistant" for message in messages)
         reply = self.replies[min(n_replies, len(self.replies) - 1)]
+        if n_replies and self.replies is REPLIES and prompt != OUTPUT:
+            reply = "That is not what my command prints."
         # Words in place of tokens.
         said = " ".join(str(message["content"]) for message in messages)
         usage = UsageInfo(
@@ -73,7 +89,8 @@ class ScriptedLLM(BaseLLM):
 
 
 class HostEnvironment(BaseEnvironment):
-    """An environment without a container: every command succeeds, unrun.
+    """An environment without a container. It runs SCRIPT on the host, which needs bash and
+    coreutils, and nothing else.
 
     The log folders are the host's own, as they are with Docker.
     """
@@ -117,11 +134,15 @@ class HostEnvironment(BaseEnvironment):
 
     @staticmethod
     async def exec(command: str, **kwargs: Any) -> ExecResult:
-        """What `ls` might print, whatever the command, as the agent's own bash program says it."""
-        mark = re.search(r"BASIC_LOOP_MARK=(\w+)", command)
-        output = base64.b64encode(b"README.md\n").decode()
-        stdout = f":{mark[1]}:0 0:{output}::" if mark else "README.md\n"
-        return ExecResult(stdout=stdout, return_code=0)
+        """Run a command of the agent that holds this file's own script, and no other."""
+        if "BASIC_LOOP_MARK" in command and shlex.quote(f"{SCRIPT}\n\n\n") not in command:
+            raise RuntimeError("this environment runs no script but its own")
+        arguments = ("bash", "-c", command)
+        process = await asyncio.create_subprocess_exec(*arguments, stdout=PIPE, stderr=PIPE)
+        stdout, stderr = await process.communicate()
+        return ExecResult(
+            stdout=stdout.decode(), stderr=stderr.decode(), return_code=process.returncode
+        )
 
 
 class HostVerifier(BaseVerifier):
@@ -132,14 +153,15 @@ class HostVerifier(BaseVerifier):
         self.trial_paths = trial_paths
 
     async def verify(self) -> VerifierResult:
-        """Reward 1.0 if the last reply says what answer.txt says, else 0.0."""
-        answer = letters(self.task.paths.tests_dir / "answer.txt")
-        completion = letters(self.trial_paths.agent_dir / "completion.txt")
-        return VerifierResult(rewards={"reward": float(answer == completion)})
+        """Reward 1.0 if what answer.txt says stands in the last reply, else 0.0."""
+        answer = words(self.task.paths.tests_dir / "answer.txt")
+        completion = words(self.trial_paths.agent_dir / "completion.txt")
+        return VerifierResult(rewards={"reward": float(answer in completion)})
 
 
-def letters(path: Path) -> str:
-    """The letters of a file, in lower case. Raises OSError for a link: it may lead anywhere."""
+def words(path: Path) -> str:
+    """The words of a file in lower case, between blanks. Raises OSError for a link: it may lead
+    anywhere."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     with open(descriptor, encoding="utf-8") as file:
-        return re.sub("[^a-z]", "", file.read().lower())
+        return " ".join(["", *re.findall("[a-z]+", file.read().lower()), ""])

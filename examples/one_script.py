@@ -16,12 +16,12 @@ from basic_loop_agent import BasicLoopAgent, StopReason
 class OneScript(BasicLoopAgent):
     """BasicLoopAgent with another loop."""
 
-    async def converse(self, environment: BaseEnvironment) -> StopReason:
+    async def converse(self, environment: BaseEnvironment) -> StopReason | str:
         turn = await self.sample()
         if turn.cut_off:
-            return StopReason.MAX_TOKENS
+            return turn.cut_off
         # If a block is not closed, this is None, and nothing is run.
         blocks = self.bash_blocks(turn.content)
         if blocks:
-            turn.observation = await self.execute(blocks, environment)
+            self.observe(await self.execute(blocks, environment))
         return StopReason.COMPLETED

@@ -239,18 +239,44 @@ class HarborTasks(types.RLDatasetBuilder):
         if wrong := limits.keys() & self.agent_options.keys():
             raise ValueError(f"agent_options has {', '.join(wrong)}, which the trainer sets")
         kwargs = {"renderer_name": self.renderer_name, **self.agent_options, **limits}
+        is_class = ":" in self.environment
         config = {
             "task": {"path": task},
             "trial_name": f"{self.prefix()}{Path(task).name[:32]}-{uuid4().hex[:12]}",
             "trials_dir": self.trials_dir,
-            "agent": {"import_path": self.agent, "model_name": self.model_name, "kwargs": kwargs},
-            "environment": {"import_path" if ":" in self.environment else "type": self.environment},
-            "verifier": {"import_path": self.verifier} if self.verifier else {},
+            # A name that is None here is the trainer's, too: `merged` refuses it in trial_options.
+            "agent": {
+                "name": None,
+                "import_path": self.agent,
+                "model_name": self.model_name,
+                "kwargs": kwargs,
+            },
+            "environment": {
+                "type": None if is_class else self.environment,
+                "import_path": self.environment if is_class else None,
+            },
+            "verifier": {"import_path": self.verifier},
         }
         if self.environment == "docker":
             # Harbor 0.25 and later else copies the container's /logs/agent over the agent's files.
             config["environment"]["kwargs"] = {"auto_mounting": True}
-        return TrialConfig(**config | self.trial_options)
+        # Without extra="forbid" a misspelt name would be ignored.
+        return TrialConfig.model_validate(merged(config, self.trial_options), extra="forbid")
+
+
+def merged(ours: dict[str, Any], options: dict[str, Any], place: str = "") -> dict[str, Any]:
+    """Our configuration of a trial, and trial_options in it. `place` is where both dicts are, such
+    as "environment.". Raises ValueError for an option that is set here already."""
+    both = dict(ours)
+    for name, value in options.items():
+        if isinstance(ours.get(name), dict) and isinstance(value, dict):
+            both[name] = merged(ours[name], value, f"{place}{name}.")
+        elif name in ours:
+            text = "which the trainer sets from its other arguments (see --help)"
+            raise ValueError(f"trial_options has {place}{name}, {text}")
+        else:
+            both[name] = value
+    return both
 
 
 @dataclass

@@ -9,6 +9,8 @@ collect_rollout_details=false, which is the default with model_client=litellm. W
 longer the model's own distribution, so this is for evaluation, or for a trainer that corrects it.
 """
 
+import asyncio
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -38,21 +40,25 @@ class PickingClient(ModelClient):
         return self.client.escape_special_tokens(text)
 
     async def call(
-        self, prompt: str, message_history: list[dict], request: Request, **other: Any
+        self,
+        prompt: str,
+        message_history: Iterable[dict] = (),
+        request: Request | None = None,
+        **other: Any,
     ) -> Turn:
-        first = await self.client.call(prompt, message_history, request, **other)
-        # If the time ends in the second call, the first reply is recorded. Of the second call only
-        # what its client has left in `partial` is counted.
-        request.partial = first
-        # The client sets `partial`, too, so the second call has a request of its own.
-        second_request = replace(request, partial=None)
+        request = request or Request()
+        first = await self.client.call(prompt, message_history, request)
+        second_request = Request(request.previous_ids, request.session_id)
         try:
-            second = await self.client.call(prompt, message_history, second_request, **other)
-        except BaseException:
-            if second_request.partial:
-                usage = both(first.usage, second_request.partial.usage)
-                request.partial = replace(first, usage=usage)
+            second = await self.client.call(prompt, message_history, second_request)
+        except asyncio.CancelledError:
+            # The run's time is over. The agent records the first reply. Of the second call it
+            # counts what the client has left in `partial`.
+            part = second_request.partial
+            request.partial = replace(first, usage=both(first.usage, part.usage)) if part else first
             raise
+        except Exception:
+            return first
         picked = max(first, second, key=worth)
         return replace(picked, usage=both(first.usage, second.usage))
 

