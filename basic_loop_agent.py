@@ -989,8 +989,8 @@ def raise_for_harbor(error: BaseException, wrapper: type[RuntimeError]) -> NoRet
     """Raise an error under a name from Harbor's table (ERROR_POLICIES, Harbor 0.25 and later), by
     which Harbor decides whether the trial has a valid reward:
 
-    - An error that is in the table is raised as it is. Of these, Harbor scores full contexts and
-      refusals (ContentPolicyViolationError), and no failing server.
+    - An error that is in the table is raised as it is. Of these, Harbor 0.26 scores full contexts
+      and refusals (ContentPolicyViolationError), and no failing server.
     - Another one is raised as `wrapper`: Harbor 0.26 would score it as if the model had failed.
     """
     # Harbor takes TimeoutError for the agent's timeout, and CancelledError for Ctrl-C.
@@ -1588,16 +1588,17 @@ class ServerClient(TokenClient):
         names = ("routed_experts", "weight_versions", "weight_version")
         extra = {name: reply.get(name) or beside.get(name) for name in names}
         usage = response.get("usage") or {}
+        ids = reply.get("token_ids")
         turn = Turn(
             content=reply["text"],
             prompt_token_ids=prompt_ids,
-            completion_token_ids=reply.get("token_ids"),
+            completion_token_ids=ids,
             logprobs=(reply.get("logprobs") or {}).get("token_logprobs"),
             finish_reason=reply["finish_reason"],
             extra={name: value for name, value in extra.items() if value is not None},
         )
         # A server that gives no ids still counts them.
-        turn.usage.completion_tokens = usage.get("completion_tokens") or 0
+        turn.usage.completion_tokens = usage.get("completion_tokens") or len(ids or [])
         details = usage.get("prompt_tokens_details") or {}
         turn.usage.cache_tokens = details.get("cached_tokens") or 0
         return turn
