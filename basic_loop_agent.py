@@ -202,9 +202,10 @@ class Turn(LLMResponse):
         completion_token_ids: One id per sampled token, the stop token included, or None.
         logprobs: One natural logarithm per sampled token, or None. vLLM gives those of the raw
             model, before temperature and top_p, unless it has --logprobs-mode processed_logprobs.
-        extra: Other JSON values of the client: sequence_id (Tinker), routed_experts and
-            weight_versions (vLLM, SGLang), and n_aborts, how often the server aborted this reply
-            before it was whole.
+        extra: Other JSON values of the client: sequence_id (Tinker), routed_experts (vLLM, SGLang),
+            weight_versions (vLLM 0.33, SGLang 0.5.21 and later: which policy has sampled which
+            tokens, as a list of {version, start, end}), and n_aborts, how often the server has
+            aborted this reply before it was whole.
 
     More attributes:
         finish_reason: The server's word for why the reply ended, in lower case.
@@ -825,7 +826,7 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         if with_ids and self.options.collect_rollout_details and turn.is_trainable:
             metrics |= {name: getattr(turn, name) for name in (*_TOKEN_FIELDS, "extra")}
         observation = {"results": [{"content": turn.observation}]} if turn.observation else None
-        return {
+        step = {
             "source": "agent",
             # The loop may have changed the text.
             "message": valid_text(turn.content),
@@ -834,6 +835,8 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
             "metrics": metrics,
             "observation": observation,
         }
+        # NeMo Gym's converter takes no null here.
+        return {name: value for name, value in step.items() if value is not None}
 
     @property
     def _trial_name(self) -> str:
@@ -1320,6 +1323,15 @@ def joined(so_far: Turn, part: Turn) -> Turn:
     usage = (so_far if so_far.completion_token_ids else part).usage.model_copy()
     usage.completion_tokens = so_far.usage.completion_tokens + part.usage.completion_tokens
     ids, logprobs = part.completion_token_ids, part.logprobs
+    extra = so_far.extra | part.extra
+    # Each span of weight_versions has the numbers of its tokens, from 0 in each part.
+    n = len(so_far.completion_token_ids)
+    spans = [
+        span | {"start": span["start"] + n, "end": span["end"] + n}
+        for span in part.extra.get("weight_versions", [])
+    ]
+    if spans:
+        extra["weight_versions"] = so_far.extra.get("weight_versions", []) + spans
     return replace(
         part,
         content=so_far.content + part.content,
@@ -1327,7 +1339,7 @@ def joined(so_far: Turn, part: Turn) -> Turn:
         prompt_token_ids=so_far.prompt_token_ids,
         completion_token_ids=None if ids is None else so_far.completion_token_ids + ids,
         logprobs=None if logprobs is None else so_far.logprobs + logprobs,
-        extra=so_far.extra | part.extra,
+        extra=extra,
     )
 
 
@@ -1577,6 +1589,9 @@ class ServerClient(TokenClient):
             # The tags of thinking may be special tokens. (The server takes the stop token off.)
             "skip_special_tokens": False,
         }
+        if not self._is_sglang:
+            # vLLM 0.33 and later answers this. SGLang answers it unasked.
+            body["return_weight_versions"] = True
         headers = {}
         if session:
             body["session_id"] = session
@@ -1584,9 +1599,13 @@ class ServerClient(TokenClient):
         response = await self._post("/v1/completions", body, headers)
         reply = response["choices"][0]
         # vLLM returns these in the choice, SGLang beside the choices.
-        beside = (response.get("sglext") or {}) | (response.get("metadata") or {})
-        names = ("routed_experts", "weight_versions", "weight_version")
-        extra = {name: reply.get(name) or beside.get(name) for name in names}
+        experts = reply.get("routed_experts") or (response.get("sglext") or {}).get(
+            "routed_experts"
+        )
+        versions = reply.get("weight_versions") or (response.get("metadata") or {}).get(
+            "weight_versions"
+        )
+        extra = {"routed_experts": experts, "weight_versions": versions}
         usage = response.get("usage") or {}
         ids = reply.get("token_ids")
         turn = Turn(
