@@ -277,7 +277,8 @@ class Request:
             client has to render the whole conversation.
         session_id: For a router with sticky sessions. None: nothing is sent.
         partial: The first part of the reply, if the server has aborted it: the client goes on from
-            there. If the run ends before the reply is whole, the agent records this part.
+            there. If the run ends before `call` returns, the agent records this part as a turn. (So
+            a client that calls several times may leave a whole reply here.)
     """
 
     previous_ids: list[int] = field(default_factory=list)
@@ -374,11 +375,13 @@ class BasicLoopAgent(BaseAgent):
 
     Attributes of the trial:
         client: The model client, which `setup` gets, and which the trials of a job share.
+        introduction: What the model is told of skills and MCP servers before the first instruction.
 
     Attributes of the conversation, which `run` begins and `resume` continues:
         chat: Harbor's Chat, which holds the messages.
         unsent: The texts that the model has not been told yet. `run`, `resume`, `tell` and
-            `observe` add to this list. Only `sample` takes from it, when a reply has come.
+            `observe` add to this list. Only `sample` takes from it, when a reply has come. What is
+            left at the end of a run opens the next step, so a loop may take back what it told.
         _last_turn: The last turn, also if an earlier run made it. None before the first one.
         _last_messages: A copy of `messages` after this turn, to notice if the loop edits them.
 
@@ -456,7 +459,7 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
             self.options = self.options_model(**{name: kw[name] for name in names})
 
         self.client: ModelClient | None = None
-        self._introduction: list[str] = []
+        self.introduction: list[str] = []
 
         self.chat: Chat | None = None
         self.unsent: list[str] = []
@@ -639,7 +642,7 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         and any error of the client or the environment."""
         if not self.model_name:
             raise ValueError("no model: name one with -m, such as -m Qwen/Qwen3-8B")
-        self._introduction = []
+        self.introduction = []
         self.client = await self._shared_llm()
         if self.skills_dir:
             command = f"head -v -c 4000 -- {shlex.quote(self.skills_dir)}/*/SKILL.md 2>/dev/null"
@@ -648,9 +651,9 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
             # and description.
             skills = re.findall(r"(?ms)^==> .*? <==\n---\n.*?^---$", valid_text(listing.stdout))
             texts = ["Skills. Read a skill's file before you use it.", *skills]
-            self._introduction.append("\n\n".join(texts))
+            self.introduction.append("\n\n".join(texts))
         for server in self.mcp_servers:
-            self._introduction.append(f"MCP server: {server.model_dump_json(exclude_none=True)}")
+            self.introduction.append(f"MCP server: {server.model_dump_json(exclude_none=True)}")
 
     async def run(
         self, instruction: str, environment: BaseEnvironment, context: AgentContext
@@ -667,7 +670,7 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         self._last_turn = None
         self._last_messages = None
         self.unsent = []
-        for text in self._introduction:
+        for text in self.introduction:
             self.tell(text)
         await self._run_loop(instruction, environment, context)
 
