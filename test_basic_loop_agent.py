@@ -2056,7 +2056,7 @@ class TestScripts:
         base64=("base64", "[... 2 bytes left out ...]"),
     )
     def test_an_image_that_lacks_a_program_is_told(self, missing, output, shell, tmp_path):
-        needed = {"bash", "base64", "cat", "head", "rm", "stat", "tail", "timeout"}
+        needed = {"bash", "base64", "cat", "env", "head", "rm", "stat", "tail", "timeout"}
         for name in needed - {missing}:
             (tmp_path / name).symlink_to(shutil.which(name))
         shell.variables["PATH"] = str(tmp_path)
