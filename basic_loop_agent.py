@@ -275,6 +275,7 @@ class Request:
     Attributes:
         previous_ids: The `all_ids` of the last turn, with which the next prompt begins. Empty: the
             client has to render the whole conversation.
+        is_cut_off: True if the last turn's reply is incomplete, and so lacks a stop token.
         session_id: For a router with sticky sessions. None: nothing is sent.
         partial: The first part of the reply, if the server has aborted it: the client goes on from
             there. If the run ends before `call` returns, the agent records this part as a turn. (So
@@ -282,6 +283,7 @@ class Request:
     """
 
     previous_ids: list[int] = field(default_factory=list)
+    is_cut_off: bool = False
     session_id: str | None = None
     partial: Turn | None = None
 
@@ -541,6 +543,7 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
             request.session_id = request.session_id or self._trial_name
         if self.messages == self._last_messages:
             request.previous_ids = self._last_turn.all_ids
+            request.is_cut_off = bool(self._last_turn.cut_off)
         try:
             turn = await self._call_model(prompt, request)
         except BaseException:
@@ -1263,7 +1266,7 @@ class TokenClient(ModelClient, ABC):
     ) -> Turn:
         """A turn with the prompt's ids, of which no token is sampled yet."""
         messages = [*message_history, {"role": "user", "content": prompt}]
-        ids = await self.next_prompt(messages, request.previous_ids)
+        ids = await self.next_prompt(messages, request.previous_ids, request.is_cut_off)
         opening_tag = await self.opening_tag(ids)
         return Turn(opening_tag, prompt_token_ids=ids, completion_token_ids=[], logprobs=[])
 
@@ -1277,13 +1280,15 @@ class TokenClient(ModelClient, ABC):
                 return tag[0]
         return ""
 
-    async def next_prompt(self, messages: list[dict], previous_ids: list[int]) -> list[int]:
+    async def next_prompt(
+        self, messages: list[dict], previous_ids: list[int], is_cut_off: bool = False
+    ) -> list[int]:
         """The ids of the next prompt: the previous ids, and the tail. The tail is what the template
         writes after a reply: the stop token, the new message, and the header of the next reply.
 
         Earlier turns are not rendered again, because their ids must stay as they were sampled. The
         whole conversation is rendered if there are no previous ids (in the first turn, or after an
-        edit), or if the reply does not end in the template's stop token.
+        edit), or if a complete reply ends in another token than the template's stop token.
         """
         if previous_ids:
             tail = await self._tail(messages)
@@ -1292,6 +1297,8 @@ class TokenClient(ModelClient, ABC):
             for n_stop in (2, 1):
                 if previous_ids[-n_stop:] == tail[:n_stop]:
                     return previous_ids + tail[n_stop:]
+            if is_cut_off and tail:
+                return previous_ids + tail
         return await self.render(messages)
 
     async def _tail(self, messages: list[dict]) -> list[int]:

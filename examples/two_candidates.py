@@ -48,7 +48,7 @@ class PickingClient(ModelClient):
     ) -> Turn:
         request = request or Request()
         first = await self.client.call(prompt, message_history, request)
-        second_request = Request(request.previous_ids, request.session_id)
+        second_request = replace(request, partial=None)
         try:
             second = await self.client.call(prompt, message_history, second_request)
         except asyncio.CancelledError:
