@@ -86,6 +86,7 @@ from basic_loop_agent import (
 from examples import train
 from examples.fake_training import FakeTraining
 from examples.fakes import SCRIPT, ScriptedAgent
+from examples.local import NEUTRAL_SAMPLING, LocalAgent
 
 ROOT = Path(__file__).parent
 
@@ -2334,10 +2335,15 @@ class TestTinker:
         stop = tinker.encode("<|im_end|>")
         assert dict(tinker.params[0]) == {**defaults, "stop": stop, **expected}
 
-    @columns("cut_off n_breaks").rows(complete=(False, 0), without_its_stop_token=(True, 1))
-    def test_only_an_incomplete_reply_is_rendered_again(self, cut_off, n_breaks, tinker):
+    @columns("cut_off end n_breaks").rows(
+        complete=(False, "<|im_end|>", 0),
+        cut_off=(True, "", 0),
+        with_another_end=(False, "<|endoftext|>", 1),
+    )
+    def test_only_a_reply_with_another_end_is_rendered_again(self, cut_off, end, n_breaks, tinker):
         # The text is the same. Only the ids tell whether the reply is as it was sampled.
-        replies = [Reply("hello", cut_off=cut_off), "done"]
+        ids = tinker.ids_by_character(f"hello{end}")
+        replies = [Reply(ids=ids, cut_off=cut_off), "done"]
         done = tinker.run(replies, agent_class=OwnLoop, max_turns=2, system_prompt="")
         assert tinker.prompt_text(1) == (
             "<|im_start|>user\ndo it<|im_end|>\n<|im_start|>assistant\nhello<|im_end|>\n"
@@ -3077,6 +3083,66 @@ class TestSglang:
     def test_sglangs_weight_version_is_recorded(self, sglang):
         done = sglang.run([Reply("hi", answer={"metadata": {"weight_version": "7"}})])
         assert done.context.rollout_details[0]["extra"] == {"weight_version": ["7"]}
+
+
+# ------------------------------------------------------------------------- prompts on llama.cpp
+
+
+class FakeLlamaCpp(FakeServer):
+    """The paths of llama.cpp's own server, as xllamacpp 2026.10.11549 has them."""
+
+    def answer(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        if path == "/props":
+            return {"default_generation_settings": {"n_ctx": 8192}}
+        if path == "/apply-template":
+            return {"prompt": self.tokenizer.decode(self.prompt_ids(body), False)}
+        if path == "/tokenize":
+            return {"tokens": self.encode(body["content"])}
+        if path == "/detokenize":
+            return {"content": self.tokenizer.decode(body["tokens"], False)}
+        assert path == "/completion"
+        stop = self.encode("<|im_end|>")
+        reply, turn, reason = asyncio.run(self.sample(body["prompt"], stop, body["n_predict"]))
+        return {
+            "tokens": turn.completion,
+            "completion_probabilities": [{"logprob": x} for x in turn.logprobs],
+            "stop_type": "eos" if reason == "stop" else "limit",
+            "timings": {"cache_n": 0},
+        }
+
+
+@pytest.fixture
+def llama_cpp(http, tokenizer_dir, tmp_path) -> FakeLlamaCpp:
+    return FakeLlamaCpp(http, tokenizer_dir, model_name="tiny", logs_dir=tmp_path)
+
+
+class TestLlamaCpp:
+    def test_the_rollout_is_what_was_sampled_and_each_prompt_goes_on(self, llama_cpp):
+        run = llama_cpp.run([bash("ls"), "done"], agent_class=LocalAgent, max_turns=2)
+        first, second = run.recorded
+        assert [first, second] == llama_cpp.sampled
+        assert second.prompt[: len(first.prompt + first.completion)] == (
+            first.prompt + first.completion
+        )
+        assert (run.completion, run.stop_reason) == ("done", "completed")
+
+    def test_sampling_is_neutral(self, llama_cpp):
+        llama_cpp.run(agent_class=LocalAgent, top_p=0.9, llm_kwargs={"seed": 3})
+        (body,) = llama_cpp.bodies("/completion")
+        assert body.items() >= (NEUTRAL_SAMPLING | {"top_p": 0.9, "seed": 3}).items()
+
+    def test_a_reply_that_lacks_logprobs_is_counted_and_not_recorded(self, llama_cpp):
+        # llama.cpp gives none for a token that ends within a character.
+        run = llama_cpp.run([Reply("hello", logprobs=[-1.0])], agent_class=LocalAgent)
+        assert (run.recorded, run.metadata["n_turns_without_ids"]) == ([], 1)
+
+    def test_a_reply_that_was_cut_off_is_recorded_as_such(self, llama_cpp):
+        run = llama_cpp.run(["hello " * 9], agent_class=LocalAgent, max_tokens=3)
+        assert (run.stop_reason, len(run.recorded[0].completion)) == ("max_tokens", 3)
+
+    def test_another_server_is_named_in_the_error(self, vllm):
+        with pytest.raises(RuntimeError, match="is no llama.cpp server"):
+            vllm.run(agent_class=LocalAgent, model_client="tinker")
 
 
 # -------------------------------------------------------------------------------- chat endpoints
