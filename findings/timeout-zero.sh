@@ -11,7 +11,8 @@
 #   exact, or an error in the smallest of them.
 # Behaviour: GNU and uutils set no limit. busybox ends the command after a second, with 143. toybox
 #   answers 124, "timed out": in some runs it kills the command at once, in others it waits for the
-#   command's own end, and answers 124 all the same. busybox takes 0.3 without a complaint and makes it one second.
+#   command's own end, and answers 124 all the same. busybox takes 0.3 without a complaint and makes
+#   it one second.
 # Why it matters: a runner that gives each command what is left of the time, rounded down, gives 0
 #   at some point. The same command then has no limit, a second, or no chance and a wrong exit code,
 #   by the image that the task happens to use.
