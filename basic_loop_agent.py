@@ -1760,6 +1760,8 @@ def fenced_blocks(text: str, *languages: str) -> list[str] | None:
     """The ``` blocks of a Markdown text that are in one of these languages (in lower case). A block
     inside another one, or inside ~~~, does not count. None: there are such blocks, and a block of
     the text is not closed, so it is not clear where they end."""
+    # The parser ends a line at each of these, too.
+    lines = re.split("\r\n|\r|\n", text)
     blocks = []
     is_any_open = False
     # The newline is for an open block at the end of the text: the last line of its content would
@@ -1773,7 +1775,10 @@ def fenced_blocks(text: str, *languages: str) -> list[str] | None:
         is_any_open = is_any_open or not is_closed
         words = token.info.lower().split()
         if token.markup.startswith("`") and words and words[0] in languages:
-            blocks.append(token.content)
+            # Not `token.content`: in an indented block the parser makes spaces of tabs.
+            indent = lines[first_line].index(token.markup)
+            content = lines[first_line + 1 : end_line - 1]
+            blocks.append("".join(re.sub(f"^ {{0,{indent}}}", "", line) + "\n" for line in content))
     return None if blocks and is_any_open else blocks
 
 

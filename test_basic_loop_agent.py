@@ -3141,7 +3141,7 @@ class TestLlamaCpp:
         assert (run.stop_reason, len(run.recorded[0].completion)) == ("max_tokens", 3)
 
     def test_another_server_is_named_in_the_error(self, vllm):
-        with pytest.raises(RuntimeError, match="is no llama.cpp server"):
+        with pytest.raises(RuntimeError, match=r"is no llama\.cpp server"):
             vllm.run(agent_class=LocalAgent, model_client="tinker")
 
 
