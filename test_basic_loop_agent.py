@@ -2644,6 +2644,7 @@ class TestVllm:
             "session_id": vllm.options["logs_dir"].parent.name,
             "logprobs": 0,
             "return_token_ids": True,
+            "return_weight_versions": True,
             "skip_special_tokens": False,
         }
 
@@ -2750,6 +2751,18 @@ class TestVllm:
         spans = [{"version": "7", "start": 0, "end": 3}]
         done = vllm.run([Reply("hi", choice={"weight_versions": spans})])
         assert done.context.rollout_details[0]["extra"] == {"weight_versions": [spans]}
+
+    def test_the_weight_versions_of_a_reply_in_parts_count_its_tokens(self, vllm, no_pause):
+        def reply(text: str, version: str, n_tokens: int, **choice: Any) -> Reply:
+            span = {"version": version, "start": 0, "end": n_tokens}
+            return Reply(text, cut_off=bool(choice), choice=choice | {"weight_versions": [span]})
+
+        done = vllm.run([reply("ab", "7", 2, finish_reason="abort"), reply("c", "8", 2)])
+        (spans,) = done.context.rollout_details[0]["extra"]["weight_versions"]
+        assert spans == [
+            {"version": "7", "start": 0, "end": 2},
+            {"version": "8", "start": 2, "end": 4},
+        ]
 
     def test_a_turn_on_vllm_costs_two_requests(self, vllm):
         """For all turns one more finds the template's tail, and one shows a prompt's end."""
@@ -3080,9 +3093,15 @@ class TestSglang:
 
         monkeypatch.setattr(sglang, "answer", answer)
 
-    def test_sglangs_weight_version_is_recorded(self, sglang):
-        done = sglang.run([Reply("hi", answer={"metadata": {"weight_version": "7"}})])
-        assert done.context.rollout_details[0]["extra"] == {"weight_version": ["7"]}
+    def test_sglangs_weight_versions_are_recorded(self, sglang):
+        spans = [{"version": "7", "start": 0, "end": 3}]
+        done = sglang.run([Reply("hi", answer={"metadata": {"weight_versions": spans}})])
+        assert done.context.rollout_details[0]["extra"] == {"weight_versions": [spans]}
+
+    def test_sglang_is_not_asked_for_what_it_does_not_know(self, sglang):
+        sglang.run()
+        (body,) = sglang.bodies("/v1/completions")
+        assert "return_weight_versions" not in body
 
 
 # ------------------------------------------------------------------------- prompts on llama.cpp
