@@ -131,7 +131,7 @@ class BasicLoopOptions(
             self.collect_rollout_details = self.model_client != "litellm"
         if self.model_client != "tinker" and (self.model_path or self.renderer_name):
             raise ValueError("model_path and renderer_name are for model_client=tinker: drop them")
-        # An option that is null may be in llm_kwargs instead, but not the model's name and URL.
+        # llm_kwargs must not repeat an option that is set, nor hold the model's name or URL.
         options = {name for name, value in self if value is not None}
         more = self.llm_kwargs | (self.llm_kwargs.get("extra_body") or {})
         duplicates = more.keys() & {*options, "model", "model_name", "api_base"}
@@ -214,8 +214,8 @@ class Turn(LLMResponse):
             observation of the turn before.
         observation: What the model is told after this reply, such as its script's output. `observe`
             sets it.
-        breaks_prefix: True if the prompt does not begin with the ids of the turn before. (Both are
-            of one run, and trainable.)
+        breaks_prefix: True if the prompt does not begin with the ids of the turn before. (Only set
+            between two trainable turns, one right after the other, of the same run.)
     """
 
     # LLMResponse gives defaults to its other fields, but not to `content`.
@@ -328,6 +328,68 @@ class ModelClient:
         """Called after an error of the client: drop what it shares with other clients."""
 
 
+# ---- what an error means
+
+
+class ApiError(RuntimeError):
+    """The model's server has failed. In Harbor's table this name stands for a trial without a valid
+    reward, which may be repeated."""
+
+
+class RuntimeRequestError(RuntimeError):
+    """The environment or the loop has failed. In Harbor's table this name stands for a failure of
+    the sandbox: the trial has no valid reward, and may be repeated."""
+
+
+def raise_for_harbor(error: BaseException, wrapper: type[RuntimeError]) -> NoReturn:
+    """Raise an error so that Harbor does not take it for the model's.
+
+    Harbor (0.25 and later) has a table of the names of errors, ERROR_POLICIES, and counts the
+    reward of a trial after an error that is not in there. So such an error is raised as `wrapper`,
+    whose name is in there. An error that is in the table is raised as it is: Harbor 0.26 counts
+    rewards after refusals (ContentPolicyViolationError), and not after failing servers.
+    """
+    # Harbor takes TimeoutError for the agent's timeout, and CancelledError for Ctrl-C.
+    is_misread = isinstance(error, TimeoutError | asyncio.CancelledError)
+    is_known = type(error).__name__ in ERROR_POLICIES
+    is_known = is_known or isinstance(error, ApiError | RuntimeRequestError)
+    if is_known and not is_misread:
+        raise error
+    raise wrapper(f"{type(error).__name__}: {error}") from error
+
+
+# How servers say that a prompt is too long: OpenAI, vLLM, SGLang, Anthropic, Gemini, llama.cpp,
+# xAI, GLM, DashScope. (A timeout may say "took too long", and a wrong field "string too long".)
+CONTEXT_IS_FULL = (
+    "(?i)context[ _]?(window|length|size)|maximum context|token limit"
+    "|(?<!took )(?<!string )too long|maximum prompt length|exceeds max length"
+    "|range of input length|input length.*exceeds|max_tokens must be at least 1, got"
+)
+# The statuses of a server that is overloaded, or paused for new weights.
+BUSY_STATUSES = (429, 503, 529)
+# How long a run waits for a server that is busy or down, and the pause between two calls.
+MAX_BUSY_SEC = 600
+PAUSE_SEC = 1.0
+
+
+def meaning_of(error: Exception) -> Literal["context is full", "busy", "down", "failed"]:
+    """What an error of a client means."""
+    if isinstance(error, ContextLengthExceededError):
+        return "context is full"
+    # Believe the text only if the request was at fault: by HTTP's status (llama.cpp sends 500), or
+    # by Tinker's category.
+    status = getattr(error, "status_code", None)
+    is_refused = status in (400, 413, 422, 500) or str(getattr(error, "category", "")) == "user"
+    if is_refused and re.search(CONTEXT_IS_FULL, str(error)):
+        return "context is full"
+    if status in BUSY_STATUSES:
+        return "busy"
+    # The class has this name in the packages openai, litellm and tinker. For some providers litellm
+    # raises an error with status 500 instead, also for a refused connection or an overload.
+    is_down = type(error).__name__ == "APIConnectionError" or (status or 0) >= 500
+    return "down" if is_down else "failed"
+
+
 # What the trials of a process share:
 #
 #   _clients                clients, by what they depend on; see SharedClient for when one leaves
@@ -338,9 +400,9 @@ class ModelClient:
 
 @dataclass(eq=False)
 class SharedClient:
-    """A client for all trials with equal keys, or the error of its build. It leaves `_clients`
-    after an error, when its event loop is closed, and when more than MAX_CLIENTS others were used
-    later. A trial that has the client already keeps it."""
+    """A client for all trials with equal keys, or the error of its build. `_call_model` drops it
+    from `_clients` after an error of the client, and `_shared_llm` if it is stale, or if
+    MAX_CLIENTS others were used later. A trial that has the client already keeps it."""
 
     # `BasicLoopAgent._cache_key`, which begins with the event loop.
     key: tuple
@@ -350,7 +412,7 @@ class SharedClient:
     error: Exception | None = None
 
     @property
-    def is_over(self) -> bool:
+    def is_stale(self) -> bool:
         """True if no new trial may use this."""
         return self.error is not None or self.key[0].is_closed()
 
@@ -433,9 +495,10 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         api_base: str | None = DEFAULTS.api_base,
         **kw: Any,
     ) -> None:
-        """Create the agent of one trial. `kw` holds the other options of BasicLoopOptions and
-        Harbor's arguments (logs_dir, extra_env, ...), of which extra_env holds the variables of
-        `--ae KEY=value`, such as API keys. Raises ValueError for a bad option."""
+        """Create the agent of one trial. Callers pass these nine by name. `kw` holds the other
+        options of BasicLoopOptions and Harbor's arguments (logs_dir, extra_env, ...), of which
+        extra_env holds the variables of `--ae KEY=value`, such as API keys. Raises ValueError for a
+        bad option."""
         # `extra_env` is not passed on: Harbor (0.16 and later) would give it to each command in the
         # container, and scripts could read the keys.
         self._agent_env = kw.pop("extra_env", None) or {}
@@ -496,9 +559,8 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         return StopReason.MAX_TURNS
 
     def bash_blocks(self, reply: str) -> list[str] | None:
-        """The blocks of a reply that `execute` gets: those for bash, sh and shell. A reply without
-        any ends the run. This returns None if the reply has such a block, and one of its blocks is
-        not closed, so that nothing may be run."""
+        """The blocks of a reply that `execute` gets: those for bash, sh and shell. An empty list
+        ends the run. None: a block is not closed, so nothing may be run."""
         return fenced_blocks(reply, "bash", "sh", "shell")
 
     async def execute(self, blocks: list[str], environment: BaseEnvironment) -> str:
@@ -547,8 +609,8 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         try:
             turn = await self._call_model(prompt, request)
         except BaseException:
-            # The run ends. A part of the reply has come, if the server has aborted it. Keep this
-            # part as a turn, so that a later `resume` goes on from it.
+            # The run ends. If the server had aborted the reply, keep its first part as a turn: its
+            # tokens are then counted, and a later `resume` has it in the conversation.
             if request.partial:
                 turn = without_thinking(request.partial)
                 self.messages.append({"role": "user", "content": prompt})
@@ -652,9 +714,11 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
             listing = await environment.exec(command, timeout_sec=60)
             # The model sees each path, and the lines between two ---, which hold the skill's name
             # and description.
-            skills = re.findall(r"(?ms)^==> .*? <==\n---\n.*?^---$", valid_text(listing.stdout))
-            texts = ["Skills. Read a skill's file before you use it.", *skills]
-            self.introduction.append("\n\n".join(texts))
+            front_matter = r"(?ms)^==> [^\n]* <==\n---\s.*?^---\s*$"
+            skills = re.findall(front_matter, valid_text(listing.stdout))
+            if skills:
+                texts = ["Skills. Read a skill's file before you use it.", *skills]
+                self.introduction.append("\n\n".join(texts))
         for server in self.mcp_servers:
             self.introduction.append(f"MCP server: {server.model_dump_json(exclude_none=True)}")
 
@@ -738,7 +802,8 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         for name, value in totals.items():
             setattr(context, name, value)
         if ModelUsage:
-            # So Harbor need not read trajectory.json, which a script may have replaced by a pipe.
+            # Otherwise Harbor reads trajectory.json for it, and a script may have replaced that
+            # file by a pipe.
             context.model_usage = {self.model_name: ModelUsage(**totals)}
         # SkyRL and verl call the number of turns n_episodes.
         metadata = {"stop_reason": stop_reason, "n_episodes": len(self.turns)}
@@ -784,7 +849,8 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
 
     def _write_trajectory(self, context: AgentContext | None = None) -> None:
         """Write trajectory.json: a JSON object that ends in the list of steps, each made JSON by
-        itself. At the end of the run, `context` adds its totals and the ids."""
+        itself (one text of all ids would stop the event loop, and double the memory). At the end of
+        the run, `context` adds its totals and the ids."""
         agent = {"name": self.name(), "version": self.version(), "model_name": self.model_name}
         if self.messages and self.messages[0]["role"] == "system":
             # Not a step, because NeMo Gym takes the steps before the first reply for its input.
@@ -855,15 +921,15 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         Raises ValueError, and any error of the client."""
         options = self.options
         check_access(options, self._agent_env)
-        server = options.model_client
+        provider = options.model_client
         args = copy.deepcopy(options.llm_kwargs)
         args |= options.model_dump(include={"temperature", "top_p"}, exclude_none=True)
         if options.model_client == "litellm":
             from litellm import get_llm_provider
 
             given = args.get("custom_llm_provider")
-            _, server, _, _ = get_llm_provider(self.model_name, given)
-        url, key = url_and_key(options, server, self._agent_env)
+            _, provider, _, _ = get_llm_provider(self.model_name, given)
+        url, key = url_and_key(options, provider, self._agent_env)
         # The clients get it as `key`.
         args.pop("api_key", None)
         if options.model_client == "tinker":
@@ -878,7 +944,7 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
             # A client and its lock work in one event loop only.
             loop = asyncio.get_running_loop()
         except RuntimeError:
-            # Nobody shares a client outside of an event loop, but the key can be looked at.
+            # Outside of an event loop, as in a test.
             loop = None
         # The session id is sent with each call.
         options = self.options.model_copy(update={"session_id": None})
@@ -889,9 +955,9 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         """The client of all trials with this `_cache_key`. The first trial builds it. The others
         wait, and get the client, or the error with which the build failed."""
         key = self._cache_key()
-        entry = next((entry for entry in _clients if entry.key == key and not entry.is_over), None)
+        entry = next((entry for entry in _clients if entry.key == key and not entry.is_stale), None)
         entry = entry or SharedClient(key)
-        others = [other for other in _clients if other is not entry and not other.is_over]
+        others = [other for other in _clients if other is not entry and not other.is_stale]
         # The entry that was used last is the last one.
         _clients[:] = [*others, entry][-MAX_CLIENTS:]
         async with entry.lock:
@@ -917,6 +983,7 @@ async def in_thread(function: Callable[[], Any]) -> Any:
     """Like `asyncio.to_thread`, in a thread of its own: an SDK that hangs in there takes no place
     in the event loop's pool, and does not keep the process from ending."""
     future = concurrent.futures.Future()
+    # A running future cannot be cancelled, so that `set_result` never fails.
     future.set_running_or_notify_cancel()
 
     def work() -> None:
@@ -981,67 +1048,6 @@ def check_access(options: BasicLoopOptions, agent_env: dict[str, str]) -> None:
         raise ValueError(f"model_client={client} lacks {missing}. Other clients: {others}")
 
 
-# ---- what an error means
-
-
-class ApiError(RuntimeError):
-    """The model's server has failed. In Harbor's table this name stands for a trial without a valid
-    reward, which may be repeated."""
-
-
-class RuntimeRequestError(RuntimeError):
-    """The environment or the loop has failed. In Harbor's table this name stands for a failure of
-    the sandbox: the trial has no valid reward, and may be repeated."""
-
-
-def raise_for_harbor(error: BaseException, wrapper: type[RuntimeError]) -> NoReturn:
-    """Raise an error under a name from Harbor's table (ERROR_POLICIES, Harbor 0.25 and later), by
-    which Harbor decides whether the trial has a valid reward:
-
-    - An error that is in the table is raised as it is. Of these, Harbor 0.26 scores full contexts
-      and refusals (ContentPolicyViolationError), and no failing server.
-    - Another one is raised as `wrapper`: Harbor 0.26 would score it as if the model had failed.
-    """
-    # Harbor takes TimeoutError for the agent's timeout, and CancelledError for Ctrl-C.
-    is_misread = isinstance(error, TimeoutError | asyncio.CancelledError)
-    is_known = type(error).__name__ in ERROR_POLICIES or isinstance(error, ApiError)
-    if is_known and not is_misread:
-        raise error
-    raise wrapper(f"{type(error).__name__}: {error}") from error
-
-
-# How servers say that a prompt is too long: OpenAI, vLLM, SGLang, Anthropic, Gemini, llama.cpp,
-# xAI, GLM, DashScope. (A timeout may say "took too long", and a wrong field "string too long".)
-CONTEXT_IS_FULL = (
-    "(?i)context[ _]?(window|length|size)|maximum context|token limit"
-    "|(?<!took )(?<!string )too long|maximum prompt length|exceeds max length"
-    "|range of input length|input length.*exceeds|max_tokens must be at least 1, got"
-)
-# The statuses of a server that is overloaded, or paused for new weights.
-BUSY_STATUSES = (429, 503, 529)
-# How long a run waits for a server that is busy or down, and the pause between two calls.
-MAX_BUSY_SEC = 600
-PAUSE_SEC = 1.0
-
-
-def meaning_of(error: Exception) -> Literal["context is full", "busy", "down", "failed"]:
-    """What an error of a client means."""
-    if isinstance(error, ContextLengthExceededError):
-        return "context is full"
-    # Believe the text only if the request was at fault: by HTTP's status (llama.cpp sends 500), or
-    # by Tinker's category.
-    status = getattr(error, "status_code", None)
-    is_refused = status in (400, 413, 422, 500) or str(getattr(error, "category", "")) == "user"
-    if is_refused and re.search(CONTEXT_IS_FULL, str(error)):
-        return "context is full"
-    if status in BUSY_STATUSES:
-        return "busy"
-    # The class has this name in the packages openai, litellm and tinker. For some providers litellm
-    # raises an error with status 500 instead, also for a refused connection or an overload.
-    is_down = type(error).__name__ == "APIConnectionError" or (status or 0) >= 500
-    return "down" if is_down else "failed"
-
-
 # ---- thinking
 
 # How models mark thinking: a regular expression for what opens it, and the text that closes it. The
@@ -1072,7 +1078,8 @@ def split_thinking(text: str) -> tuple[str, str]:
     to the end of the text."""
     for opening, closing in THINKING_TAGS:
         if tag := re.match(rf"\s*{opening}", text):
-            # A closing tag may begin with the opening one. So split there first.
+            # Split at the closing tag first, because it may begin with the opening one:
+            # <|channel|> and <|channel|>final<|message|>.
             thinking, _, answer = text.partition(tag.expand(closing))
             return thinking.removeprefix(tag[0]), answer
     return "", text
@@ -1212,7 +1219,7 @@ class TokenClient(ModelClient, ABC):
     # Regular expressions that match the model's special tokens.
     special_tokens: list[str]
     # What `_tail` keeps for its next call.
-    _first_line: list[int] | None = None
+    _made_up_prefix: list[int] | None = None
 
     @abstractmethod
     async def render(self, messages: list[dict]) -> list[int]:
@@ -1231,8 +1238,8 @@ class TokenClient(ModelClient, ABC):
         tokenizer then makes ordinary tokens of it."""
         if not self.special_tokens:
             return text
-        # The regular expression matches the first character of each special token. It looks ahead
-        # for the others, because two tokens may overlap, as "]~b]" and "]~!b[" do in "]~b]~!b[".
+        # Insert the space after each character at which a special token begins. `(?=...)` looks at
+        # the token without consuming it, because two may overlap: "]~b]" and "]~!b[" in "]~b]~!b[".
         return re.sub(f"(?={'|'.join(self.special_tokens)}).", "\\g<0>\u200b", text)
 
     async def call(
@@ -1292,8 +1299,8 @@ class TokenClient(ModelClient, ABC):
         """
         if previous_ids:
             tail = await self._tail(messages)
-            # The reply ends in the stop token, with which the tail begins: do not repeat it. (A
-            # template may write two such tokens. An empty tail never matches.)
+            # The reply ends in the stop token, with which the tail begins: do not repeat it. There
+            # may be two such tokens: [..., 9, 9] and [9, 9, 5]. (An empty tail never matches.)
             for n_stop in (2, 1):
                 if previous_ids[-n_stop:] == tail[:n_stop]:
                     return previous_ids + tail[n_stop:]
@@ -1319,13 +1326,13 @@ class TokenClient(ModelClient, ABC):
         ids = await rendered("b")
         # The first line, as ids, is kept, so that most turns render only once. It does not fit if
         # the last trial that was here had another system message.
-        if self._first_line is None or ids[: len(self._first_line)] != self._first_line:
+        if self._made_up_prefix is None or ids[: len(self._made_up_prefix)] != self._made_up_prefix:
             # With the reply "c", the first id that differs is the reply. ("b" and "c" are one token
             # each. If a template shows no replies, nothing differs, and the tail is empty.)
             pairs = enumerate(zip(ids, await rendered("c"), strict=False))
             n_same = next((n for n, (one, other) in pairs if one != other), len(ids))
-            self._first_line = ids[: n_same + 1]
-        return ids[len(self._first_line) :]
+            self._made_up_prefix = ids[: n_same + 1]
+        return ids[len(self._made_up_prefix) :]
 
 
 def joined(so_far: Turn, part: Turn) -> Turn:
@@ -1421,8 +1428,10 @@ class TinkerClient(TokenClient):
         try:
             client = tinker.RestClient(base_url=url, api_key=key)
             return client.get_server_capabilities().result().supported_models
-        except tinker.APIStatusError:
-            # A server of your own may not tell its limits.
+        except tinker.TinkerError as error:
+            # A server of your own may not tell its limits, and a given service may need no key.
+            if not (_given_service or isinstance(error, tinker.APIStatusError)):
+                raise
             return []
 
     def _open(self) -> None:
@@ -1504,8 +1513,8 @@ NEUTRAL_SAMPLING = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty
 
 def find_model(cards: dict[str, dict], name: str, is_sglang: bool) -> tuple[str, int]:
     """The name by which to ask a server for a model or an adapter, and its context limit, from the
-    server's list. vLLM knows an adapter by its own name, "sql". SGLang would sample the base model
-    then: it wants "base:sql". Raises KeyError or ValueError if there is no such model."""
+    server's list. An adapter's name is "sql" on vLLM, and "base:sql" on SGLang, which samples the
+    base model for plain "sql". Raises KeyError or ValueError if there is no such model."""
     base, _, adapter = name.partition(":")
     if is_sglang and name not in cards and adapter in cards:
         return name, cards[base]["max_model_len"]
@@ -1722,9 +1731,9 @@ LIVE_WRITE_SEC = 5
 
 
 def write_file(path: Path, parts: Iterable[bytes]) -> None:
-    """Write a file into the log folder. Scripts may have tampered with it: a link, a pipe or a
-    folder may have the file's name. So nothing there is opened. A new file, written beside the log
-    folder, where scripts cannot reach it, gets the name. Raises OSError."""
+    """Write a file into the log folder, where a script may have left a link, a pipe or a folder of
+    that name. So write a new file beside the log folder, where no script reaches it, and rename it
+    over the old one, which is never opened. Raises OSError."""
     fresh = path.parent.parent / f".{path.name}.{uuid4().hex}"
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -1818,7 +1827,7 @@ printf ":%s:%s:%s:" "$BASIC_LOOP_MARK" "$code" "$size"
   head -c "$half" "$output"
   tail -c "+$((half + 1))" "$output" | tail -c "$half"
 } | base64
-# A byte more does not fit if the device is full.
+# Append a byte to find out whether the device is full.
 echo >>"$output" || word=full
 printf ":%s:" "$word"
 rm -f "$name".*
@@ -1842,7 +1851,6 @@ KILL_TIMEOUT_SEC = 15
 NOT_RUN = 126
 TIMED_OUT = 124
 KILLED = 137
-TERMINATED = 143
 
 
 async def run_script(
@@ -1857,8 +1865,8 @@ async def run_script(
     files = {f"block{n:03}": f"{block}\n\n" for n, block in enumerate(blocks, start=1)}
     files["runner"] = _RUNNER
     writes = [f"printf %s {shlex.quote(text)} >$name.{end} &&" for end, text in files.items()]
-    # This program writes the files, and becomes the runner. In files, no text is an argument of a
-    # process, where a script's `pkill -f` would find it. If there is no room in /dev/shm, which is
+    # This program writes the files, and becomes the runner. Files, because a script's `pkill -f`
+    # would find the texts in the arguments of a process. If there is no room in /dev/shm, which is
     # memory, the files go to /tmp. With -p bash ignores BASH_ENV, which an image may set.
     command = f"""
 export BASIC_LOOP_MARK={mark}
@@ -1874,7 +1882,7 @@ echo "the script fits neither into /dev/shm nor into /tmp"
     # five bytes of an apostrophe.)
     if len(command.encode()) > 65_000:
         return script_text(NOT_RUN, "[Nothing was run: the script is too long. Split it.]")
-    printed, answer, was_killed = "", None, False
+    printed, answer, environment_answers = "", None, False
     clock = asyncio.get_running_loop().time
     started = clock()
     try:
@@ -1890,18 +1898,18 @@ echo "the script fits neither into /dev/shm nor into /tmp"
         # GNU's `timeout` exits with 137 at its limit, that of uutils with 124. A script may exit
         # with these codes itself, so the time counts, too.
         code = answer[0] if answer else None
-        is_over = code in (TIMED_OUT, KILLED) and clock() - started >= seconds
-        # Leave no script running: after a cancellation or an error, at the time limit, and after a
-        # signal, which may have ended the script's `timeout` alone.
-        if code is None or is_over or code in (KILLED, TERMINATED):
-            was_killed = await kill_script(mark, environment)
-    if answer is None and not was_killed:
+        has_timed_out = code in (TIMED_OUT, KILLED) and clock() - started >= seconds
+        # Leave no script running: after a cancellation or an error, at the time limit, and if
+        # `kill -9` may have ended the script's `timeout` alone.
+        if code is None or has_timed_out or code == KILLED:
+            environment_answers = await kill_script(mark, environment)
+    if answer is None and not environment_answers:
         raise RuntimeRequestError(f"the environment runs no scripts any more: {printed}")
     if answer is None:
         note = f"[No answer came in {seconds} seconds, or the script has killed what runs it.]"
         return script_text(KILLED, printed, note)
     _, output, note = answer
-    if is_over:
+    if has_timed_out:
         code, note = TIMED_OUT, f"[The time limit of {seconds} seconds was reached.]"
     return script_text(code, output, note)
 
@@ -1921,7 +1929,7 @@ def parse_answer(result: ExecResult, mark: str, shown_bytes: int) -> tuple[int, 
         exit_code, n_left_out, note = int(code), int(size) - len(output), NOTES[word]
     except (ValueError, KeyError):
         return None
-    # Of an odd number of bytes each half has one more.
+    # A forged answer. (Half of an odd number is rounded up, so one byte more is right.)
     if len(output) > shown_bytes + 1:
         return None
     if n_left_out > 0:

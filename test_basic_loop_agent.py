@@ -3121,7 +3121,7 @@ class FakeLlamaCpp(FakeServer):
             return {"content": self.tokenizer.decode(body["tokens"], False)}
         assert path == "/completion"
         stop = self.encode("<|im_end|>")
-        reply, turn, reason = asyncio.run(self.sample(body["prompt"], stop, body["n_predict"]))
+        _, turn, reason = asyncio.run(self.sample(body["prompt"], stop, body["n_predict"]))
         return {
             "tokens": turn.completion,
             "completion_probabilities": [{"logprob": x} for x in turn.logprobs],
