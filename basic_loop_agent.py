@@ -1867,12 +1867,12 @@ async def run_script(
     writes = [f"printf %s {shlex.quote(text)} >$name.{end} &&" for end, text in files.items()]
     # This program writes the files, and becomes the runner. Files, because a script's `pkill -f`
     # would find the texts in the arguments of a process. If there is no room in /dev/shm, which is
-    # memory, the files go to /tmp. With -p bash ignores BASH_ENV, which an image may set.
+    # memory, for them and for 8 KiB of output, the files go to /tmp. With -p bash ignores BASH_ENV, which an image may set.
     command = f"""
 export BASIC_LOOP_MARK={mark}
 for name in /dev/shm/{mark} /tmp/{mark}; do
   {" ".join(writes)}
-    cat $name.block* >$name.script &&
+    cat $name.block* >$name.script && printf %8192s "" >$name.output &&
     exec bash -p $name.runner {seconds} {(shown_bytes + 1) // 2}
   rm -f $name.*
 done
