@@ -1866,8 +1866,9 @@ async def run_script(
     files["runner"] = _RUNNER
     writes = [f"printf %s {shlex.quote(text)} >$name.{end} &&" for end, text in files.items()]
     # This program writes the files, and becomes the runner. Files, because a script's `pkill -f`
-    # would find the texts in the arguments of a process. If there is no room in /dev/shm, which is
-    # memory, for them and for 8 KiB of output, the files go to /tmp. With -p bash ignores BASH_ENV, which an image may set.
+    # would find the texts in the arguments of a process. If /dev/shm, which is memory, has no room
+    # for them and for 8 KiB of output, they go to /tmp. With -p bash ignores BASH_ENV, which an
+    # image may set.
     command = f"""
 export BASIC_LOOP_MARK={mark}
 for name in /dev/shm/{mark} /tmp/{mark}; do
