@@ -2501,7 +2501,12 @@ class TestTinker:
     def test_the_cost_on_tinker_is_unknown(self, tinker):
         assert tinker.run().context.cost_usd is None
 
-    def test_a_given_service_needs_no_key(self, tinker, no_key):
+    def test_a_given_service_needs_no_key(self, tinker, no_key, monkeypatch):
+        def refuse(base_url: Any, api_key: Any) -> Any:
+            """Without a key the SDK refuses to ask for the model's limit."""
+            raise tinker_sdk.TinkerError("The api_key client option must be set")
+
+        monkeypatch.setattr("tinker.RestClient", refuse)
         module.use_service(tinker.open_session())
         assert tinker.run().completion == "hello"
 
@@ -2510,6 +2515,14 @@ class TestTinker:
         tinker.sessions[0].status = 410
         with pytest.raises(tinker_sdk.APIStatusError):
             set_up(tinker.agent())
+
+    @columns("seconds stop_reason").rows(a_minute=(60, "completed"), eleven_minutes=(660, "error"))
+    def test_a_tinker_that_is_busy_has_ten_minutes(self, seconds, stop_reason, tinker):
+        # It is asked once a second.
+        replies = [bash("ls"), *[Refusal(503)] * seconds, "done"]
+        run = tinker.new_run(replies, max_turns=3)
+        asyncio.run(finish(run), loop_factory=virtual_loop)
+        assert run.stop_reason == stop_reason
 
     @pytest.mark.skipif(not REAL_TINKER, reason="TINKER_BASE_URL names no server")
     def test_a_real_tinker_continues_from_the_sampled_ids(self, tmp_path, monkeypatch):
