@@ -2179,9 +2179,13 @@ class TestScripts:
         assert run_shell(shell, script, seconds=1) == told(124, f"a\n{LIMIT}")
         wait_until_sleep_ends()
 
-    @columns("name").rows(KILL="KILL", TERM="TERM")
-    def test_a_script_that_ends_its_own_time_limit_is_killed(self, name, shell):
-        run_shell(shell, f"setsid {SLEEP} & kill -{name} $PPID; {SLEEP}")
+    # GNU's `timeout` passes SIGTERM on to the script, but cannot do so with SIGKILL.
+    @columns("script").rows(
+        KILL=f"setsid {SLEEP} & kill -KILL $PPID; {SLEEP}",
+        TERM=f"{SLEEP} & kill -TERM $PPID; {SLEEP}",
+    )
+    def test_a_script_that_ends_its_own_time_limit_is_killed(self, script, shell):
+        run_shell(shell, script)
         wait_until_sleep_ends()
 
     def test_a_silent_server_does_not_hold_a_script_up(self, shell):
