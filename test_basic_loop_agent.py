@@ -501,11 +501,14 @@ def virtual_loop() -> asyncio.AbstractEventLoop:
             if not timeout:  # There is work to do, or no timer.
                 return super().select(timeout)
             deadline = time.monotonic() + 1
-            while not (events := super().select(0.001 if is_at_work() else 0)):
-                if not is_at_work() or time.monotonic() > deadline:
-                    self.now += timeout
-                    break
-            return events
+            waits = True
+            while waits and time.monotonic() < deadline:
+                # This is asked first, because a thread wakes the loop up before it ends.
+                waits = is_at_work()
+                if events := super().select(0.001 if waits else 0):
+                    return events
+            self.now += timeout
+            return []
 
     earlier_threads = set(threading.enumerate())
 
