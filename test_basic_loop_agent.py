@@ -2516,10 +2516,10 @@ class TestTinker:
         with pytest.raises(tinker_sdk.APIStatusError):
             set_up(tinker.agent())
 
-    @columns("seconds stop_reason").rows(a_minute=(60, "completed"), eleven_minutes=(660, "error"))
-    def test_a_tinker_that_is_busy_has_ten_minutes(self, seconds, stop_reason, tinker):
-        # It is asked once a second.
-        replies = [bash("ls"), *[Refusal(503)] * seconds, "done"]
+    @columns("minutes stop_reason").rows(nine=(9, "completed"), eleven=(11, "error"))
+    def test_a_tinker_that_is_busy_has_ten_minutes(self, minutes, stop_reason, tinker, monkeypatch):
+        monkeypatch.setattr(module, "PAUSE_SEC", 60)
+        replies = [bash("ls"), *[Refusal(503)] * minutes, "done"]
         run = tinker.new_run(replies, max_turns=3)
         asyncio.run(finish(run), loop_factory=virtual_loop)
         assert run.stop_reason == stop_reason
