@@ -3652,9 +3652,12 @@ class TestFiles:
             await run.agent.setup(run.environment)
             task = asyncio.create_task(run.step())
             await asyncio.to_thread(writing.wait, 9)
+            # The event loop has gone on meanwhile.
+            assert not task.done()
             task.cancel()
             await asyncio.wait([task])
             cancelled.set()
+            assert task.cancelled()
 
         writing, cancelled, run = threading.Event(), threading.Event(), tinker.new_run()
         monkeypatch.setattr(module, "write_file", slow_write)
