@@ -3314,7 +3314,7 @@ class TestChat:
     def test_a_claude_that_is_overloaded_for_a_minute_is_waited_for(self, claude, no_pause):
         """litellm makes another error of it: an InternalServerError with status 500."""
         busy = Refusal(529, "overloaded_error")
-        replies = [claude.says(bash("ls")), *[busy] * 30, claude.says("done")]
+        replies = [claude.says(bash("ls")), *[busy] * 21, claude.says("done")]
         claude.answers = iter(replies)
         done = claude.run(max_turns=3)
         assert (done.stop_reason, done.completion) == ("completed", "done")
