@@ -23,8 +23,10 @@ import asyncio
 import base64
 import concurrent.futures
 import copy
+import itertools
 import json
 import math
+import operator
 import os
 import re
 import shlex
@@ -246,13 +248,6 @@ class Turn(LLMResponse):
         return FINISH_REASONS.get(self.finish_reason, self.finish_reason)
 
     @property
-    def all_ids(self) -> list[int]:
-        """The ids of the prompt and of the reply, or an empty list if either is missing."""
-        if self.prompt_token_ids is None or self.completion_token_ids is None:
-            return []
-        return self.prompt_token_ids + self.completion_token_ids
-
-    @property
     def is_trainable(self) -> bool:
         """True if the prompt's ids are here, and there is at least one sampled token, each with a
         finite logprob."""
@@ -262,10 +257,12 @@ class Turn(LLMResponse):
         return bool(self.prompt_token_ids and ids and len(ids) == len(logprobs) and is_finite)
 
     def continues(self, earlier: Turn) -> bool:
-        """True if the prompt begins with the ids of an earlier turn."""
-        ids, end = self.prompt_token_ids, len(earlier.prompt_token_ids)
-        reply = earlier.completion_token_ids
-        return ids[:end] == earlier.prompt_token_ids and ids[end : end + len(reply)] == reply
+        """True if the prompt begins with the ids of an earlier turn. (Slices of a long prompt would
+        be faster, and leave holes in the memory.)"""
+        ids = [earlier.prompt_token_ids, earlier.completion_token_ids]
+        n_ids = sum(map(len, ids))
+        prompt = self.prompt_token_ids
+        return len(prompt) >= n_ids and all(map(operator.eq, itertools.chain(*ids), prompt))
 
 
 @dataclass
@@ -273,17 +270,15 @@ class Request:
     """What a client gets with the messages.
 
     Attributes:
-        previous_ids: The `all_ids` of the last turn, with which the next prompt begins. Empty: the
-            client has to render the whole conversation.
-        is_cut_off: True if the last turn's reply is incomplete, and so lacks a stop token.
+        previous: The last turn, with whose ids the next prompt begins. None: this is the first
+            turn, or the conversation was edited, so the client has to render all of it.
         session_id: For a router with sticky sessions. None: nothing is sent.
         partial: The first part of the reply, if the server has aborted it: the client goes on from
             there. If the run ends before `call` returns, the agent records this part as a turn. (So
             a client that calls several times may leave a whole reply here.)
     """
 
-    previous_ids: list[int] = field(default_factory=list)
-    is_cut_off: bool = False
+    previous: Turn | None = None
     session_id: str | None = None
     partial: Turn | None = None
 
@@ -604,8 +599,7 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         if self.options.model_client in ("vllm", "sglang"):
             request.session_id = request.session_id or self._trial_name
         if self.messages == self._last_messages:
-            request.previous_ids = self._last_turn.all_ids
-            request.is_cut_off = bool(self._last_turn.cut_off)
+            request.previous = self._last_turn
         try:
             turn = await self._call_model(prompt, request)
         except BaseException:
@@ -1251,8 +1245,10 @@ class TokenClient(ModelClient, ABC):
     ) -> Turn:
         request = request or Request()
         so_far = request.partial or await self._empty_reply(prompt, message_history, request)
-        ids = so_far.all_ids
         n_sampled = len(so_far.completion_token_ids)
+        ids = so_far.prompt_token_ids
+        if n_sampled:
+            ids = ids + so_far.completion_token_ids
         room = min(self.max_tokens - n_sampled, self.context_limit - len(ids))
         if room < 1 and n_sampled:
             return without_thinking(replace(so_far, finish_reason="length"))
@@ -1273,7 +1269,7 @@ class TokenClient(ModelClient, ABC):
     ) -> Turn:
         """A turn with the prompt's ids, of which no token is sampled yet."""
         messages = [*message_history, {"role": "user", "content": prompt}]
-        ids = await self.next_prompt(messages, request.previous_ids, request.is_cut_off)
+        ids = await self.next_prompt(messages, request.previous)
         opening_tag = await self.opening_tag(ids)
         return Turn(opening_tag, prompt_token_ids=ids, completion_token_ids=[], logprobs=[])
 
@@ -1287,25 +1283,26 @@ class TokenClient(ModelClient, ABC):
                 return tag[0]
         return ""
 
-    async def next_prompt(
-        self, messages: list[dict], previous_ids: list[int], is_cut_off: bool = False
-    ) -> list[int]:
-        """The ids of the next prompt: the previous ids, and the tail. The tail is what the template
-        writes after a reply: the stop token, the new message, and the header of the next reply.
+    async def next_prompt(self, messages: list[dict], previous: Turn | None) -> list[int]:
+        """The ids of the next prompt: those of the previous turn, and the tail. The tail is what
+        the template writes after a reply: the stop token, the new message, and the header of the
+        next reply.
 
         Earlier turns are not rendered again, because their ids must stay as they were sampled. The
-        whole conversation is rendered if there are no previous ids (in the first turn, or after an
-        edit), or if a complete reply ends in another token than the template's stop token.
+        whole conversation is rendered if there is no previous turn, if it has no ids, or if its
+        complete reply ends in another token than the template's stop token.
         """
-        if previous_ids:
+        if previous and previous.prompt_token_ids and previous.completion_token_ids:
+            reply = previous.completion_token_ids
             tail = await self._tail(messages)
             # The reply ends in the stop token, with which the tail begins: do not repeat it. There
             # may be two such tokens: [..., 9, 9] and [9, 9, 5]. (An empty tail never matches.)
             for n_stop in (2, 1):
-                if previous_ids[-n_stop:] == tail[:n_stop]:
-                    return previous_ids + tail[n_stop:]
-            if is_cut_off and tail:
-                return previous_ids + tail
+                if reply[-n_stop:] == tail[:n_stop]:
+                    # The brackets save a copy of the prompt, which may be long.
+                    return previous.prompt_token_ids + (reply + tail[n_stop:])
+            if previous.cut_off and tail:
+                return previous.prompt_token_ids + (reply + tail)
         return await self.render(messages)
 
     async def _tail(self, messages: list[dict]) -> list[int]:

@@ -1326,6 +1326,7 @@ class TestLoop:
         assert (ended.stop_reason, ended.recorded) == ("rollout_timeout", tinker.sampled)
 
     def test_a_client_may_be_called_as_harbors_own(self, model):
+        model.will_reply("hello")
         (client,) = set_up(model.agent())
         assert asyncio.run(client.call("hi", message_history=[])).content == "hello"
 
@@ -1339,12 +1340,20 @@ class TestLoop:
         assert tinker.prompt_text(2).startswith("<|im_start|>system\n(left out)<|im_end|>")
         assert done.metadata["n_prefix_breaks"] == 1
 
-    @columns("prompt completion expected").rows(
-        both=([1], [2], [1, 2]), no_prompt=(None, [2], []), no_completion=([1], None, [])
+    @columns("prompt completion").rows(
+        no_prompt=(None, [9]), no_completion=([1], None), no_token=([1], [])
     )
-    def test_only_whole_ids_go_on_in_the_next_prompt(self, prompt, completion, expected):
-        turn = Turn(prompt_token_ids=prompt, completion_token_ids=completion)
-        assert turn.all_ids == expected
+    def test_after_a_turn_without_ids_all_is_rendered(
+        self, prompt, completion, tinker, monkeypatch
+    ):
+        async def render(messages: list[dict]) -> list[int]:
+            return [len(messages)]
+
+        (client,) = set_up(tinker.agent())
+        monkeypatch.setattr(client, "render", render)
+        previous = Turn(prompt_token_ids=prompt, completion_token_ids=completion)
+        messages = [{"role": "user", "content": text} for text in ("q", "n")]
+        assert asyncio.run(client.next_prompt(messages, previous)) == [2]
 
     def test_only_trainable_turns_have_prefix_breaks(self, tinker, monkeypatch):
         def edit(agent: OwnLoop) -> None:
@@ -2370,7 +2379,8 @@ class TestTinker:
         (client,) = set_up(tinker.agent())
         monkeypatch.setattr(client, "render", render)
         messages = [{"role": "user", "content": text} for text in ("q", "n")]
-        prompt = asyncio.run(client.next_prompt(messages, [1, 2, *reply]))
+        previous = Turn(prompt_token_ids=[1, 2], completion_token_ids=reply)
+        prompt = asyncio.run(client.next_prompt(messages, previous))
         assert prompt == [1, 2, *reply, *added, ord("n"), 9, 9, 3]
 
     def test_a_prompt_that_leaves_one_token_is_sampled(self, tinker):
@@ -3533,14 +3543,6 @@ class TestSharedClient:
         asyncio.run(main())
         assert len(CountingAgent.built) == 1
 
-    def test_a_client_can_be_called_as_harbors_clients_are(self, model):
-        async def main() -> Turn:
-            agent = model.agent()
-            await agent.setup(FakeEnvironment())
-            return await agent.client.call("hi", message_history=[])
-
-        assert asyncio.run(main()).content == "hello"
-
 
 # ----------------------------------------------------------------------------- files with ATIF
 
@@ -3997,7 +3999,7 @@ class TestJob:
     def test_a_later_step_resumes_the_conversation(self, tinker, tmp_path):
         trial = run_job(tinker, RIGHT, RIGHT, task=two_steps(tmp_path), resume_trajectory=True)
         first, second = module.trial_to_trajectory(trial).turns
-        assert second.prompt_token_ids[: len(first.all_ids)] == first.all_ids
+        assert second.continues(first)
 
     @since_harbor_023
     def test_a_job_is_refused_before_any_trial(self, tinker, no_key):

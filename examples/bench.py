@@ -46,7 +46,7 @@ class FreeClient(module.ModelClient):
     with_ids, seconds = False, 0.0
 
     def __init__(self) -> None:
-        self.ids = []
+        self.prompt_ids, self.reply_ids = [], []
 
     async def call(
         self, prompt: str, message_history: list[dict], request: Any = None, **other: Any
@@ -57,10 +57,11 @@ class FreeClient(module.ModelClient):
             return module.Turn(content=REPLY)
         # 200 turns end with a prompt of 399,800 tokens. As in a parsed answer each id is an object.
         new_ids = random.choices(range(1_000, 150_000), k=2_000)
-        prompt_ids, reply_ids = self.ids + new_ids[:1_800], new_ids[1_800:]
-        self.ids = prompt_ids + reply_ids
-        logprobs = [-random.random() for _ in reply_ids]
-        ids = {"prompt_token_ids": prompt_ids, "completion_token_ids": reply_ids}
+        # The brackets save a copy of the prompt.
+        self.prompt_ids = self.prompt_ids + (self.reply_ids + new_ids[:1_800])
+        self.reply_ids = new_ids[1_800:]
+        logprobs = [-random.random() for _ in self.reply_ids]
+        ids = {"prompt_token_ids": self.prompt_ids, "completion_token_ids": self.reply_ids}
         return module.Turn(content=REPLY, logprobs=logprobs, **ids)
 
 
