@@ -56,6 +56,10 @@ class PolicyService:
     def create_sampling_client(self, **client_args: Any) -> "PolicyService":
         return self
 
+    def result(self) -> "PolicyService":
+        # The SDK gives the agent a future of its client.
+        return self
+
     def sample(self, **request: Any) -> Any:
         client = _policy.get().sampling_client
         # SDK 0.38 gives the cookbook a future in its place.
