@@ -656,8 +656,9 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
                     self.client.discard()
                     error.add_note(f"The model's server is {self.client.url or 'its default'}")
                     raise_for_harbor(error, ApiError)
+                if self._busy_since is None:
+                    self.logger.warning(f"waiting for the model's server: {error}")
                 self._busy_since = busy_since
-                self.logger.warning(f"waiting for the model's server: {error}")
             await asyncio.sleep(PAUSE_SEC)
 
     def _add_turn(self, turn: Turn, n_sent: int) -> None:
