@@ -1823,12 +1823,12 @@ size=$(stat -c %s "$output")
 printf ":%s:%s:%s:" "$BASIC_LOOP_MARK" "$code" "$size"
 {
   head -c "$half" "$output"
-  tail -c "+$((half + 1))" "$output" | tail -c "$half"
+  if [ "$size" -gt "$half" ]; then tail -c "+$((half + 1))" "$output" | tail -c "$half"; fi
 } | base64
 # Append a byte to find out whether the device is full.
 echo >>"$output" || word=full
 printf ":%s:" "$word"
-rm -f "$name".*
+exec rm -f "$name".*
 """
 # What the model is told after the output, by the last word of the runner's answer.
 NOTES = {
