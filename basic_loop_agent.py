@@ -14,7 +14,8 @@ with several steps. A run is one such call. A turn is one model call and its rep
 token ids and log-probabilities of a run's turns. The answer is the last reply, without thinking.
 
 The model's scripts run in the task's container. They can write to the agent's log folder, because
-Harbor mounts it there. No other file of the host is in their reach.
+Harbor mounts it there. No other file of the host is in their reach. (But they can fill its disk and
+the memory of Harbor's process.)
 """
 
 from __future__ import annotations
@@ -253,7 +254,7 @@ class Turn(LLMResponse):
         finite logprob."""
         ids, logprobs = self.completion_token_ids, self.logprobs or []
         # vLLM writes -9999.0 for a logprob that it does not have. NaN fails any comparison.
-        is_finite = all(x is not None and -9999.0 < x < math.inf for x in logprobs)
+        is_finite = all(isinstance(x, int | float) and -9999.0 < x < math.inf for x in logprobs)
         return bool(self.prompt_token_ids and ids and len(ids) == len(logprobs) and is_finite)
 
     def continues(self, earlier: Turn) -> bool:
@@ -644,21 +645,22 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
                 if meaning == "context is full" and self._last_turn is None:
                     raise ApiError(f"the first prompt is too long: {error}") from error
                 if meaning == "context is full":
+                    self._busy_since = None
                     self.logger.warning(f"the context is full: {error}")
                     raise ContextLengthExceededError(str(error)) from error
                 # Before the conversation's first reply, do not wait for a server that is down: the
                 # URL may be wrong.
                 may_wait = meaning == "busy" or (meaning == "down" and self._last_turn is not None)
-                busy_since = self._busy_since or clock()
-                if not may_wait or clock() - busy_since > MAX_BUSY_SEC:
+                if self._busy_since is None:
+                    self.logger.warning(f"the model's server has failed: {error}")
+                    self._busy_since = clock()
+                if not may_wait or clock() - self._busy_since > MAX_BUSY_SEC:
+                    self._busy_since = None
                     # The next trial gets a new client: this one may have lost its connection.
                     _clients[:] = [entry for entry in _clients if entry.client is not self.client]
                     self.client.discard()
                     error.add_note(f"The model's server is {self.client.url or 'its default'}")
                     raise_for_harbor(error, ApiError)
-                if self._busy_since is None:
-                    self.logger.warning(f"waiting for the model's server: {error}")
-                self._busy_since = busy_since
             await asyncio.sleep(PAUSE_SEC)
 
     def _add_turn(self, turn: Turn, n_sent: int) -> None:
@@ -776,9 +778,10 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         finally:
             live_writer.cancel()
             self._record(stop_reason, context)
-            # In a thread, because it takes seconds to make JSON of all ids of a long run. If Harbor
-            # cancels this task meanwhile, the thread goes on.
-            disk_error = await asyncio.to_thread(self._write_files, context)
+            # In a thread, because it takes seconds to make JSON of all ids of a long run. With a
+            # shield, so that the files are written even if Harbor cancels this task meanwhile.
+            writing = asyncio.get_running_loop().run_in_executor(None, self._write_files, context)
+            disk_error = await asyncio.shield(writing)
         # Nothing was raised. After a timeout the trial is scored without these files, too.
         if disk_error and stop_reason != StopReason.ROLLOUT_TIMEOUT:
             raise RuntimeRequestError(f"the log folder cannot be written: {disk_error}")
@@ -1050,7 +1053,8 @@ def check_access(options: BasicLoopOptions, agent_env: dict[str, str]) -> None:
 THINKING_TAGS = [
     # <think>hm</think>hi, and the like: <longcat_think>, <seed:think>, <ifm|think>, <think:fast>
     # (\1 is what the brackets of the regular expression have found.)
-    (r"<((?:\w+[_:|])?think(?:[:_]\w+)?)>", r"</\1>"),
+    # Bounds, because a search without them takes minutes in a long word.
+    (r"<((?:\w{1,30}[_:|])?think(?:[:_]\w{1,30})?)>", r"</\1>"),
     # [THINK]hm[/THINK]hi
     (r"\[THINK\]", "[/THINK]"),
     # <|START_THINKING|>hm<|END_THINKING|>hi
@@ -1569,12 +1573,12 @@ class ServerClient(TokenClient):
             response = await http.get("/v1/models", cast_to=object)
             cards = {card["id"]: card for card in response["data"]}
             self._model, limit = find_model(cards, self._model, self._is_sglang)
+            self.context_limit = min(limit, self._given_limit or limit)
         except (APIError, KeyError, TypeError, ValueError) as error:
             raise ApiError(
                 f"{self.url} is no vLLM or SGLang server with the model {self._model} (for another "
                 f"one set model_client=litellm): {error!r}"
             ) from error
-        self.context_limit = min(limit, self._given_limit or limit)
 
     async def _post(self, path: str, body: dict, headers: dict | None = None) -> dict:
         body = {"model": self._model, **body}
@@ -1792,7 +1796,7 @@ def fenced_blocks(text: str, *languages: str) -> list[str] | None:
 # ---- scripts
 
 # A bash program, the runner, that runs a script. Its own file is NAME.runner, the script is
-# NAME.script, and its blocks are NAME.block001 and so on. Its arguments are the time limit in
+# NAME.script, and its blocks are NAME.block0001 and so on. Its arguments are the time limit in
 # seconds, and half of the bytes that the model sees. It prints the exit code, the size of the
 # output in bytes, the first and the last half of it in base64 (because some environments change
 # what a command prints), and a word of NOTES:
@@ -1860,7 +1864,7 @@ async def run_script(
     # Each process of the script has this mark in its environment, where `kill_script` finds it.
     mark = uuid4().hex
     # An empty line after each block keeps a trailing backslash from joining two blocks.
-    files = {f"block{n:03}": f"{block}\n\n" for n, block in enumerate(blocks, start=1)}
+    files = {f"block{n:04}": f"{block}\n\n" for n, block in enumerate(blocks, start=1)}
     files["runner"] = _RUNNER
     writes = [f"printf %s {shlex.quote(text)} >$name.{end} &&" for end, text in files.items()]
     # This program writes the files, and becomes the runner. Files, because a script's `pkill -f`
@@ -1948,7 +1952,7 @@ async def kill_script(mark: str, environment: BaseEnvironment) -> bool:
     # its arguments only, so it does not find itself.)
     command = (
         f"for pid in $(grep -ls BASIC_LOOP_MARK={mark} /proc/[0-9]*/environ | cut -d / -f 3); do "
-        f"kill -9 $pid -$pid; done 2>/dev/null; rm -f /dev/shm/{mark}.* /tmp/{mark}.*"
+        f"kill -9 $pid -$pid; done 2>/dev/null; rm -f /dev/shm/{mark}.* /tmp/{mark}.*; true"
     )
     # The environment may be gone.
     with suppress(Exception):
