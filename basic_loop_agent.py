@@ -842,7 +842,7 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
             await asyncio.sleep(LIVE_WRITE_SEC)
             try:
                 self._write_trajectory()
-            except OSError as error:
+            except Exception as error:
                 self.logger.warning(f"trajectory.json cannot be written yet: {error}")
 
     def _write_trajectory(self, context: AgentContext | None = None) -> None:
