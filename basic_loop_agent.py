@@ -627,7 +627,6 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
     async def _call_model(self, prompt: str, request: Request) -> Turn:
         """Call the model, and wait while its server is busy."""
         clock = asyncio.get_running_loop().time
-        self._busy_since = None
         while True:
             try:
                 # Chat calls `self.client.call(prompt=..., message_history=..., request=...)`, and
@@ -754,6 +753,7 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         self.instruction = valid_text(instruction)
         self.turns = []
         self.metadata = {}
+        self._busy_since = None
         # Not by `tell`: the task's author may use special tokens on purpose.
         self.unsent.append(self.instruction)
         stop_reason = StopReason.ERROR
@@ -836,12 +836,18 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         return None
 
     async def _write_live(self) -> None:
-        """Write trajectory.json every few seconds, without ids, so that a trial can be watched, and
-        that its text survives `kill -9`. An error here ends nothing."""
+        """Write trajectory.json every few seconds, if there is something new, without ids. So a
+        trial can be watched, and its text survives `kill -9`. An error here ends nothing."""
+        written = None
         while True:
             await asyncio.sleep(LIVE_WRITE_SEC)
+            # A reply, an observation or another text changes one of these.
+            progress = (len(self.turns), len(self.unsent))
+            if progress == written:
+                continue
             try:
                 self._write_trajectory()
+                written = progress
             except Exception as error:
                 self.logger.warning(f"trajectory.json cannot be written yet: {error}")
 

@@ -3752,6 +3752,19 @@ class TestFiles:
         # At the end it has them.
         assert run.steps[1].metrics.logprobs == tinker.sampled[0].logprobs
 
+    def test_a_run_that_waits_writes_its_trajectory_once(self, tinker, monkeypatch):
+        async def slow() -> str:
+            await asyncio.sleep(60)
+            return "hi"
+
+        names, write = [], module.write_file
+        monkeypatch.setattr(
+            module, "write_file", lambda path, parts: (names.append(path.name), write(path, parts))
+        )
+        run = tinker.new_run([slow])
+        asyncio.run(run.go(), loop_factory=virtual_loop)
+        assert names == ["trajectory.json", "completion.txt", "trajectory.json"]
+
     def test_a_run_without_a_reply_yet_shows_its_instruction(self, tinker):
         async def look() -> str:
             await asyncio.sleep(6)
