@@ -1802,10 +1802,10 @@ def fenced_blocks(text: str, *languages: str) -> list[str] | None:
 # ---- scripts
 
 # A bash program, the runner, that runs a script. Its own file is NAME.runner, the script is
-# NAME.script, and its blocks are NAME.block0001 and so on. Its arguments are the time limit in
-# seconds, and half of the bytes that the model sees. It prints the exit code, the size of the
-# output in bytes, the first and the last half of it in base64 (because some environments change
-# what a command prints), and a word of NOTES:
+# NAME.script, and its blocks, if there are several, are NAME.block0001 and so on. Its arguments
+# are the time limit in seconds, and half of the bytes that the model sees. It prints the exit code,
+# the size of the output in bytes, the first and the last half of it in base64 (because some
+# environments change what a command prints), and a word of NOTES:
 #
 #     :MARK:CODE:SIZE:BASE64:WORD:
 #
@@ -1814,10 +1814,12 @@ _RUNNER = r"""
 exec </dev/null 2>/dev/null
 name=${0%.runner}
 half=$2
-# With -n bash reads each block, alone, and runs nothing. It prints errors, and a warning for a
+# With -n bash reads each file, alone, and runs nothing. It prints errors, and a warning for a
 # here-document that is left open. (In another locale it might warn of the locale.)
-for block in "$name".block*; do
-  env LC_ALL=C bash -p -O extglob -n "$block"
+for file in "$name".block*; do
+  # There is no such file: the script has one block.
+  if [ ! -f "$file" ]; then file=$name.script; fi
+  env LC_ALL=C bash -p -O extglob -n "$file"
 done >"$name.output" 2>&1
 if [ -s "$name.output" ]; then
   code=126 word=unreadable
@@ -1871,6 +1873,11 @@ async def run_script(
     mark = uuid4().hex
     # An empty line after each block keeps a trailing backslash from joining two blocks.
     files = {f"block{n:04}": f"{block}\n\n" for n, block in enumerate(blocks, start=1)}
+    join = "cat $name.block* >$name.script &&"
+    if len(blocks) == 1:
+        # This saves a process for each script.
+        files = {"script": files["block0001"]}
+        join = ""
     files["runner"] = _RUNNER
     writes = [f"printf %s {shlex.quote(text)} >$name.{end} &&" for end, text in files.items()]
     # This program writes the files, and becomes the runner. Files, because a script's `pkill -f`
@@ -1881,7 +1888,7 @@ async def run_script(
 export BASIC_LOOP_MARK={mark}
 for name in /dev/shm/{mark} /tmp/{mark}; do
   {" ".join(writes)}
-    cat $name.block* >$name.script && printf %8192s "" >$name.output &&
+    {join} printf %8192s "" >$name.output &&
     exec bash -p $name.runner {seconds} {(shown_bytes + 1) // 2}
   rm -f $name.*
 done

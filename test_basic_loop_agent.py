@@ -155,12 +155,16 @@ class FakeEnvironment:
 
     @property
     def scripts(self) -> list[str]:
-        """Each script, without the newlines at its end. (The module writes each of its blocks by
-        `printf %s BLOCK >$name.block0001`.)"""
+        """Each script, without the newlines at its end. (The module writes it by `printf %s TEXT
+        >$name.script`, or each of several blocks by `printf %s BLOCK >$name.block0001`.)"""
         commands = [shlex.split(command) for command in self.commands if "%s" in command]
+        files = re.compile(r">\$name\.(script|block\d+)")
         return [
             "".join(
-                text for text, file in itertools.pairwise(words) if file.startswith(">$name.block")
+                text
+                for text, file in itertools.pairwise(words)
+                # (`cat $name.block* >$name.script` joins the blocks.)
+                if files.fullmatch(file) and text != "$name.block*"
             ).rstrip()
             for words in commands
         ]
