@@ -1819,7 +1819,7 @@ half=$2
 for file in "$name".block*; do
   # There is no such file: the script has one block.
   if [ ! -f "$file" ]; then file=$name.script; fi
-  env LC_ALL=C bash -p -O extglob -n "$file"
+  (export LC_ALL=C; exec bash -p -O extglob -n "$file")
 done >"$name.output" 2>&1
 if [ -s "$name.output" ]; then
   code=126 word=unreadable
