@@ -1817,7 +1817,7 @@ half=$2
 # With -n bash reads each file, alone, and runs nothing. It prints errors, and a warning for a
 # here-document that is left open. (In another locale it might warn of the locale.)
 for file in "$name".block*; do
-  # There is no such file: the script has one block.
+  # The script has one block, which has no file of its own.
   if [ ! -f "$file" ]; then file=$name.script; fi
   (export LC_ALL=C; exec bash -p -O extglob -n "$file")
 done >"$name.output" 2>&1

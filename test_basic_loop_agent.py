@@ -1987,6 +1987,12 @@ class TestScripts:
         assert text.endswith(UNREADABLE)
         assert os.listdir(tmp_path) == []
 
+    def test_a_single_block_that_bash_cannot_read_is_not_run(self, shell, tmp_path):
+        text = run_shell(shell, f"touch {tmp_path}/first\nif true; then")
+        assert text.startswith("Exit code: 126\nOutput:\nscript: line ")
+        assert text.endswith(UNREADABLE)
+        assert os.listdir(tmp_path) == []
+
     # ---- what a script and its runner see of each other
 
     # hB are the options of any script. pgrep leaves itself out, but would find a process that has
