@@ -12,6 +12,7 @@ both. This takes some minutes for each version.
 import argparse
 import asyncio
 import importlib.util
+import logging
 import os
 import random
 import resource
@@ -85,6 +86,7 @@ async def run_trial(n_turns: int) -> Any:
         model_name=f"free-{random.random()}",
         max_turns=n_turns,
         collect_rollout_details=FreeClient.with_ids,
+        logger=logging.getLogger("bench"),
     )
     await agent.setup(None)
     context = AgentContext()
@@ -178,6 +180,11 @@ MEASUREMENTS = {
 
 async def measure(name: str) -> None:
     """Print one figure."""
+    # Harbor writes each line into two files, trial.log and job.log.
+    logger = logging.getLogger("bench")
+    logger.setLevel(logging.DEBUG)
+    for _ in range(2):
+        logger.addHandler(logging.FileHandler(Path(tempfile.mkdtemp(), "log")))
     # Harbor 0.25 imports litellm when the first agent is made, which takes seconds.
     await run_trial(2)
     print(await MEASUREMENTS[name]())
