@@ -25,7 +25,6 @@ import base64
 import concurrent.futures
 import copy
 import itertools
-import json
 import math
 import operator
 import os
@@ -41,7 +40,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NoReturn, Self
+from typing import Any, ClassVar, Literal, Self
 from uuid import uuid4
 
 from harbor.agents.base import BaseAgent
@@ -59,7 +58,7 @@ from harbor.models.metric import UsageInfo
 from harbor.models.trial.result import TrialResult
 from markdown_it import MarkdownIt
 from pydantic import BaseModel, Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
-from pydantic_core import to_json
+from pydantic_core import to_json, to_jsonable_python
 
 # Older versions of Harbor lack some names.
 try:
@@ -74,14 +73,8 @@ except ImportError:
     class AgentCapabilities(BaseModel): ...
 
     ModelUsage = None
-try:
-    # Harbor 0.25 and later has this.
-    from harbor.models.trial.error_policy import ERROR_POLICIES
-except ImportError:
-    ERROR_POLICIES = {}
 
-
-__version__ = "0.14.0"
+__version__ = "0.15.0"
 
 
 class BasicLoopOptions(
@@ -134,19 +127,12 @@ class BasicLoopOptions(
             self.collect_rollout_details = self.model_client != "litellm"
         if self.model_client != "tinker" and (self.model_path or self.renderer_name):
             raise ValueError("model_path and renderer_name are for model_client=tinker: drop them")
-        # llm_kwargs must not repeat an option that is set, nor hold the model's name or URL.
-        options = {name for name, value in self if value is not None}
-        more = self.llm_kwargs | (self.llm_kwargs.get("extra_body") or {})
-        duplicates = more.keys() & {*options, "model", "model_name", "api_base"}
-        if duplicates:
-            names = ", ".join(sorted(duplicates))
-            raise ValueError(f"llm_kwargs holds {names}: use the option instead")
-        if more.get("stream"):
-            raise ValueError("llm_kwargs holds stream: replies are not streamed")
-        # By `use_responses_api` and `model_api_format` Harbor uses code of its own for OpenAI's
-        # Responses API. That loses usage and thinking.
-        if more.get("use_responses_api") or more.get("model_api_format") == "openai_responses":
-            raise ValueError("for the Responses API name the model openai/responses/NAME instead")
+        # llm_kwargs, and an extra_body in it, must not hold what the agent sends itself.
+        given = {*self.llm_kwargs, *(self.llm_kwargs.get("extra_body") or {})}
+        if names := given & {*type(self).model_fields, "model", "model_name", "stream"}:
+            raise ValueError(
+                f"llm_kwargs must not hold {', '.join(sorted(names))}: the agent sets it"
+            )
         return self
 
 
@@ -162,8 +148,6 @@ class StopReason(StrEnum):
     MAX_TURNS = "max_turns"
     # The reply was cut off, at `max_tokens` or at the end of the context.
     MAX_TOKENS = "max_tokens"
-    # The model refused to answer, or its provider has filtered the reply.
-    REFUSED = "refused"
     # The conversation left no room in the context window for a reply.
     CONTEXT_OVERFLOW = "context_overflow"
     # `max_seconds` have passed; the call or script that was under way was stopped.
@@ -174,20 +158,9 @@ class StopReason(StrEnum):
     ERROR = "error"
 
 
-# A server's finish reasons, in lower case, and what each one means. A reply with another reason is
-# incomplete, and the run ends with that word. If your server has another word for a complete reply,
-# add it.
-FINISH_REASONS = {
-    # The reply is complete.
-    **dict.fromkeys(("stop", "stop_sequence", "end_turn", "eos", "eos_token"), ""),
-    **dict.fromkeys(("complete", "completed"), ""),
-    **dict.fromkeys(("length", "max_tokens", "model_length"), StopReason.MAX_TOKENS),
-    "model_context_window_exceeded": StopReason.MAX_TOKENS,
-    **dict.fromkeys(("content_filter", "refusal", "safety"), StopReason.REFUSED),
-    # The server has failed, which is no result of the model.
-    **dict.fromkeys(("abort", "cancelled", "error", "time_limit"), StopReason.ERROR),
-    **dict.fromkeys(("insufficient_system_resource", "no reply"), StopReason.ERROR),
-}
+# A reply with one of these finish reasons (in lower case) is a failure of the server.
+# (A TokenClient goes on after "abort".)
+FAILED_REASONS = {"abort", "cancelled", "error", "time_limit", "insufficient_system_resource"}
 # The lists of a RolloutDetail with one entry per turn. `Turn` has attributes of the same names.
 _TOKEN_FIELDS = ("prompt_token_ids", "completion_token_ids", "logprobs")
 
@@ -207,18 +180,18 @@ class Turn(LLMResponse):
             model, before temperature and top_p, unless it has --logprobs-mode processed_logprobs.
         extra: Other JSON values of the client: sequence_id (Tinker), routed_experts (vLLM, SGLang),
             weight_versions (vLLM 0.33, SGLang 0.5.21 and later: which policy has sampled which
-            tokens, as a list of {version, start, end}), and n_aborts, how often the server has
-            aborted this reply before it was whole.
+            tokens, as a list of {version, start, end}).
 
     More attributes:
-        finish_reason: The server's word for why the reply ended, in lower case.
+        finish_reason: Why the reply ended, in lower case: "stop" (it is complete), "length" (it was
+            cut off), or another word of the server (it is incomplete, too).
         timestamp: When the reply came, in ISO 8601.
-        sent_text: What was sent for this reply, such as the instruction, but without the
-            observation of the turn before.
+        sent_text: What was sent for this reply, such as the instruction, or the observation of the
+            turn before.
         observation: What the model is told after this reply, such as its script's output. `observe`
             sets it.
-        breaks_prefix: True if the prompt does not begin with the ids of the turn before. (Only set
-            between two trainable turns, one right after the other, of the same run.)
+        breaks_prefix: True if the prompt does not begin with the ids of the turn before, and both
+            turns are trainable and of the same run.
     """
 
     # LLMResponse gives defaults to its other fields, but not to `content`.
@@ -244,9 +217,10 @@ class Turn(LLMResponse):
 
     @property
     def cut_off(self) -> str:
-        """Why the reply is incomplete, and nothing in it may be run: MAX_TOKENS, REFUSED, or the
-        server's word. This is the run's stop reason. "" if the reply is complete."""
-        return FINISH_REASONS.get(self.finish_reason, self.finish_reason)
+        """ "" if the reply is complete. Otherwise nothing in it may be run, and this says why, as a
+        stop reason of the run: MAX_TOKENS, or the server's word."""
+        known = {"stop": "", "length": StopReason.MAX_TOKENS}
+        return known.get(self.finish_reason, self.finish_reason)
 
     @property
     def is_trainable(self) -> bool:
@@ -258,12 +232,12 @@ class Turn(LLMResponse):
         return bool(self.prompt_token_ids and ids and len(ids) == len(logprobs) and is_finite)
 
     def continues(self, earlier: Turn) -> bool:
-        """True if the prompt begins with the ids of an earlier turn. (Slices of a long prompt would
-        be faster, and leave holes in the memory.)"""
-        ids = [earlier.prompt_token_ids, earlier.completion_token_ids]
-        n_ids = sum(map(len, ids))
-        prompt = self.prompt_token_ids
-        return len(prompt) >= n_ids and all(map(operator.eq, itertools.chain(*ids), prompt))
+        """True if the prompt begins with the ids of an earlier turn."""
+        n_ids = len(earlier.prompt_token_ids) + len(earlier.completion_token_ids)
+        # A chain is no copy: a prompt may have hundreds of thousands of ids.
+        ids = itertools.chain(earlier.prompt_token_ids, earlier.completion_token_ids)
+        is_long_enough = len(self.prompt_token_ids) >= n_ids
+        return is_long_enough and all(map(operator.eq, ids, self.prompt_token_ids))
 
 
 @dataclass
@@ -273,24 +247,15 @@ class Request:
     Attributes:
         previous: The last turn, with whose ids the next prompt begins. None: this is the first
             turn, or the conversation was edited, so the client has to render all of it.
-        session_id: For a router with sticky sessions. None: nothing is sent.
-        partial: The first part of the reply, if the server has aborted it: the client goes on from
-            there. If the run ends before `call` returns, the agent records this part as a turn. (So
-            a client that calls several times may leave a whole reply here.)
+        session_id: For a router with sticky sessions.
+        partial: Set by the client: the part of a reply that it has sampled so far. It goes on from
+            there if it is called again after an error. If the run ends first, the agent records
+            this part as a turn.
     """
 
     previous: Turn | None = None
     session_id: str | None = None
     partial: Turn | None = None
-
-
-class AbortedError(Exception):
-    """The server has aborted a reply, for instance to take new weights. The agent calls the client
-    again. `partial` is the reply so far, or None."""
-
-    def __init__(self, partial: Turn | None) -> None:
-        super().__init__("the server has aborted the reply")
-        self.partial = partial
 
 
 class ModelClient:
@@ -312,8 +277,7 @@ class ModelClient:
     ) -> Turn:
         """Sample a reply, and split off its thinking. `prompt` is the text of the new message,
         which is not in `message_history` yet. `other` holds what else Chat passes. Raises
-        ContextLengthExceededError if there is no room for a reply, AbortedError if the server has
-        aborted the reply, and any error of the server."""
+        ContextLengthExceededError if there is no room for a reply, and any error of the server."""
         raise NotImplementedError
 
     def escape_special_tokens(self, text: str) -> str:
@@ -321,37 +285,23 @@ class ModelClient:
         return text
 
     def discard(self) -> None:
-        """Called after an error of the client: drop what it shares with other clients."""
+        """Called after an error, because the client may have lost its session: take it off the list
+        of clients that trials share, so that no new trial gets it."""
+        _clients[:] = [entry for entry in _clients if entry.client is not self]
 
 
 # ---- what an error means
 
 
 class ApiError(RuntimeError):
-    """The model's server has failed. In Harbor's table this name stands for a trial without a valid
-    reward, which may be repeated."""
+    """The model's server has failed. Harbor (0.25 and later) looks at an error's name to decide
+    whether the trial is scored. After an ApiError it is not, after most other errors it is. So each
+    error of a client is raised as this one, with the first error's name and text."""
 
 
 class RuntimeRequestError(RuntimeError):
-    """The environment or the loop has failed. In Harbor's table this name stands for a failure of
-    the sandbox: the trial has no valid reward, and may be repeated."""
-
-
-def raise_for_harbor(error: BaseException, wrapper: type[RuntimeError]) -> NoReturn:
-    """Raise an error so that Harbor does not take it for the model's.
-
-    Harbor (0.25 and later) has a table of the names of errors, ERROR_POLICIES, and counts the
-    reward of a trial after an error that is not in there. So such an error is raised as `wrapper`,
-    whose name is in there. An error that is in the table is raised as it is: Harbor 0.26 counts
-    rewards after refusals (ContentPolicyViolationError), and not after failing servers.
-    """
-    # Harbor takes TimeoutError for the agent's timeout, and CancelledError for Ctrl-C.
-    is_misread = isinstance(error, TimeoutError | asyncio.CancelledError)
-    is_known = type(error).__name__ in ERROR_POLICIES
-    is_known = is_known or isinstance(error, ApiError | RuntimeRequestError)
-    if is_known and not is_misread:
-        raise error
-    raise wrapper(f"{type(error).__name__}: {error}") from error
+    """The environment or the loop has failed. After an error of this name, too, Harbor does not
+    score the trial."""
 
 
 # How servers say that a prompt is too long: OpenAI, vLLM, SGLang, Anthropic, Gemini, llama.cpp,
@@ -363,9 +313,8 @@ CONTEXT_IS_FULL = (
 )
 # The statuses of a server that is overloaded, or paused for new weights.
 BUSY_STATUSES = (429, 503, 529)
-# How long a run waits for a server that is busy or down, and the pause between two calls.
-MAX_BUSY_SEC = 600
-PAUSE_SEC = 1.0
+# The seconds between the calls to a server that is busy or down: ten minutes in all.
+PAUSES_SEC = (1, 2, 4, *[5] * 119)
 
 
 def meaning_of(error: Exception) -> Literal["context is full", "busy", "down", "failed"]:
@@ -388,32 +337,26 @@ def meaning_of(error: Exception) -> Literal["context is full", "busy", "down", "
 
 # What the trials of a process share:
 #
-#   _clients                clients, by what they depend on; see SharedClient for when one leaves
-#   TinkerClient.services   sessions with Tinker; one leaves after an error
+#   _clients                clients, the oldest first. One leaves after an error, or when there are
+#                           more than MAX_CLIENTS. (The trials that have it keep it.)
+#   TinkerClient.services   sessions with Tinker. One leaves after an error.
 #   _given_service          the service of `use_service`
 #   _tokenizer_lock         a tokenizer raises "Already borrowed" if two threads use it at once
 
 
 @dataclass(eq=False)
 class SharedClient:
-    """A client for all trials with equal keys, or the error of its build. `_call_model` drops it
-    from `_clients` after an error of the client, and `_shared_llm` if it is stale, or if
-    MAX_CLIENTS others were used later. A trial that has the client already keeps it."""
+    """A client for all trials with equal keys."""
 
     # `BasicLoopAgent._cache_key`, which begins with the event loop.
     key: tuple
     # Held while the client is built.
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     client: ModelClient | None = None
+    # Why the build has failed, for the trials that wait for it.
     error: Exception | None = None
 
-    @property
-    def is_stale(self) -> bool:
-        """True if no new trial may use this."""
-        return self.error is not None or self.key[0].is_closed()
 
-
-# By the order of their last use.
 _clients: list[SharedClient] = []
 MAX_CLIENTS = 64
 _given_service: Any = None
@@ -442,14 +385,15 @@ class BasicLoopAgent(BaseAgent):
         unsent: The texts that the model has not been told yet. `run`, `resume`, `tell` and
             `observe` add to this list. Only `sample` takes from it, when a reply has come. What is
             left at the end of a run opens the next step, so a loop may take back what it told.
-        _last_turn: The last turn, also if an earlier run made it. None before the first one.
+        _last_turn: The last turn that is not only a part of a reply, in this run or an earlier one:
+            the next prompt begins with its ids. None before the first one.
         _last_messages: A copy of `messages` after this turn, to notice if the loop edits them.
 
     Attributes of one run:
         instruction: What Harbor asks for.
         turns: The turns so far.
         metadata: The loop may keep JSON values here, for the context's metadata.
-        _busy_since: When the call under way began to wait for a server, by the event loop's clock.
+        _waits_for_server: True from an error of a server that is busy or down until its next reply.
     """
 
     options_model = BasicLoopOptions
@@ -530,7 +474,7 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         self.instruction = ""
         self.turns: list[Turn] = []
         self.metadata: dict[str, Any] = {}
-        self._busy_since: float | None = None
+        self._waits_for_server = False
 
     async def converse(self, environment: BaseEnvironment) -> StopReason | str:
         """Sample a reply, run its script, send the script's output with the next `sample`, and so
@@ -564,10 +508,8 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         model gets them. The reply that holds the blocks is `self.turns[-1].content`. To end the run
         from here, raise an exception of your own, and catch it in `converse`. Raises any error of
         the environment."""
-        options = self.options
-        text = await run_script(
-            blocks, environment, options.command_timeout_sec, options.max_output_bytes
-        )
+        limits = (self.options.command_timeout_sec, self.options.max_output_bytes)
+        text = await run_script(blocks, environment, *limits)
         self.logger.debug(f"script: {text.splitlines()[0]}")
         return text
 
@@ -596,26 +538,24 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         if not n_sent:
             raise RuntimeError("there is nothing to send: `tell` the model something first")
         prompt = "\n\n".join(self.unsent)
-        request = Request(session_id=self.options.session_id)
-        if self.options.model_client in ("vllm", "sglang"):
-            request.session_id = request.session_id or self._trial_name
+        request = Request(session_id=self.options.session_id or self._trial_name)
         if self.messages == self._last_messages:
             request.previous = self._last_turn
         try:
             turn = await self._call_model(prompt, request)
         except BaseException:
-            # The run ends. If the server had aborted the reply, keep its first part as a turn: its
-            # tokens are then counted, and a later `resume` has it in the conversation.
+            # The run ends. Record what was sampled of the reply. It does not count as sent, so a
+            # later `resume` sends the prompt again.
             if request.partial:
-                turn = without_thinking(request.partial)
-                self.messages.append({"role": "user", "content": prompt})
-                self.messages.append({"role": "assistant", "content": turn.content})
-                self._add_turn(turn, n_sent)
+                self._add_turn(without_thinking(request.partial), prompt)
             raise
         # From here to the end nothing is awaited, so that no cancellation loses the reply.
-        self._add_turn(turn, n_sent)
+        self._add_turn(turn, prompt)
+        del self.unsent[:n_sent]
+        self._last_turn = turn
+        self._last_messages = [dict(message) for message in self.messages]
         # These checks come after the turn was recorded, so that its reply can be looked at.
-        if turn.cut_off == StopReason.ERROR:
+        if turn.finish_reason in FAILED_REASONS:
             raise ApiError(f"the server has ended the reply with {turn.finish_reason!r}")
         # Later turns without ids are no error: they are left out of the rollout, and counted.
         ids = (turn.prompt_token_ids, turn.completion_token_ids, turn.logprobs)
@@ -625,61 +565,45 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         return turn
 
     async def _call_model(self, prompt: str, request: Request) -> Turn:
-        """Call the model, and wait while its server is busy."""
-        clock = asyncio.get_running_loop().time
-        while True:
+        """Call the model. While its server is busy or down, wait, and call it again."""
+        for pause in (*PAUSES_SEC, None):
             try:
                 # Chat calls `self.client.call(prompt=..., message_history=..., request=...)`, and
                 # then appends the prompt and the reply to `messages`. After an error it appends
                 # nothing, so the call can be repeated.
                 turn = await self.chat.chat(prompt, request=request)
-                self._busy_since = None
+                self._waits_for_server = False
                 return turn
-            except AbortedError as error:
-                # The server is alive. Only the limits of the run end this.
-                self._busy_since = None
-                request.partial = error.partial or request.partial
             except Exception as error:
                 meaning = meaning_of(error)
-                if meaning == "context is full" and self._last_turn is None:
-                    raise ApiError(f"the first prompt is too long: {error}") from error
-                if meaning == "context is full":
-                    self._busy_since = None
-                    self.logger.warning(f"the context is full: {error}")
-                    raise ContextLengthExceededError(str(error)) from error
-                # Before the conversation's first reply, do not wait for a server that is down: the
-                # URL may be wrong.
-                may_wait = meaning == "busy" or (meaning == "down" and self._last_turn is not None)
-                if self._busy_since is None:
-                    self.logger.warning(f"the model's server has failed: {error}")
-                    self._busy_since = clock()
-                if not may_wait or clock() - self._busy_since > MAX_BUSY_SEC:
-                    self._busy_since = None
-                    # The next trial gets a new client: this one may have lost its connection.
-                    _clients[:] = [entry for entry in _clients if entry.client is not self.client]
+                # Harbor's LiteLLM raises an error without a text.
+                text = str(error) or repr(error.__context__)
+                # A first prompt that is too long is the task's fault, so it is an error.
+                if meaning == "context is full" and self._last_turn:
+                    raise ContextLengthExceededError(text) from error
+                # A URL that has never answered may be wrong, so nothing is waited for.
+                may_wait = meaning == "busy" or (meaning == "down" and self._last_turn)
+                if pause is None or not may_wait:
                     self.client.discard()
-                    error.add_note(f"The model's server is {self.client.url or 'its default'}")
-                    raise_for_harbor(error, ApiError)
-            await asyncio.sleep(PAUSE_SEC)
+                    source = f"{type(error).__name__} of {self.client.url or 'the server'}"
+                    raise ApiError(f"{source}: {text}") from error
+                self.logger.warning(f"the model's server has failed: {text}")
+            self._waits_for_server = True
+            await asyncio.sleep(pause)
 
-    def _add_turn(self, turn: Turn, n_sent: int) -> None:
-        told = self.unsent[:n_sent]
-        del self.unsent[:n_sent]
-        # The last turn has its observation already.
-        if self._last_turn and self._last_turn.observation in told:
-            told.remove(self._last_turn.observation)
-        turn.sent_text = "\n\n".join(told)
+    def _add_turn(self, turn: Turn, prompt: str) -> None:
+        turn.sent_text = prompt
         turn.timestamp = datetime.now(UTC).isoformat()
         # Compared here, and not at the end of the run, where all turns at once would stop the event
         # loop for long: a prompt may have hundreds of thousands of ids.
         if self.turns and self.turns[-1].is_trainable and turn.is_trainable:
             turn.breaks_prefix = not turn.continues(self.turns[-1])
         self.turns.append(turn)
-        self._last_turn = turn
-        self._last_messages = [dict(message) for message in self.messages]
+        # Harbor writes this into trial.log, so that the text survives `kill -9`.
+        text = to_json([prompt, turn.reasoning_content, turn.content]).decode()
         n_in, n_out = turn.usage.prompt_tokens, turn.usage.completion_tokens
         self.logger.debug(
-            f"turn {len(self.turns)}: {n_in} tokens in, {n_out} out, {turn.finish_reason!r}"
+            f"turn {len(self.turns)}: {n_in} tokens in, {n_out} out, {turn.finish_reason!r}: {text}"
         )
 
     @staticmethod
@@ -706,15 +630,13 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         self.introduction = []
         self.client = await self._shared_llm()
         if self.skills_dir:
-            command = f"head -v -c 4000 -- {shlex.quote(self.skills_dir)}/*/SKILL.md 2>/dev/null"
-            listing = await environment.exec(command, timeout_sec=60)
-            # The model sees each path, and the lines between two ---, which hold the skill's name
-            # and description.
-            front_matter = r"(?ms)^==> [^\n]* <==\n---\s.*?^---\s*$"
-            skills = re.findall(front_matter, valid_text(listing.stdout))
-            if skills:
-                texts = ["Skills. Read a skill's file before you use it.", *skills]
-                self.introduction.append("\n\n".join(texts))
+            # Each path, and the front of the file: the skill's name and description.
+            command = f"head -v -c 1500 -- {shlex.quote(self.skills_dir)}/*/SKILL.md 2>/dev/null"
+            listing = valid_text((await environment.exec(command, timeout_sec=60)).stdout)
+            if listing:
+                self.introduction.append(
+                    f"Skills. Read a skill's file before you use it.\n\n{listing}"
+                )
         for server in self.mcp_servers:
             self.introduction.append(f"MCP server: {server.model_dump_json(exclude_none=True)}")
 
@@ -722,8 +644,7 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         self, instruction: str, environment: BaseEnvironment, context: AgentContext
     ) -> None:
         """Start a new conversation, which begins with the task's skills and MCP servers. The turns
-        are recorded even after an error. Raises an error that Harbor does not score: see
-        `raise_for_harbor`."""
+        are recorded even after an error. Raises ApiError or RuntimeRequestError."""
         system = self.options.system_prompt
         if system is None and self.options.max_turns > 1:
             system = self.protocol.replace("{seconds}", str(self.options.command_timeout_sec))
@@ -741,10 +662,7 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         self, instruction: str, environment: BaseEnvironment, context: AgentContext
     ) -> None:
         """Continue the conversation of the last `run`, for the later steps of a task. The model
-        first gets what the last run has left unsent. Raises RuntimeError before the first `run`,
-        and the errors of `run`."""
-        if self.chat is None:
-            raise RuntimeError("`resume` continues a conversation: call `run` first")
+        first gets what the last run has left unsent. Raises the errors of `run`."""
         await self._run_loop(instruction, environment, context)
 
     async def _run_loop(
@@ -753,41 +671,37 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         self.instruction = valid_text(instruction)
         self.turns = []
         self.metadata = {}
-        self._busy_since = None
+        self._waits_for_server = False
         # Not by `tell`: the task's author may use special tokens on purpose.
         self.unsent.append(self.instruction)
         stop_reason = StopReason.ERROR
-        live_writer = asyncio.create_task(self._write_live())
         try:
             async with asyncio.timeout(self.options.max_seconds) as timer:
                 stop_reason = await self.converse(environment)
-        # Who ended the run? The error's class does not tell: a client may make an error of its own
-        # of a cancellation, and an SDK may raise CancelledError by itself. So ask task and timer.
-        except (Exception, asyncio.CancelledError) as error:
-            # Has Harbor called `cancel` on this task? (The timer cancels it, too, but then calls
-            # `uncancel`.)
-            if asyncio.current_task().cancelling():
-                stop_reason = StopReason.CANCELLED
-                raise asyncio.CancelledError from error
+        except asyncio.CancelledError:
+            stop_reason = StopReason.CANCELLED
+            raise
+        except (ApiError, RuntimeRequestError):
+            raise
+        except Exception as error:
             if not timer.expired():
-                raise_for_harbor(error, RuntimeRequestError)
-            if self._busy_since is not None:
+                raise RuntimeRequestError(f"{type(error).__name__}: {error}") from error
+            if self._waits_for_server:
                 raise ApiError("max_seconds ended while the model's server was down") from error
             # No error is raised, so that Harbor scores the trial.
             stop_reason = StopReason.ROLLOUT_TIMEOUT
         finally:
-            live_writer.cancel()
             self._record(stop_reason, context)
             # In a thread, because it takes seconds to make JSON of all ids of a long run. With a
             # shield, so that the files are written even if Harbor cancels this task meanwhile.
-            writing = asyncio.get_running_loop().run_in_executor(None, self._write_files, context)
+            loop = asyncio.get_running_loop()
+            writing = loop.run_in_executor(None, self._write_files, context)
             disk_error = await asyncio.shield(writing)
-        # Nothing was raised. After a timeout the trial is scored without these files, too.
-        if disk_error and stop_reason != StopReason.ROLLOUT_TIMEOUT:
+        if disk_error:
             raise RuntimeRequestError(f"the log folder cannot be written: {disk_error}")
 
     def _record(self, stop_reason: StopReason | str, context: AgentContext) -> None:
-        """Fill the context, and log what often explains a reward of 0."""
+        """Fill the context."""
         usages = [turn.usage for turn in self.turns]
         costs = [usage.cost_usd for usage in usages]
         totals = {
@@ -810,51 +724,26 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
             context.rollout_details = rollout_details(trainable)
             metadata["n_turns_without_ids"] = len(self.turns) - len(trainable)
             metadata["n_prefix_breaks"] = sum(turn.breaks_prefix for turn in trainable)
-        context.metadata = json_values(metadata | self.metadata)
-
-        turn = self.turns[-1] if self.turns else Turn()
-        if turn.cut_off:
-            self.logger.warning(f"the reply is incomplete: finish reason {turn.finish_reason!r}")
-        elif stop_reason == StopReason.COMPLETED:
-            if not turn.content.strip():
-                self.logger.warning("the answer is empty: the reply may be nothing but thinking")
-            elif re.search("```|~~~", turn.content) and not turn.observation:
-                self.logger.warning(
-                    "no block of the answer was run: max_turns is 1, or none opens with ```bash"
-                )
+        # Harbor cannot save other values than JSON's.
+        context.metadata = to_jsonable_python(
+            metadata | self.metadata, fallback=str, inf_nan_mode="null"
+        )
 
     def _write_files(self, context: AgentContext) -> Exception | None:
         """Write what the run leaves in the log folder. Returns an error, and does not raise it."""
-        answer = valid_text(self.turns[-1].content) if self.turns else ""
+        answer = self.turns[-1].content if self.turns else ""
         try:
             # Without a turn this empties the file, which may hold the answer of the step before.
-            write_file(self.logs_dir / "completion.txt", [answer.encode()])
-            self._write_trajectory(context)
+            write_file(self.logs_dir / "completion.txt", [valid_text(answer).encode()])
+            write_file(self.logs_dir / "trajectory.json", self._trajectory(context))
         except Exception as error:
             self.logger.error(f"the log folder cannot be written: {error}")
             return error
         return None
 
-    async def _write_live(self) -> None:
-        """Write trajectory.json every few seconds, if there is something new, without ids. So a
-        trial can be watched, and its text survives `kill -9`. An error here ends nothing."""
-        written = None
-        while True:
-            await asyncio.sleep(LIVE_WRITE_SEC)
-            # A reply, an observation or another text changes one of these.
-            progress = (len(self.turns), len(self.unsent))
-            if progress == written:
-                continue
-            try:
-                self._write_trajectory()
-                written = progress
-            except Exception as error:
-                self.logger.warning(f"trajectory.json cannot be written yet: {error}")
-
-    def _write_trajectory(self, context: AgentContext | None = None) -> None:
-        """Write trajectory.json: a JSON object that ends in the list of steps, each made JSON by
-        itself (one text of all ids would stop the event loop, and double the memory). At the end of
-        the run, `context` adds its totals and the ids."""
+    def _trajectory(self, context: AgentContext) -> Iterator[bytes]:
+        """The parts of trajectory.json: a JSON object that ends in the list of steps. (A step at a
+        time, because all ids at once would double the memory, and hold Python's lock for long.)"""
         agent = {"name": self.name(), "version": self.version(), "model_name": self.model_name}
         if self.messages and self.messages[0]["role"] == "system":
             # Not a step, because NeMo Gym takes the steps before the first reply for its input.
@@ -863,34 +752,33 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
             "schema_version": atif.Trajectory.model_fields["schema_version"].default,
             "session_id": self.options.session_id or self._trial_name,
             "agent": agent,
-        }
-        if context:
-            head["extra"] = context.metadata
-            head["final_metrics"] = {
+            "extra": context.metadata,
+            "final_metrics": {
                 "total_prompt_tokens": context.n_input_tokens,
                 "total_completion_tokens": context.n_output_tokens,
                 "total_cached_tokens": context.n_cache_tokens,
                 "total_cost_usd": context.cost_usd,
-            }
+            },
+        }
         steps = []
+        observation = ""
         for turn in self.turns:
-            if turn.sent_text:
+            # An observation stands in the step of its own turn.
+            if turn.sent_text != observation:
                 steps.append({"source": "user", "message": turn.sent_text})
-            steps.append(self.trajectory_step(turn, with_ids=context is not None))
+            steps.append(self.trajectory_step(turn))
+            observation = turn.observation
         # ATIF wants at least one step.
         steps = steps or [{"source": "user", "message": "\n\n".join(self.unsent)}]
 
-        def parts() -> Iterator[bytes]:
-            yield to_json(head, inf_nan_mode="null").removesuffix(b"}") + b', "steps": ['
-            for step_id, step in enumerate(steps, start=1):
-                comma = b", " if step_id > 1 else b""
-                step["step_id"] = step_id
-                yield comma + to_json(step, fallback=str, inf_nan_mode="null")
-            yield b"]}"
+        # Without the brace that closes the head.
+        yield to_json(head)[:-1] + b', "steps": ['
+        for step_id, step in enumerate(steps, start=1):
+            yield b", " if step_id > 1 else b""
+            yield to_json(step | {"step_id": step_id}, fallback=str, inf_nan_mode="null")
+        yield b"]}"
 
-        write_file(self.logs_dir / "trajectory.json", parts())
-
-    def trajectory_step(self, turn: Turn, with_ids: bool) -> dict:
+    def trajectory_step(self, turn: Turn) -> dict:
         """A turn as a step of trajectory.json (ATIF), without a step_id. A subclass may override
         this: for instance, some trainers do not train a step that has reasoning_content."""
         metrics = {
@@ -899,17 +787,17 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
             "cached_tokens": turn.usage.cache_tokens,
             "cost_usd": turn.usage.cost_usd or None,
         }
-        if with_ids and self.options.collect_rollout_details and turn.is_trainable:
+        if self.options.collect_rollout_details and turn.is_trainable:
             metrics |= {name: getattr(turn, name) for name in (*_TOKEN_FIELDS, "extra")}
-        observation = {"results": [{"content": turn.observation}]} if turn.observation else None
         step = {
             "source": "agent",
-            # The loop may have changed the text.
-            "message": valid_text(turn.content),
-            "reasoning_content": valid_text(turn.reasoning_content) or None,
+            "message": turn.content,
+            "reasoning_content": turn.reasoning_content or None,
             "timestamp": turn.timestamp,
             "metrics": metrics,
-            "observation": observation,
+            "observation": {"results": [{"content": turn.observation}]}
+            if turn.observation
+            else None,
         }
         # NeMo Gym's converter takes no null here.
         return {name: value for name, value in step.items() if value is not None}
@@ -925,33 +813,31 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         Raises ValueError, and any error of the client."""
         options = self.options
         check_access(options, self._agent_env)
-        provider = options.model_client
         args = copy.deepcopy(options.llm_kwargs)
+        # It comes from `url_and_key`.
+        args.pop("api_key", None)
         args |= options.model_dump(include={"temperature", "top_p"}, exclude_none=True)
         if options.model_client == "litellm":
             from litellm import get_llm_provider
 
-            given = args.get("custom_llm_provider")
-            _, provider, _, _ = get_llm_provider(self.model_name, given)
-        url, key = url_and_key(options, provider, self._agent_env)
-        # The clients get it as `key`.
-        args.pop("api_key", None)
-        if options.model_client == "tinker":
-            return TinkerClient(options, self.model_name, url, key, **args)
-        if options.model_client == "litellm":
-            return HarborClient(litellm_client(options, self.model_name, url, key, **args), url)
-        return ServerClient(options, self.model_name, url, key, **args)
+            _, provider, *_ = get_llm_provider(self.model_name, args.get("custom_llm_provider"))
+            url, key = url_and_key(options, provider, self._agent_env)
+            args |= options.model_dump(
+                include={"max_tokens", "collect_rollout_details", "session_id"}
+            )
+            return litellm_client(self.model_name, url, key, **args)
+        url, key = url_and_key(options, options.model_client, self._agent_env)
+        client_class = TinkerClient if options.model_client == "tinker" else ServerClient
+        return client_class(options, self.model_name, url, key, **args)
 
     def _cache_key(self) -> tuple:
-        """What the shared client depends on. Trials with equal keys share a client."""
-        try:
-            # A client and its lock work in one event loop only.
-            loop = asyncio.get_running_loop()
-        except RuntimeError:
-            # Outside of an event loop, as in a test.
-            loop = None
-        # The session id is sent with each call.
-        options = self.options.model_copy(update={"session_id": None})
+        """What the shared client depends on. Trials with equal keys share a client. Raises
+        RuntimeError outside of an event loop."""
+        # A client and its lock work in one event loop only.
+        loop = asyncio.get_running_loop()
+        # LiteLLM keeps the session id. The other clients get it with each call.
+        is_kept = self.options.model_client == "litellm"
+        options = self.options.model_dump(exclude=None if is_kept else {"session_id"})
         # A subclass may build another client.
         return (loop, type(self), self.model_name, options, self._agent_env, _given_service)
 
@@ -959,11 +845,11 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         """The client of all trials with this `_cache_key`. The first trial builds it. The others
         wait, and get the client, or the error with which the build failed."""
         key = self._cache_key()
-        entry = next((entry for entry in _clients if entry.key == key and not entry.is_stale), None)
-        entry = entry or SharedClient(key)
-        others = [other for other in _clients if other is not entry and not other.is_stale]
-        # The entry that was used last is the last one.
-        _clients[:] = [*others, entry][-MAX_CLIENTS:]
+        entry = next((entry for entry in _clients if entry.key == key), None)
+        if entry is None:
+            entry = SharedClient(key)
+            _clients.append(entry)
+            del _clients[:-MAX_CLIENTS]
         async with entry.lock:
             if entry.error:
                 raise entry.error
@@ -973,21 +859,25 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
                     if not isinstance(client, ModelClient):
                         client = HarborClient(client)
                     await client.connect()
+                    entry.client = client
                 except Exception as error:
                     entry.error = error
+                    _clients[:] = [other for other in _clients if other is not entry]
                     raise
-                entry.client = client
             return entry.client
 
 
 # ---- clients: how they are built
 
+# How long a server has for its first response.
+FIRST_RESPONSE_SEC = 30
+
 
 async def in_thread(function: Callable[[], Any]) -> Any:
-    """Like `asyncio.to_thread`, in a thread of its own: an SDK that hangs in there takes no place
-    in the event loop's pool, and does not keep the process from ending."""
+    """Like `asyncio.to_thread`, but in a daemon thread, because an SDK may wait for a silent server
+    for minutes: it then takes no place in the event loop's pool, and the process can end."""
     future = concurrent.futures.Future()
-    # A running future cannot be cancelled, so that `set_result` never fails.
+    # From now on it cannot be cancelled, so that `set_result` never fails.
     future.set_running_or_notify_cancel()
 
     def work() -> None:
@@ -1036,79 +926,66 @@ def check_access(options: BasicLoopOptions, agent_env: dict[str, str]) -> None:
     """Raise ValueError if Tinker's packages, its key, or the URL of a server are missing."""
     client = options.model_client
     url, key = url_and_key(options, client, agent_env)
-    missing = ""
-    # Tinker's SDK has this module from 0.38 on.
-    if client == "tinker" and not (find_spec("tinker_cookbook") and find_spec("tinker.auth")):
-        missing = "Tinker's packages (tinker 0.38 or later): `pip install 'harbor[tinker]'`"
-    elif client == "tinker" and not (key or _given_service):
+    if client == "tinker":
+        # Tinker's SDK has this module from 0.38 on.
+        if not (find_spec("tinker_cookbook") and find_spec("tinker.auth")):
+            raise ValueError(
+                "model_client=tinker lacks its packages: `pip install 'harbor[tinker]' "
+                "'tinker>=0.38'`. Other clients: vllm, sglang, litellm"
+            )
         from tinker.auth import tinker_has_credentials
 
-        if not tinker_has_credentials():
-            missing = "Tinker's API key: set TINKER_API_KEY"
-    elif client in ("vllm", "sglang") and not url:
-        missing = f"the server's URL: set api_base=http://... or {client.upper()}_BASE_URL"
-    if missing:
-        others = "tinker (the default), vllm, sglang, litellm"
-        raise ValueError(f"model_client={client} lacks {missing}. Other clients: {others}")
+        if not (key or _given_service or tinker_has_credentials()):
+            raise ValueError(
+                "model_client=tinker lacks a key: set TINKER_API_KEY, or model_client=vllm, sglang "
+                "or litellm"
+            )
+    elif client != "litellm" and not url:
+        raise ValueError(
+            f"model_client={client} lacks the server's URL: set api_base=http://... or "
+            f"{client.upper()}_BASE_URL"
+        )
 
 
 # ---- thinking
 
-# How models mark thinking: a regular expression for what opens it, and the text that closes it. The
-# comment above each pair is an example of a reply.
-THINKING_TAGS = [
-    # <think>hm</think>hi, and the like: <longcat_think>, <seed:think>, <ifm|think>, <think:fast>
-    # (\1 is what the brackets of the regular expression have found.)
-    # Bounds, because a search without them takes minutes in a long word.
-    (r"<((?:\w{1,30}[_:|])?think(?:[:_]\w{1,30})?)>", r"</\1>"),
+# The tags around the thinking of models, with examples of replies. If your model has others, add
+# them.
+THINKING_TAGS = {
+    # <think>hm</think>hi
+    "<think>": "</think>",
+    "<longcat_think>": "</longcat_think>",
+    "<seed:think>": "</seed:think>",
+    "<mm:think>": "</mm:think>",
+    "<ifm|think>": "</ifm|think>",
+    "<ifm|think_fast>": "</ifm|think_fast>",
+    "<think:opensource>": "</think:opensource>",
     # [THINK]hm[/THINK]hi
-    (r"\[THINK\]", "[/THINK]"),
+    "[THINK]": "[/THINK]",
     # <|START_THINKING|>hm<|END_THINKING|>hi
-    (r"<\|START_THINKING\|>", "<|END_THINKING|>"),
+    "<|START_THINKING|>": "<|END_THINKING|>",
     # <|open|>think<|sep|>hm<|close|>think<|sep|>hi
-    (r"<\|open\|>think<\|sep\|>", "<|close|>think<|sep|>"),
+    "<|open|>think<|sep|>": "<|close|>think<|sep|>",
     # <|channel>thought hm<channel|>hi
-    (r"<\|channel>", "<channel|>"),
+    "<|channel>": "<channel|>",
     # <|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>hi
-    (r"<\|channel\|>", "<|channel|>final<|message|>"),
+    "<|channel|>": "<|channel|>final<|message|>",
     # <|message_model|><|content_thinking|>hm<|end_message|><|message_model|><|content_text|>hi
-    (r"<\|message_model\|>", "<|message_model|><|content_text|>"),
-]
-# What some models write around their answer.
-ANSWER_MARKS = r"^\s*<\|START_RESPONSE\|>|<\|(?:END_RESPONSE|end_message)\|>\s*$"
-
-
-def split_thinking(text: str) -> tuple[str, str]:
-    """Split a reply into the thinking at its front and the rest. Thinking that is not closed goes
-    to the end of the text."""
-    for opening, closing in THINKING_TAGS:
-        if tag := re.match(rf"\s*{opening}", text):
-            # Split at the closing tag first, because it may begin with the opening one:
-            # <|channel|> and <|channel|>final<|message|>.
-            thinking, _, answer = text.partition(tag.expand(closing))
-            return thinking.removeprefix(tag[0]), answer
-    return "", text
+    "<|message_model|>": "<|message_model|><|content_text|>",
+}
 
 
 def without_thinking(turn: Turn) -> Turn:
-    """The turn with the thinking of its content in reasoning_content."""
-    thinking, content = split_thinking(turn.content)
-    thinking = turn.reasoning_content + thinking
-    # The blanks after a thought are not part of the answer.
-    if thinking or content != turn.content:
-        content = content.lstrip()
-    return replace(turn, content=re.sub(ANSWER_MARKS, "", content), reasoning_content=thinking)
-
-
-def with_opening_tag(reply: str) -> str:
-    """The reply of a chat endpoint, with <think> in front if it lacks that tag, because the
-    template has written it into the prompt: "hm\\n</think>hi". Such a </think> stands at the start
-    or the end of a line, and before any block of code. Elsewhere, as in `grep "</think>" log`, it
-    is part of the answer."""
-    closing = re.search(r"(?m)^</think>|</think>[ \t]*$", reply)
-    if closing and not re.search("<think>|```|~~~", reply[: closing.start()]):
-        return f"<think>{reply}"
-    return reply
+    """The turn with the thinking at the front of its content in reasoning_content. Thinking that is
+    not closed goes to the end."""
+    text = turn.content.lstrip()
+    for opening, closing in THINKING_TAGS.items():
+        if text.startswith(opening):
+            # (Not the opening tag first: the one of gpt-oss is a part of its closing tag.)
+            thinking, _, answer = text.partition(closing)
+            thinking = turn.reasoning_content + thinking.removeprefix(opening)
+            return replace(turn, content=answer.lstrip(), reasoning_content=thinking)
+    return turn
 
 
 # ---- clients that send messages
@@ -1130,86 +1007,36 @@ class HarborClient(ModelClient):
     ) -> Turn:
         # Some servers refuse an empty message, such as a reply that was nothing but thinking.
         history = [m | {"content": m["content"] or "(empty)"} for m in message_history]
-        session = {}
-        if request and request.session_id:
-            session["session_id"] = request.session_id
         try:
-            reply = await self.llm.call(prompt=prompt, message_history=history, **session)
-            turn = Turn(**vars(reply))
+            turn = Turn(**vars(await self.llm.call(prompt=prompt, message_history=history)))
         except OutputLengthExceededError as error:
-            text = error.truncated_response
-            # Harbor's own error has no more than the text.
-            turn = getattr(error, "turn", None) or Turn(content=text, finish_reason="length")
-        if not turn.reasoning_content:
-            # The server has not split the thinking off.
-            turn.content = with_opening_tag(turn.content)
+            # Harbor's error has only the text, and no usage.
+            turn = Turn(content=error.truncated_response, finish_reason="length")
         return without_thinking(turn)
 
 
-class IncompleteError(OutputLengthExceededError):
-    """Carries the turn of an incomplete reply out of Harbor's LiteLLM, which would raise an error
-    without its usage (finish reason "length"), or return it as complete (any other one)."""
-
-    def __init__(self, turn: Turn) -> None:
-        super().__init__(f"finish reason {turn.finish_reason!r}", turn.content)
-        self.turn = turn
-
-
-def litellm_turn(response: Any, usage: UsageInfo | None) -> Turn:
-    """A response of litellm as a turn, without ids."""
-    if not response["choices"]:
-        return Turn(usage=usage, finish_reason="no reply")
-    choice = response["choices"][0]
-    message = choice["message"]
-    # litellm replaces an unknown finish reason by "stop", and keeps the original here.
-    fields = getattr(choice, "provider_specific_fields", None) or {}
-    turn = Turn(
-        content=message.get("content"),
-        reasoning_content=message.get("reasoning_content"),
-        usage=usage,
-        finish_reason=fields.get("native_finish_reason") or choice["finish_reason"],
-    )
-    # OpenAI's models refuse in a field of its own.
-    refusal = message.get("refusal")
-    return replace(turn, content=refusal, finish_reason="refusal") if refusal else turn
-
-
-def litellm_client(
-    options: BasicLoopOptions, model: str, url: str | None, key: str | None, **args: Any
-) -> BaseLLM:
-    """Make a LiteLLM of Harbor's that raises IncompleteError for an incomplete reply."""
+def litellm_client(model: str, url: str | None, key: str | None, **args: Any) -> HarborClient:
+    """Harbor's LiteLLM, which also raises an error if the server has failed in the midst of a
+    reply."""
     # Importing LiteLLM takes seconds, so the class is defined in here.
     from harbor.llms.lite_llm import LiteLLM
 
-    body, headers = args.get("extra_body") or {}, args.get("extra_headers") or {}
-
     class CheckedLiteLLM(LiteLLM):
-        async def call(self, prompt: str, session_id: str | None = None, **other: Any) -> Any:
-            if session_id:
-                other["extra_body"] = body | {"session_id": session_id}
-                other["extra_headers"] = headers | session_headers(session_id)
-            try:
-                return await super().call(prompt, **other)
-            except ContextLengthExceededError as error:
-                # Harbor's error has no message. The server's error has one.
-                raise ContextLengthExceededError(str(error.__context__)) from error
-
         def _extract_usage_info(self, response: Any) -> UsageInfo | None:
-            # LiteLLM (Harbor 0.13 to 0.26) has no public method that sees the response. (It does
-            # not repeat a call after an OutputLengthExceededError.)
-            usage = super()._extract_usage_info(response)
-            turn = litellm_turn(response, usage)
-            if turn.cut_off:
-                raise IncompleteError(turn)
-            return usage
+            # LiteLLM (Harbor 0.13 to 0.26) has no public method that sees the response. After this
+            # error it calls the model again, three times in all.
+            if not response["choices"]:
+                raise ApiError("the server has sent no reply")
+            choice = response["choices"][0]
+            # litellm replaces an unknown finish reason by "stop", and keeps the original here.
+            fields = getattr(choice, "provider_specific_fields", None) or {}
+            reason = fields.get("native_finish_reason", choice["finish_reason"])
+            if str(reason).lower() in FAILED_REASONS:
+                raise ApiError(f"the server has ended the reply with {reason!r}")
+            return super()._extract_usage_info(response)
 
-    args |= options.model_dump(include={"max_tokens", "collect_rollout_details"})
-    return CheckedLiteLLM(model_name=model, api_base=url, api_key=key, **args)
-
-
-def session_headers(session_id: str) -> dict[str, str]:
-    """The header that routers look at first, in ASCII: a trial's name may hold other letters."""
-    return {"X-Session-ID": urllib.parse.quote(session_id)}
+    llm = CheckedLiteLLM(model_name=model, api_base=url, api_key=key, **args)
+    return HarborClient(llm, url)
 
 
 # ---- clients that send token ids
@@ -1223,8 +1050,6 @@ class TokenClient(ModelClient, ABC):
     max_tokens: int
     # Regular expressions that match the model's special tokens.
     special_tokens: list[str]
-    # What `_tail` keeps for its next call.
-    _made_up_prefix: list[int] | None = None
 
     @abstractmethod
     async def render(self, messages: list[dict]) -> list[int]:
@@ -1255,44 +1080,31 @@ class TokenClient(ModelClient, ABC):
         **other: Any,
     ) -> Turn:
         request = request or Request()
-        so_far = request.partial or await self._empty_reply(prompt, message_history, request)
-        n_sampled = len(so_far.completion_token_ids)
-        ids = so_far.prompt_token_ids
-        if n_sampled:
-            ids = ids + so_far.completion_token_ids
-        room = min(self.max_tokens - n_sampled, self.context_limit - len(ids))
-        if room < 1 and n_sampled:
-            return without_thinking(replace(so_far, finish_reason="length"))
-        if room < 1:
-            raise ContextLengthExceededError(f"the prompt fills the context: {len(ids)} tokens")
-        part = await self.generate(ids, room, request.session_id)
-        if part.finish_reason != "abort":
-            return without_thinking(joined(so_far, part))
-        if not part.is_trainable:
-            # There is nothing to go on from.
-            raise AbortedError(None)
-        partial = joined(so_far, part)
-        partial.extra["n_aborts"] = so_far.extra.get("n_aborts", 0) + 1
-        raise AbortedError(partial)
-
-    async def _empty_reply(
-        self, prompt: str, message_history: Iterable[dict], request: Request
-    ) -> Turn:
-        """A turn with the prompt's ids, of which no token is sampled yet."""
-        messages = [*message_history, {"role": "user", "content": prompt}]
-        ids = await self.next_prompt(messages, request.previous)
-        opening_tag = await self.opening_tag(ids)
-        return Turn(opening_tag, prompt_token_ids=ids, completion_token_ids=[], logprobs=[])
-
-    async def opening_tag(self, prompt_ids: list[int]) -> str:
-        """The tag, such as <think>, with which the template has ended the prompt; or "". The model
-        then goes on with its thinking, and its reply lacks this tag."""
-        # Four tokens have room for a tag and a newline.
-        end = await self.decode(prompt_ids[-4:])
-        for opening, _ in THINKING_TAGS:
-            if tag := re.search(rf"{opening}\s*$", end):
-                return tag[0]
-        return ""
+        turn = request.partial
+        if turn is None:
+            messages = [*message_history, {"role": "user", "content": prompt}]
+            ids = await self.next_prompt(messages, request.previous)
+            # The template may end a prompt with a tag such as <think>, which the reply then lacks.
+            # Four tokens have room for a tag and a newline.
+            end = (await self.decode(ids[-4:])).rstrip()
+            opening_tag = next((tag for tag in THINKING_TAGS if end.endswith(tag)), "")
+            turn = Turn(opening_tag, prompt_token_ids=ids, completion_token_ids=[], logprobs=[])
+        while True:
+            sampled = turn.completion_token_ids
+            # Not `+ []`: a copy of a long prompt takes memory.
+            ids = turn.prompt_token_ids + sampled if sampled else turn.prompt_token_ids
+            room = min(self.max_tokens - len(sampled), self.context_limit - len(ids))
+            if room < 1 and sampled:
+                return without_thinking(replace(turn, finish_reason="length"))
+            if room < 1:
+                raise ContextLengthExceededError(f"the prompt fills the context: {len(ids)} tokens")
+            part = await self.generate(ids, room, request.session_id)
+            if part.finish_reason != "abort":
+                return without_thinking(joined(turn, part))
+            # The server has aborted the reply, for instance to take new weights: go on from there.
+            if part.is_trainable:
+                turn = request.partial = joined(turn, part)
+            await asyncio.sleep(1)
 
     async def next_prompt(self, messages: list[dict], previous: Turn | None) -> list[int]:
         """The ids of the next prompt: those of the previous turn, and the tail. The tail is what
@@ -1306,13 +1118,14 @@ class TokenClient(ModelClient, ABC):
         if previous and previous.prompt_token_ids and previous.completion_token_ids:
             reply = previous.completion_token_ids
             tail = await self._tail(messages)
-            # The reply ends in the stop token, with which the tail begins: do not repeat it. There
-            # may be two such tokens: [..., 9, 9] and [9, 9, 5]. (An empty tail never matches.)
-            for n_stop in (2, 1):
-                if reply[-n_stop:] == tail[:n_stop]:
-                    # The brackets save a copy of the prompt, which may be long.
-                    return previous.prompt_token_ids + (reply + tail[n_stop:])
-            if previous.cut_off and tail:
+            # A complete reply ends in the stop token, with which the tail begins: do not repeat it.
+            # (Inkling has two such tokens.) A reply that was cut off has none.
+            n_stop = 2 if reply[-2:] == tail[:2] else 1
+            ends_in_stop_token = reply[-n_stop:] == tail[:n_stop]
+            if ends_in_stop_token:
+                tail = tail[n_stop:]
+            if tail and (ends_in_stop_token or previous.cut_off):
+                # The brackets save a copy of the prompt, which may be long.
                 return previous.prompt_token_ids + (reply + tail)
         return await self.render(messages)
 
@@ -1332,30 +1145,26 @@ class TokenClient(ModelClient, ABC):
             return await self.render([*system, user, assistant, messages[-1]])
 
         ids = await rendered("b")
-        # The first line, as ids, is kept, so that most turns render only once. It does not fit if
-        # the last trial that was here had another system message.
-        if self._made_up_prefix is None or ids[: len(self._made_up_prefix)] != self._made_up_prefix:
-            # With the reply "c", the first id that differs is the reply. ("b" and "c" are one token
-            # each. If a template shows no replies, nothing differs, and the tail is empty.)
-            pairs = enumerate(zip(ids, await rendered("c"), strict=False))
-            n_same = next((n for n, (one, other) in pairs if one != other), len(ids))
-            self._made_up_prefix = ids[: n_same + 1]
-        return ids[len(self._made_up_prefix) :]
+        # With the reply "c", the first id that differs is the reply. ("b" and "c" are one token
+        # each. If a template shows no replies, nothing differs, and the tail is empty.)
+        pairs = enumerate(zip(ids, await rendered("c"), strict=False))
+        n_same = next((n for n, (one, other) in pairs if one != other), len(ids))
+        return ids[n_same + 1 :]
 
 
 def joined(so_far: Turn, part: Turn) -> Turn:
     """The turn of a reply that came in two parts, of which the first one may be empty."""
-    usage = (so_far if so_far.completion_token_ids else part).usage.model_copy()
+    n = len(so_far.completion_token_ids)
+    usage = (so_far if n else part).usage.model_copy()
     usage.completion_tokens = so_far.usage.completion_tokens + part.usage.completion_tokens
     ids, logprobs = part.completion_token_ids, part.logprobs
     extra = so_far.extra | part.extra
-    # Each span of weight_versions has the numbers of its tokens, from 0 in each part.
-    n = len(so_far.completion_token_ids)
-    spans = [
-        span | {"start": span["start"] + n, "end": span["end"] + n}
-        for span in part.extra.get("weight_versions", [])
-    ]
-    if spans:
+    if "weight_versions" in part.extra:
+        # A span has the numbers of its tokens, from 0 in each part.
+        spans = [
+            span | {"start": span["start"] + n, "end": span["end"] + n}
+            for span in part.extra["weight_versions"]
+        ]
         extra["weight_versions"] = so_far.extra.get("weight_versions", []) + spans
     return replace(
         part,
@@ -1385,8 +1194,6 @@ class TinkerClient(TokenClient):
         from tinker_cookbook.renderers import get_renderer
         from tinker_cookbook.tokenizer_utils import get_tokenizer
 
-        if "stop" in args:
-            raise ValueError("llm_kwargs holds stop: on Tinker the renderer sets it")
         self.url = shown_url(url)
         self.max_tokens = options.max_tokens
         name = options.renderer_name or get_recommended_renderer_name(model)
@@ -1397,14 +1204,13 @@ class TinkerClient(TokenClient):
             stop = self._renderer.get_stop_sequences()
             # What `generate` removes from the end of a reply's text.
             self._endings = [s if isinstance(s, str) else self._tokenizer.decode([s]) for s in stop]
-            vocabulary = {}
             # Some tokenizers have no such method, and make no special token of any text.
-            if hasattr(self._tokenizer, "get_added_vocab"):
-                vocabulary = self._tokenizer.get_added_vocab()
-        # Base models may stop at their eos_token.
-        self._endings.append(self._tokenizer.eos_token or "")
+            has_names = hasattr(self._tokenizer, "get_added_vocab")
+            names = self._tokenizer.get_added_vocab() if has_names else []
+        # Base models may stop at their eos_token. Inkling's stop token follows another one.
+        self._endings += [self._tokenizer.eos_token or "", "<|end_message|>"]
         # Skip single characters and blanks, which some vocabularies add: any text may hold them.
-        self.special_tokens = [re.escape(name) for name in vocabulary if len(name.strip()) > 1]
+        self.special_tokens = [re.escape(name) for name in names if len(name.strip()) > 1]
         parameters = tinker.SamplingParams.model_fields
         sampling = {name: value for name, value in args.items() if name in parameters}
         self._params = tinker.SamplingParams(stop=stop, **sampling)
@@ -1414,7 +1220,8 @@ class TinkerClient(TokenClient):
         self._source = source | client_args
         self._model, self._given_limit = model, options.context_limit
         # If one of these is None, the SDK finds its own.
-        self._login = (url, key)
+        self._url_and_key = (url, key)
+        self._login = {"base_url": url, "api_key": key}
 
     async def connect(self) -> None:
         # In threads, because the SDK's constructors wait for the server.
@@ -1422,35 +1229,36 @@ class TinkerClient(TokenClient):
             async with asyncio.timeout(FIRST_RESPONSE_SEC):
                 cards = await in_thread(self._models)
         except TimeoutError as error:
-            name = self.url or "Tinker"
-            raise ApiError(f"{name} has not answered in {FIRST_RESPONSE_SEC} seconds") from error
-        limits = {card.model_name: card.max_context_length for card in cards}
-        limit = limits.get(self._model)
+            raise ApiError(
+                f"{self.url or 'Tinker'} has not answered in {FIRST_RESPONSE_SEC} seconds"
+            ) from error
+        limit = {card.model_name: card.max_context_length for card in cards}.get(self._model)
         self.context_limit = min(filter(None, (limit, self._given_limit)), default=32_000)
         await in_thread(self._open)
 
     def _models(self) -> list[Any]:
         import tinker
 
-        url, key = self._login
         try:
-            client = tinker.RestClient(base_url=url, api_key=key)
-            return client.get_server_capabilities().result().supported_models
-        except tinker.TinkerError as error:
-            # A server of your own may not tell its limits, and a given service may need no key.
-            if not (_given_service or isinstance(error, tinker.APIStatusError)):
-                raise
+            answer = tinker.RestClient(**self._login).get_server_capabilities()
+            return answer.result().supported_models
+        except tinker.APIStatusError:
+            # A server of your own may not tell its limits.
             return []
+        except tinker.TinkerError:
+            # A given service may need no key.
+            if _given_service:
+                return []
+            raise
 
     def _open(self) -> None:
         import tinker
 
-        url, key = self._login
         # There is no lock: two clients at once may open two services, which does no harm.
-        self._service = _given_service or self.services.get(self._login)
+        self._service = _given_service or self.services.get(self._url_and_key)
         if not self._service:
-            self._service = tinker.ServiceClient(base_url=url, api_key=key)
-            self.services[self._login] = self._service
+            self._service = tinker.ServiceClient(**self._login)
+            self.services[self._url_and_key] = self._service
         try:
             self._sampling_client = self._service.create_sampling_client(**self._source).result()
         except Exception:
@@ -1458,8 +1266,9 @@ class TinkerClient(TokenClient):
             raise
 
     def discard(self) -> None:
-        if self.services.get(self._login) is self._service:
-            del self.services[self._login]
+        super().discard()
+        if self.services.get(self._url_and_key) is self._service:
+            del self.services[self._url_and_key]
 
     async def render(self, messages: list[dict]) -> list[int]:
         with _tokenizer_lock:
@@ -1512,26 +1321,23 @@ SPECIAL_TOKENS = [
     r"\]~!b\[",
     r"\[e~\[",
 ]
-# How long a server has for its first response.
-FIRST_RESPONSE_SEC = 30
 # These values leave the model's distribution as it is. Without them vLLM uses those of the model's
 # generation_config.json.
 NEUTRAL_SAMPLING = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
 
 
 def find_model(cards: dict[str, dict], name: str, is_sglang: bool) -> tuple[str, int]:
-    """The name by which to ask a server for a model or an adapter, and its context limit, from the
-    server's list. An adapter's name is "sql" on vLLM, and "base:sql" on SGLang, which samples the
-    base model for plain "sql". Raises KeyError or ValueError if there is no such model."""
+    """The name by which to ask a server for a model, and its context limit, from the server's list.
+    An adapter's name is "sql" on vLLM, and "base:sql" on SGLang, which samples the base model for
+    plain "sql". Raises KeyError or ValueError if there is no such model."""
     base, _, adapter = name.partition(":")
-    if is_sglang and name not in cards and adapter in cards:
+    if is_sglang and adapter in cards:
         return name, cards[base]["max_model_len"]
     card = cards[name]
-    parent = card.get("parent")
-    if is_sglang and parent in cards:
-        return f"{parent}:{name}", cards[parent]["max_model_len"]
+    if is_sglang and card.get("parent"):
+        raise ValueError(f"SGLang calls this adapter {card['parent']}:{name}")
     # An adapter has no limit of its own. Of a server's limits the largest is its base model's.
-    limits = [other["max_model_len"] for other in cards.values() if other["max_model_len"]]
+    limits = (other["max_model_len"] or 0 for other in cards.values())
     return name, card["max_model_len"] or max(limits)
 
 
@@ -1592,6 +1398,7 @@ class ServerClient(TokenClient):
         return await self._http.post(path, body=body, options=options, cast_to=object)
 
     async def render(self, messages: list[dict]) -> list[int]:
+        # The servers add the header of the next reply, unless they are told not to.
         body = {"messages": messages, "chat_template_kwargs": self._template_kwargs}
         return (await self._post("/tokenize", body))["tokens"]
 
@@ -1622,17 +1429,14 @@ class ServerClient(TokenClient):
         headers = {}
         if session:
             body["session_id"] = session
-            headers = session_headers(session)
+            # Routers look at the header first. It is ASCII: a trial's name may hold other letters.
+            headers = {"X-Session-ID": urllib.parse.quote(session)}
         response = await self._post("/v1/completions", body, headers)
         reply = response["choices"][0]
         # vLLM returns these in the choice, SGLang beside the choices.
-        experts = reply.get("routed_experts") or (response.get("sglext") or {}).get(
-            "routed_experts"
-        )
-        versions = reply.get("weight_versions") or (response.get("metadata") or {}).get(
-            "weight_versions"
-        )
-        extra = {"routed_experts": experts, "weight_versions": versions}
+        places = [reply, response.get("sglext") or {}, response.get("metadata") or {}]
+        names = ("routed_experts", "weight_versions")
+        extra = {name: place[name] for place in places for name in names if place.get(name)}
         usage = response.get("usage") or {}
         ids = reply.get("token_ids")
         turn = Turn(
@@ -1641,7 +1445,7 @@ class ServerClient(TokenClient):
             completion_token_ids=ids,
             logprobs=(reply.get("logprobs") or {}).get("token_logprobs"),
             finish_reason=reply["finish_reason"],
-            extra={name: value for name, value in extra.items() if value is not None},
+            extra=extra,
         )
         # A server that gives no ids still counts them.
         turn.usage.completion_tokens = usage.get("completion_tokens") or len(ids or [])
@@ -1677,14 +1481,15 @@ def trial_to_trajectory(trial: TrialResult) -> TrainingData | None:
     steps = trial.step_results or [trial]
     contexts = [step.agent_result or AgentContext() for step in steps]
     stop_reasons = [(context.metadata or {}).get("stop_reason") for context in contexts]
-    rewards = trial.verifier_result.rewards if trial.verifier_result else None
+    rewards = (trial.verifier_result.rewards if trial.verifier_result else None) or {}
     errors = {part.exception_info.exception_type for part in (trial, *steps) if part.exception_info}
-    if errors - SCORED_ERRORS or StopReason.ERROR in stop_reasons:
+    if (
+        errors - SCORED_ERRORS
+        or StopReason.ERROR in stop_reasons
+        # Harbor 0.25 and later also says whether the reward is valid.
+        or (rewards and not getattr(trial, "reward_valid", True))
+    ):
         return None
-    # Harbor 0.25 and later also says whether the reward is valid.
-    if rewards and not getattr(trial, "reward_valid", True):
-        return None
-    rewards = rewards or {}
     if not all(map(math.isfinite, rewards.values())):
         raise ValueError(f"trial {trial.trial_name}: a reward is not a finite number: {rewards}")
     reward = rewards.get("reward")
@@ -1734,22 +1539,16 @@ def turns_of(context: AgentContext) -> Iterator[Turn]:
 
 # ---- files and texts
 
-# How often a run that is under way writes trajectory.json.
-LIVE_WRITE_SEC = 5
-
 
 def write_file(path: Path, parts: Iterable[bytes]) -> None:
-    """Write a file into the log folder, where a script may have left a link, a pipe or a folder of
-    that name. So write a new file beside the log folder, where no script reaches it, and rename it
-    over the old one, which is never opened. Raises OSError."""
+    """Write a file into the log folder, where a script may have left a link or a pipe of that name.
+    So write a new file beside the log folder, where no script reaches it, and rename it over the
+    old one, which is never opened. Raises OSError, also if a script has left a folder there."""
     fresh = path.parent.parent / f".{path.name}.{uuid4().hex}"
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         with open(fresh, "wb") as file:
             file.writelines(parts)
-        if path.is_dir() and not path.is_symlink():
-            # A file cannot replace a folder.
-            path.rename(path.with_name(f"{path.name}.folder.{uuid4().hex}"))
         fresh.replace(path)
     finally:
         fresh.unlink(missing_ok=True)
@@ -1761,13 +1560,6 @@ def valid_text(text: str | None) -> str:
     return (text or "").replace("\0", "").encode("utf-8", "replace").decode()
 
 
-def json_values(values: dict) -> dict:
-    """The values as JSON has them, because Harbor cannot save others. Other values become text, and
-    an entry is left out if its key is no JSON key, such as a tuple."""
-    text = json.dumps(values, default=str, skipkeys=True, ensure_ascii=False)
-    return json.loads(valid_text(text))
-
-
 # A Markdown parser that knows paragraphs ("zero"), fences, lists (for fences in list items), and
 # code that is indented by four blanks (a fence in it does not count).
 _MARKDOWN = MarkdownIt("zero").enable(["fence", "list", "code"]).disable("inline")
@@ -1777,8 +1569,6 @@ def fenced_blocks(text: str, *languages: str) -> list[str] | None:
     """The ``` blocks of a Markdown text that are in one of these languages (in lower case). A block
     inside another one, or inside ~~~, does not count. None: there are such blocks, and a block of
     the text is not closed, so it is not clear where they end."""
-    # The parser ends a line at each of these, too.
-    lines = re.split("\r\n|\r|\n", text)
     blocks = []
     is_any_open = False
     # The newline is for an open block at the end of the text: the last line of its content would
@@ -1792,20 +1582,17 @@ def fenced_blocks(text: str, *languages: str) -> list[str] | None:
         is_any_open = is_any_open or not is_closed
         words = token.info.lower().split()
         if token.markup.startswith("`") and words and words[0] in languages:
-            # Not `token.content`: in an indented block the parser makes spaces of tabs.
-            indent = lines[first_line].index(token.markup)
-            content = lines[first_line + 1 : end_line - 1]
-            blocks.append("".join(re.sub(f"^ {{0,{indent}}}", "", line) + "\n" for line in content))
+            blocks.append(token.content)
     return None if blocks and is_any_open else blocks
 
 
 # ---- scripts
 
 # A bash program, the runner, that runs a script. Its own file is NAME.runner, the script is
-# NAME.script, and its blocks, if there are several, are NAME.block0001 and so on. Its arguments
-# are the time limit in seconds, and half of the bytes that the model sees. It prints the exit code,
-# the size of the output in bytes, the first and the last half of it in base64 (because some
-# environments change what a command prints), and a word of NOTES:
+# NAME.script, and its blocks are NAME.block1 and so on. Its arguments are the time limit in
+# seconds, and half of the bytes that the model sees. It prints the exit code, the size of the
+# output in bytes, the first and the last half of it in base64 (because environments return
+# valid text, and some change it), and a word of NOTES:
 #
 #     :MARK:CODE:SIZE:BASE64:WORD:
 #
@@ -1814,12 +1601,11 @@ _RUNNER = r"""
 exec </dev/null 2>/dev/null
 name=${0%.runner}
 half=$2
-# With -n bash reads each file, alone, and runs nothing. It prints errors, and a warning for a
-# here-document that is left open. (In another locale it might warn of the locale.)
-for file in "$name".block*; do
-  # The script has one block, which has no file of its own.
-  if [ ! -f "$file" ]; then file=$name.script; fi
-  (export LC_ALL=C; exec bash -p -O extglob -n "$file")
+# With -n bash reads a file, and runs nothing. It prints errors, and a warning for a here-document
+# that is left open. So each block is read alone: a here-document must not swallow the next block.
+# (In another locale bash might warn of the locale.)
+for block in "$name".block*; do
+  (export LC_ALL=C; exec bash -p -O extglob -n "$block")
 done >"$name.output" 2>&1
 if [ -s "$name.output" ]; then
   code=126 word=unreadable
@@ -1828,17 +1614,16 @@ else
   timeout -s KILL "$1" bash "$name.script" >"$name.output" 2>&1
   code=$?
 fi
-# The script may have removed its output, or put a link or a device in its place.
-output=$name.output
-if [ ! -f "$output" ] || [ -L "$output" ]; then output=/dev/null; fi
-size=$(stat -c %s "$output")
+# The script may have removed its output, or put a pipe in its place.
+[ -f "$name.output" ] || rm -f "$name.output"
+size=$(stat -c %s "$name.output" || echo 0)
 printf ":%s:%s:%s:" "$BASIC_LOOP_MARK" "$code" "$size"
 {
-  head -c "$half" "$output"
-  if [ "$size" -gt "$half" ]; then tail -c "+$((half + 1))" "$output" | tail -c "$half"; fi
+  head -c "$half" "$name.output"
+  if [ "$size" -gt "$half" ]; then tail -c "+$((half + 1))" "$name.output" | tail -c "$half"; fi
 } | base64
 # Append a byte to find out whether the device is full.
-echo >>"$output" || word=full
+echo >>"$name.output" || word=full
 printf ":%s:" "$word"
 exec rm -f "$name".*
 """
@@ -1857,9 +1642,7 @@ WAIT_MARGIN_SEC = 30
 EXEC_MARGIN_SEC = 90
 # How long the agent waits for the exec that kills a script.
 KILL_TIMEOUT_SEC = 15
-# Exit codes that the model sees, as bash and GNU's `timeout` have them.
-NOT_RUN = 126
-TIMED_OUT = 124
+# The exit code of a process that `kill -9` has ended.
 KILLED = 137
 
 
@@ -1871,24 +1654,18 @@ async def run_script(
     any error of its `exec`."""
     # Each process of the script has this mark in its environment, where `kill_script` finds it.
     mark = uuid4().hex
-    # An empty line after each block keeps a trailing backslash from joining two blocks.
-    files = {f"block{n:04}": f"{block}\n\n" for n, block in enumerate(blocks, start=1)}
-    join = "cat $name.block* >$name.script &&"
-    if len(blocks) == 1:
-        # This saves a process for each script.
-        files = {"script": files["block0001"]}
-        join = ""
-    files["runner"] = _RUNNER
-    writes = [f"printf %s {shlex.quote(text)} >$name.{end} &&" for end, text in files.items()]
+    writes = [f"printf %s {shlex.quote(_RUNNER)} >$name.runner"]
+    for n, block in enumerate(blocks, start=1):
+        # An empty line after each block keeps a trailing backslash from joining two blocks.
+        writes.append(f"block={shlex.quote(f'{block}\n\n')}")
+        writes.append(f'printf %s "$block" >$name.block{n} && printf %s "$block" >>$name.script')
     # This program writes the files, and becomes the runner. Files, because a script's `pkill -f`
-    # would find the texts in the arguments of a process. If /dev/shm, which is memory, has no room
-    # for them and for 8 KiB of output, they go to /tmp. With -p bash ignores BASH_ENV, which an
-    # image may set.
+    # would find the texts in the arguments of a process. If they do not fit into /dev/shm, which is
+    # memory, they go to /tmp. With -p bash ignores BASH_ENV, which an image may set.
     command = f"""
 export BASIC_LOOP_MARK={mark}
 for name in /dev/shm/{mark} /tmp/{mark}; do
-  {" ".join(writes)}
-    {join} printf %8192s "" >$name.output &&
+  {" && ".join(writes)} &&
     exec bash -p $name.runner {seconds} {(shown_bytes + 1) // 2}
   rm -f $name.*
 done
@@ -1897,36 +1674,35 @@ echo "the script fits neither into /dev/shm nor into /tmp"
     # The command becomes one argument: Linux takes 131,072 bytes, Modal 65,536. (shlex.quote makes
     # five bytes of an apostrophe.)
     if len(command.encode()) > 65_000:
-        return script_text(NOT_RUN, "[Nothing was run: the script is too long. Split it.]")
-    printed, answer, environment_answers = "", None, False
+        return script_text(126, "[Nothing was run: the script is too long. Split it.]")
+    printed, answer = "", None
     clock = asyncio.get_running_loop().time
     started = clock()
     try:
         async with asyncio.timeout(seconds + WAIT_MARGIN_SEC) as timer:
             result = await environment.exec(command, timeout_sec=seconds + EXEC_MARGIN_SEC)
-        answer = parse_answer(result, mark, shown_bytes)
-        printed = (valid_text(result.stdout) + valid_text(result.stderr))[-shown_bytes:]
-    except TimeoutError:
-        # Without an answer in time the environment hangs, or the script has stopped its runner.
-        if not timer.expired():
+            printed = (valid_text(result.stdout) + valid_text(result.stderr))[-shown_bytes:]
+            answer = parse_answer(result, mark)
+    except BaseException as error:
+        # If the timer has ended `exec`, there is no answer, which is handled below. Otherwise the
+        # run was cancelled, or `exec` has failed.
+        if not (timer.expired() and isinstance(error, TimeoutError)):
+            await kill_script(mark, environment)
             raise
-    finally:
-        # GNU's `timeout` exits with 137 at its limit, that of uutils with 124. A script may exit
-        # with these codes itself, so the time counts, too.
-        code = answer[0] if answer else None
-        has_timed_out = code in (TIMED_OUT, KILLED) and clock() - started >= seconds
-        # Leave no script running: after a cancellation or an error, at the time limit, and if
-        # `kill -9` may have ended the script's `timeout` alone.
-        if code is None or has_timed_out or code == KILLED:
-            environment_answers = await kill_script(mark, environment)
-    if answer is None and not environment_answers:
-        raise RuntimeRequestError(f"the environment runs no scripts any more: {printed}")
     if answer is None:
-        note = f"[No answer came in {seconds} seconds, or the script has killed what runs it.]"
+        if not await kill_script(mark, environment):
+            raise RuntimeRequestError(f"the environment runs no scripts any more: {printed}")
+        note = f"[No answer came in {seconds} seconds, or what runs the script has failed.]"
         return script_text(KILLED, printed, note)
-    _, output, note = answer
+    code, output, note = answer
+    # GNU's `timeout` exits with 137 at its limit, that of uutils with 124. A script may exit with
+    # these codes itself, so the time counts, too.
+    has_timed_out = code in (124, KILLED) and clock() - started >= seconds
+    # A script's `kill -9` may have ended its `timeout`, and not the script.
+    if has_timed_out or code == KILLED:
+        await kill_script(mark, environment)
     if has_timed_out:
-        code, note = TIMED_OUT, f"[The time limit of {seconds} seconds was reached.]"
+        code, note = 124, f"[The time limit of {seconds} seconds was reached.]"
     return script_text(code, output, note)
 
 
@@ -1935,7 +1711,7 @@ def script_text(exit_code: int, *texts: str) -> str:
     return f"Exit code: {exit_code}\nOutput:\n" + ("\n".join(filter(None, texts)) or "(none)")
 
 
-def parse_answer(result: ExecResult, mark: str, shown_bytes: int) -> tuple[int, str, str] | None:
+def parse_answer(result: ExecResult, mark: str) -> tuple[int, str, str] | None:
     """The exit code, the output and a note, from what the runner has printed. None if it has
     printed nothing, or if a script has printed something else in its place."""
     _, _, answer = valid_text(result.stdout).partition(f":{mark}:")
@@ -1945,16 +1721,13 @@ def parse_answer(result: ExecResult, mark: str, shown_bytes: int) -> tuple[int, 
         exit_code, n_left_out, note = int(code), int(size) - len(output), NOTES[word]
     except (ValueError, KeyError):
         return None
-    # A forged answer. (Half of an odd number is rounded up, so one byte more is right.)
-    if len(output) > shown_bytes + 1:
-        return None
     if n_left_out > 0:
         half = len(output) // 2
         left_out = f"\n[... {n_left_out} bytes left out ...]\n".encode()
         output = output[:half] + left_out + output[half:]
+    text = output.decode("utf-8", "replace").removesuffix("\n")
     # bash names its files in messages. Without their random part they are the same in each rollout.
-    output = re.sub(rf"/(?:dev/shm|tmp)/{mark}\.".encode(), b"", output)
-    return exit_code, output.decode("utf-8", "replace").removesuffix("\n"), note
+    return exit_code, text.replace(f"/dev/shm/{mark}.", "").replace(f"/tmp/{mark}.", ""), note
 
 
 async def kill_script(mark: str, environment: BaseEnvironment) -> bool:

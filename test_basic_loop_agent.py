@@ -94,6 +94,12 @@ ROOT = Path(__file__).parent
 # ------------------------------------------------------------------------------------ the fakes
 
 
+try:
+    from harbor.models.trial.error_policy import ERROR_POLICIES
+except ImportError:  # Harbor before 0.25
+    ERROR_POLICIES = {}
+
+
 @dataclass
 class Reply:
     """What a model samples: a text, or ids. It ends in the stop token, unless it is cut off."""
@@ -155,16 +161,12 @@ class FakeEnvironment:
 
     @property
     def scripts(self) -> list[str]:
-        """Each script, without the newlines at its end. (The module writes it by `printf %s TEXT
-        >$name.script`, or each of several blocks by `printf %s BLOCK >$name.block0001`.)"""
+        """Each script, without the newlines at its end. (The module's bash program has each block
+        as `block=TEXT`.)"""
         commands = [shlex.split(command) for command in self.commands if "%s" in command]
-        files = re.compile(r">\$name\.(script|block\d+)")
         return [
             "".join(
-                text
-                for text, file in itertools.pairwise(words)
-                # (`cat $name.block* >$name.script` joins the blocks.)
-                if files.fullmatch(file) and text != "$name.block*"
+                word.removeprefix("block=") for word in words if word.startswith("block=")
             ).rstrip()
             for words in commands
         ]
@@ -668,7 +670,7 @@ def clean_process(monkeypatch) -> Iterator[None]:
 
 # -------------------------------------------------------------------------- options and errors
 
-NO_KEY = "model_client=tinker lacks Tinker's API key: set TINKER_API_KEY"
+NO_KEY = "model_client=tinker lacks a key: set TINKER_API_KEY"
 NO_URL = "model_client=vllm lacks the server's URL: set api_base=http://... or VLLM_BASE_URL"
 CHAT_OPTIONS = {"model_client": "litellm"}
 since_harbor_023 = pytest.mark.skipif(not hasattr(BaseAgent, "parse_options"), reason="Harbor 0.23")
@@ -837,21 +839,19 @@ class TestOptions:
         model_path_elsewhere=(CHAT_OPTIONS | {"model_path": "tinker://1"}, "=tinker: drop them"),
         renderer_elsewhere=(CHAT_OPTIONS | {"renderer_name": "x"}, "=tinker: drop them"),
         url_without_http=({"api_base": "localhost:8000"}, "api_base.*https"),
-        model_twice=({"llm_kwargs": {"model_name": 1}}, "llm_kwargs holds model_name: use"),
-        model_named_otherwise=({"llm_kwargs": {"model": 1}}, "llm_kwargs holds model: use"),
-        server_twice=({"llm_kwargs": {"api_base": 1}}, "llm_kwargs holds api_base: use the"),
-        option_twice=({"llm_kwargs": {"max_tokens": 1}}, "llm_kwargs holds max_tokens: use"),
+        model_twice=({"llm_kwargs": {"model_name": 1}}, "llm_kwargs must not hold model_name: the"),
+        model_named_otherwise=({"llm_kwargs": {"model": 1}}, "llm_kwargs must not hold model: the"),
+        server_twice=({"llm_kwargs": {"api_base": 1}}, "llm_kwargs must not hold api_base: the"),
+        option_twice=(
+            {"llm_kwargs": {"max_tokens": 1}},
+            "llm_kwargs must not hold max_tokens: the",
+        ),
         option_in_extra_body=(
             {"llm_kwargs": {"extra_body": {"temperature": 0.5}}},
-            "llm_kwargs holds temperature: use",
+            "llm_kwargs must not hold temperature: the",
         ),
-        stream=({"llm_kwargs": {"stream": True}}, "llm_kwargs holds stream: replies are not"),
-        stream_in_extra_body=({"llm_kwargs": {"extra_body": {"stream": True}}}, "holds stream"),
-        responses=({"llm_kwargs": {"use_responses_api": True}}, "name the model openai/responses/"),
-        responses_by_format=(
-            {"llm_kwargs": {"model_api_format": "openai_responses"}},
-            "name the model openai/responses/",
-        ),
+        stream=({"llm_kwargs": {"stream": True}}, "llm_kwargs must not hold stream"),
+        stream_in_extra_body=({"llm_kwargs": {"extra_body": {"stream": True}}}, "not hold stream"),
     )
     def test_a_bad_option_is_an_error_that_shows_no_key(self, given, message, tmp_path):
         llm_kwargs = {"api_key": "sk-secret"} | given.get("llm_kwargs", {})
@@ -873,8 +873,8 @@ class TestOptions:
     @pytest.mark.parametrize("missing", ["tinker_cookbook", "tinker.auth"])
     def test_setup_names_missing_or_old_tinker_packages(self, missing, tinker, monkeypatch):
         monkeypatch.setitem(sys.modules, missing, None)
-        packages = r"tinker 0\.38 or later\): `pip install 'harbor\[tinker\]'`"
-        with pytest.raises(ValueError, match=rf"lacks Tinker's packages \({packages}"):
+        command = r"pip install 'harbor\[tinker\]' 'tinker>=0.38'"
+        with pytest.raises(ValueError, match=f"lacks its packages: `{command}`"):
             set_up(tinker.agent())
 
     @since_harbor_023
@@ -885,7 +885,7 @@ class TestOptions:
     @columns("client given error_type message").rows(
         no_model=("tinker", {"model_name": None}, ValueError, "no model: name one with -m"),
         an_unknown_renderer=("tinker", {"renderer_name": "qwen9"}, ValueError, "qwen9"),
-        stop=("tinker", {"llm_kwargs": {"stop": "x"}}, ValueError, "llm_kwargs holds stop"),
+        stop=("tinker", {"llm_kwargs": {"stop": "x"}}, TypeError, "argument 'stop'"),
         # `create_sampling_client` takes the rest, and refuses this.
         a_misspelt_argument=("tinker", {"llm_kwargs": {"top_pi": 1}}, TypeError, "top_pi"),
         no_url=("vllm", {"api_base": None}, ValueError, NO_URL),
@@ -1109,11 +1109,6 @@ class TestLoop:
         with pytest.raises(RuntimeError, match="nothing to send: `tell` the model something first"):
             asyncio.run(agent.sample())
 
-    def test_resume_before_run_is_an_error(self, tinker):
-        resumed = tinker.agent().resume("go on", FakeEnvironment(), AgentContext())
-        with pytest.raises(RuntimeError, match="call `run` first"):
-            asyncio.run(resumed)
-
     def test_a_resumed_step_begins_with_the_last_scripts_output(self, tinker):
         replies = [bash("a"), bash("b"), "done"]
         tinker.new_run(replies, FakeEnvironment("A", "B"), max_turns=2).follow("one", "two")
@@ -1155,7 +1150,8 @@ class TestLoop:
         run.follow()
         output = "Exit code: 0\nOutput:\nout"
         assert f"user\nhurry\n\n{output}<|im_end|>" in tinker.prompt_text(1)
-        assert [step.message for step in run.steps if step.source == "user"] == ["do it", "hurry"]
+        users = [step.message for step in run.steps if step.source == "user"]
+        assert users == ["do it", f"hurry\n\n{output}"]
 
     def test_what_a_failed_call_did_not_send_is_sent_once_it_can(self, tinker):
         """A loop may catch an error of the model's server, and try again."""
@@ -1181,7 +1177,7 @@ class TestLoop:
         asyncio.run(run.step("two"))
         assert run.steps[0].message == "two"
 
-    def test_what_a_loop_observes_is_shown_once_and_as_plain_text(self, tinker):
+    def test_what_a_loop_observes_is_sent_as_plain_text(self, tinker):
         class Tool(OwnLoop):
             def after_turn(self) -> None:
                 self.observe("a<|im_end|>")
@@ -1190,7 +1186,7 @@ class TestLoop:
         assert done.observations == ["a<\u200b|im_end|>"] * 2
         assert "user\na<\u200b|im_end|>\n\ngo on<|im_end|>" in tinker.prompt_text(1)
         users = [step.message for step in done.steps if step.source == "user"]
-        assert users == ["do it", "go on"]
+        assert users == ["do it", "a<\u200b|im_end|>\n\ngo on"]
 
     def test_an_observation_that_is_set_by_hand_is_not_sent(self, tinker):
         class Noted(OwnLoop):
@@ -1253,18 +1249,16 @@ class TestLoop:
         _, _, second, fresh = tinker.sampled
         assert second.prompt == fresh.prompt
 
-    def test_the_model_is_told_of_the_tasks_skills(self, tinker, tmp_path):
+    def test_the_model_is_told_of_the_front_of_each_skill(self, tinker, tmp_path):
         file = tmp_path / "my skills/pdf/SKILL.md"
         file.parent.mkdir(parents=True)
-        # A description that is folded over many lines, and another one below it.
-        lines = "".join(f"  line {n}\n" for n in range(1, 31))
-        front_matter = f"---\nname: pdf\ndescription: >\n{lines}license: MIT\n---"
-        file.write_text(f"{front_matter}\nThe skill itself.\n---\n")
+        file.write_text(f"---\nname: pdf\n---\n{2_000 * 'x'}")
         # `max_output_bytes` does not apply to the list.
         options = {"skills_dir": str(tmp_path / "my skills"), "max_output_bytes": 9}
         message = tinker.run((), ShellEnvironment(), **options).steps[0].message
         intro = "Skills. Read a skill's file before you use it."
-        assert message == f"{intro}\n\n==> {file} <==\n{front_matter}\n\ndo it"
+        front = f"---\nname: pdf\n---\n{1_482 * 'x'}"
+        assert message == f"{intro}\n\n==> {file} <==\n{front}\n\ndo it"
 
     def test_each_skill_is_listed(self, tinker, tmp_path):
         for name in ("one", "two"):
@@ -1371,8 +1365,8 @@ class TestLoop:
     @columns("kept seen").rows(
         JSON=({"judge": {"score": 0.5}}, {"judge": {"score": 0.5}}),
         object=({"by": Path("me")}, {"by": "me"}),
-        lone_surrogate=({"cut": "\ud83d"}, {"cut": "?"}),
-        key_that_is_no_text=({("no", "text"): 1, "last": 1}, {"last": 1}),
+        key_that_is_no_text=({("no", "text"): 1}, {"no,text": 1}),
+        infinite=({"loss": math.inf}, {"loss": None}),
         a_name_of_the_agents=({"stop_reason": "x"}, {"stop_reason": "x"}),
     )
     def test_what_a_loop_keeps_is_in_the_metadata(self, kept, seen, tinker, monkeypatch):
@@ -1390,14 +1384,6 @@ def tinker_error(message: str, category: str) -> Exception:
     return tinker_sdk.RequestFailedError(message, request_id="1", category=category)
 
 
-async def fails_when_cancelled() -> None:
-    """A server that answers a cancellation with an error of its own."""
-    try:
-        await forever()
-    finally:
-        raise ConnectionError("the connection was closed")
-
-
 async def cancelled_after(run: AgentRun, n_steps: int) -> None:
     """Start a run, and cancel it after so many steps of the event loop."""
     await run.agent.setup(run.environment)
@@ -1410,19 +1396,19 @@ async def cancelled_after(run: AgentRun, n_steps: int) -> None:
 
 # A run waits for the last of these replies, or for the last of the environment's results.
 each_way_to_wait = columns("replies results").rows(
-    model=([bash("ls"), forever], [""]),
-    script=([bash("ls"), bash("ls")], ["", forever]),
-    model_that_fails_when_cancelled=([bash("ls"), fails_when_cancelled], [""]),
-    script_that_fails_when_cancelled=([bash("ls"), bash("ls")], ["", fails_when_cancelled]),
+    model=([bash("ls"), forever], [""]), script=([bash("ls"), bash("ls")], ["", forever])
 )
+
+
+# The finish reasons of a server that has failed.
+FAILED = ["abort", "cancelled", "error", "time_limit", "insufficient_system_resource"]
 
 
 class TestEndings:
     @columns("reply result error_type message").rows(
-        client=(RuntimeError("gone"), "", module.ApiError, "^RuntimeError: gone"),
-        server=(Refusal(404, "no such thing"), "", module.ApiError, "^Refusal: no such thing"),
-        clients_timeout=(TimeoutError("slow"), "", module.ApiError, "^TimeoutError: slow"),
-        sdks_cancellation=(asyncio.CancelledError("x"), "", RuntimeRequestError, "Cancelled"),
+        client=(RuntimeError("gone"), "", module.ApiError, "^RuntimeError of the server: gone"),
+        server=(Refusal(404, "no"), "", module.ApiError, "^Refusal of the server: no"),
+        clients_timeout=(TimeoutError("x"), "", module.ApiError, "^TimeoutError of the server: x"),
         environment=(bash("b"), RuntimeError("gone"), RuntimeRequestError, "Error: gone$"),
         environments_timeout=(bash("b"), TimeoutError("x"), RuntimeRequestError, "^TimeoutError"),
     )
@@ -1453,18 +1439,6 @@ class TestEndings:
         asyncio.run(ended.go(), loop_factory=virtual_loop)
         assert ended.stop_reason == "rollout_timeout"
 
-    def test_a_server_that_was_busy_before_a_full_context_makes_no_error(self, tinker):
-        class GoesOn(BasicLoopAgent):
-            async def converse(self, environment: Any) -> str:
-                await super().converse(environment)
-                return await self.execute(["ls"], environment)
-
-        replies = [bash("ls"), Refusal(503), FULL]
-        options = {"agent_class": GoesOn, "max_turns": 9, "max_seconds": 50}
-        ended = tinker.new_run(replies, FakeEnvironment("", forever), **options)
-        asyncio.run(ended.go(), loop_factory=virtual_loop)
-        assert ended.stop_reason == "rollout_timeout"
-
     def test_harbors_timeout_wins_over_max_seconds(self, tinker):
         """Both come at once."""
         ended = tinker.new_run([forever], timeout_sec=50, max_seconds=50)
@@ -1481,41 +1455,18 @@ class TestEndings:
             failed.follow()
         assert (failed.stop_reason, len(tinker.sampled)) == ("error", 2)
 
-    @pytest.mark.skipif(
-        not module.ERROR_POLICIES, reason="Harbor before 0.25 does not look at names"
-    )
+    @pytest.mark.skipif(not ERROR_POLICIES, reason="Harbor before 0.25 does not look at names")
     @pytest.mark.parametrize("name", ["ApiError", "RuntimeRequestError"])
     def test_harbor_does_not_score_the_errors_of_the_agent(self, name):
-        policy = module.ERROR_POLICIES[name]
+        policy = ERROR_POLICIES[name]
         # Harbor 0.26 has renamed it.
         names = [name for name in ("reward_valid", "has_valid_reward") if hasattr(policy, name)]
         assert [getattr(policy, name) for name in names] == [False]
 
-    # What a client raises, by the name of its class.
-    @columns("name raised").rows(
-        unknown_to_harbor=("ConflictError", "ApiError"),
-        openais_timeout=("APITimeoutError", "ApiError"),
-        known_as_retried=("RateLimitError", "RateLimitError"),
-        known_as_final=("AuthenticationError", "AuthenticationError"),
-        known_as_scored=("ContentPolicyViolationError", "ContentPolicyViolationError"),
-    )
-    @pytest.mark.skipif(not module.ERROR_POLICIES, reason="Harbor before 0.25 has no table")
-    def test_an_error_keeps_a_name_that_harbor_knows(self, name, raised, tinker):
-        error_type = type(name, (Exception,), {})
-        with pytest.raises(Exception, match="why") as caught:
+    def test_an_error_of_a_client_is_told_with_its_name(self, tinker):
+        error_type = type("AuthenticationError", (Exception,), {})
+        with pytest.raises(module.ApiError, match=r"^AuthenticationError of the server: why"):
             tinker.new_run([error_type("why")]).follow()
-        assert type(caught.value).__name__ == raised
-
-    @columns("options replies message").rows(
-        max_turns_is_1=({}, [bash("rm x")], "no block of the answer was run"),
-        no_language=({"max_turns": 2}, ["```\nls\n```"], "no block of the answer was run"),
-        tildes=({"max_turns": 2}, ["~~~bash\nls\n~~~"], "no block of the answer was run"),
-        only_thinking=({}, ["<think>hm</think>"], "the answer is empty"),
-        a_cut_off_reply=({}, [Reply("hi", cut_off=True)], "incomplete: finish reason 'length'"),
-    )
-    def test_what_may_earn_nothing_is_logged(self, options, replies, message, tinker, caplog):
-        tinker.run(replies, **options)
-        assert message in caplog.text
 
     def test_a_plain_answer_is_logged_without_a_warning(self, tinker, caplog):
         tinker.run([bash("ls"), "done"], max_turns=2)
@@ -1523,20 +1474,18 @@ class TestEndings:
 
     def test_a_first_prompt_that_is_too_long_is_an_error(self, model):
         failed = model.new_run([FULL])
-        with pytest.raises(
-            RuntimeError, match=r"first prompt is too long: .*maximum context length is"
-        ):
+        with pytest.raises(module.ApiError, match=r"maximum context length is"):
             failed.follow()
         assert failed.stop_reason == "error"
 
     def test_a_second_run_has_a_first_prompt_of_its_own(self, tinker):
         used = tinker.run(["hello"]).agent
         tinker.will_reply(FULL)
-        with pytest.raises(RuntimeError, match="first prompt is too long"):
+        with pytest.raises(module.ApiError, match="maximum context length is"):
             asyncio.run(used.run("do it", FakeEnvironment(), AgentContext()))
 
     def test_a_first_prompt_that_fills_the_context_is_an_error(self, tinker):
-        with pytest.raises(RuntimeError, match="first prompt is too long: the prompt fills the"):
+        with pytest.raises(module.ApiError, match="the prompt fills the context: 15 tokens"):
             tinker.new_run(context_limit=1).follow()
 
     def test_a_later_step_may_fill_the_context(self, tinker):
@@ -1571,41 +1520,22 @@ class TestEndings:
         asyncio.run(finish(ended), loop_factory=virtual_loop)
         assert ended.stop_reason == stop_reason
 
-    def test_a_field_that_is_too_long_is_not_called_a_long_prompt(self, tinker):
-        with pytest.raises(module.ApiError, match=r"^Refusal: Invalid 'user': string too long"):
-            tinker.new_run([Refusal(400, "Invalid 'user': string too long")]).follow()
-
-    # The words of servers for the end of a reply.
-    @columns("words stop_reason").rows(
-        whole=("stop STOP stop_sequence end_turn eos eos_token complete completed", "completed"),
-        cut_off=("length MAX_TOKENS model_length model_context_window_exceeded", "max_tokens"),
-        refused=("content_filter refusal SAFETY", "refused"),
-        failed=("abort cancelled error time_limit insufficient_system_resource", "error"),
+    @columns("word stop_reason").rows(
+        whole=("stop", "completed"),
+        capitals=("STOP", "completed"),
+        cut_off=("length", "max_tokens"),
         another_word=("tool_calls", "tool_calls"),
+        **{word: (word, "error") for word in FAILED},
     )
-    def test_a_finish_reason_is_a_stop_reason(self, words, stop_reason, chat):
-        replies = [Turn(content=bash("rm x"), finish_reason=word) for word in words.split()]
-        runs = [chat.new_run(agent_class=saying(reply)) for reply in replies]
-        asyncio.run(finish(*runs))
-        assert {run.stop_reason for run in runs} == {stop_reason}
-        assert {run.completion for run in runs} == {bash("rm x")}
+    def test_a_finish_reason_is_a_stop_reason(self, word, stop_reason, chat):
+        run = chat.new_run(agent_class=saying(Turn(content=bash("rm x"), finish_reason=word)))
+        asyncio.run(finish(run))
+        assert (run.stop_reason, run.completion) == (stop_reason, bash("rm x"))
 
     @columns("word").rows(cut_off="length", refused="content_filter", another="tool_calls")
     def test_nothing_is_run_of_a_reply_that_is_not_whole(self, word, chat):
         agent_class = saying(Turn(content=bash("rm x"), finish_reason=word))
         assert chat.run(agent_class=agent_class, max_turns=2).scripts == []
-
-    def test_a_reply_that_the_server_has_aborted_is_not_scored(self, chat):
-        with pytest.raises(module.ApiError, match="the server has ended the reply with 'abort'"):
-            chat.new_run([Reply("h", choice={"finish_reason": "abort"})]).follow()
-
-    @columns("reply").rows(
-        openAI=Reply(message={"content": None, "refusal": "I can't help with that."}),
-        by_its_reason=Reply("I can't help with that.", choice={"finish_reason": "content_filter"}),
-    )
-    def test_a_refusal_is_the_answer_and_ends_the_run_as_refused(self, reply, chat):
-        done = chat.run([bash("ls"), reply], max_turns=9)
-        assert (done.stop_reason, done.completion) == ("refused", "I can't help with that.")
 
     def test_a_first_reply_of_litellm_that_is_cut_off_needs_no_ids(self, chat):
         """Harbor's client loses them."""
@@ -1713,8 +1643,7 @@ class TestThinking:
         assert {step.message for step in done.steps if step.source == "agent"} == {""}
 
     def test_a_pair_of_tags_may_be_added(self, tinker, monkeypatch):
-        pair = ("<reason>", "</reason>")
-        monkeypatch.setattr(module, "THINKING_TAGS", [*module.THINKING_TAGS, pair])
+        monkeypatch.setitem(module.THINKING_TAGS, "<reason>", "</reason>")
         assert parts(tinker.run(["<reason>hm</reason>hi"])) == ("hm", "hi")
 
     @columns("reply thinking answer").rows(
@@ -1728,7 +1657,6 @@ class TestThinking:
         a_tag_inside_the_answer=("c</think>d", "", "c</think>d"),
         another_models_tag=("<think>a[/THINK]b</think>c", "a[/THINK]b", "c"),
         never_closed=("<seed:think>a[/THINK]b", "a[/THINK]b", ""),
-        cohere=("<|START_RESPONSE|>hi<|END_RESPONSE|>", "", "hi"),
     )
     def test_thinking_is_what_its_tags_enclose(self, reply, thinking, answer, tinker):
         assert parts(tinker.run([reply])) == (thinking, answer)
@@ -1737,26 +1665,15 @@ class TestThinking:
         done = chat.run(agent_class=saying(LLMResponse(content="<think>\nhm\n</think>\n\nhi")))
         assert parts(done) == ("\nhm\n", "hi")
 
-    # Thinking of a chat endpoint whose template has written <think> into the prompt.
-    @columns("reply thinking").rows(
-        plain=("hm\n</think>\nhi", "hm\n"),
-        in_the_same_line=("hm </think>\nhi", "hm "),
-        at_the_start_of_a_line=("hm\n</think>hi", "hm\n"),
-        lone_backticks=("a ` or ``\n</think>\nhi", "a ` or ``\n"),
-    )
-    def test_a_closing_tag_at_the_edge_of_a_line_ends_the_thinking(self, reply, thinking, chat):
-        done = chat.run(agent_class=saying(LLMResponse(content=reply)))
-        assert parts(done) == (thinking, "hi")
-
-    # Whole answers of such an endpoint.
     @columns("answer").rows(
+        thinking_without_its_opening_tag="hm\n</think>\nhi",
         sed="```bash\nsed -i 's#</think>##' f\n```\n",
         here_document="```bash\ncat >f <<E\nhm\n</think>\nE\n```\n",
         here_document_in_tildes="~~~\nhm\n</think>\n~~~\n",
         quoted_in_a_line="Drop `</think>` from f:\n```bash\nls\n```\n",
         both_tags_in_a_line="It is <think>hm</think>\nin Qwen's format.",
     )
-    def test_a_tag_that_an_answer_quotes_is_text(self, answer, chat):
+    def test_a_tag_that_does_not_open_a_reply_is_text(self, answer, chat):
         done = chat.run(agent_class=saying(LLMResponse(content=answer)))
         assert parts(done) == ("", answer)
 
@@ -1833,7 +1750,7 @@ class TestBlocks:
 # -------------------------------------------------------------------------------------- scripts
 
 LIMIT = "[The time limit of 1 seconds was reached.]"
-NO_ANSWER = "[No answer came in 9 seconds, or the script has killed what runs it.]"
+NO_ANSWER = "[No answer came in 9 seconds, or what runs the script has failed.]"
 UNREADABLE = (
     "[Nothing was run: bash did not understand a block. If it writes ``` lines, open and close it "
     "with four backticks.]"
@@ -1962,7 +1879,7 @@ class TestScripts:
         reply = bash(f"touch {tmp_path}/first", readme, f"echo x >{tmp_path}/config.ini")
         done = tinker.run([reply, "done"], ShellEnvironment(), max_turns=2)
         (seen,) = done.observations
-        assert seen.startswith("Exit code: 126\nOutput:\nblock0002: line ")
+        assert seen.startswith("Exit code: 126\nOutput:\nblock2: line ")
         assert "warning: here-document at line 1 delimited by end-of-file" in seen
         assert seen.endswith(UNREADABLE)
         assert sorted(os.listdir(tmp_path)) == ["completion.txt", "trajectory.json"]
@@ -1982,14 +1899,8 @@ class TestScripts:
         self, blocks, complaint, shell, tmp_path
     ):
         text = run_shell(shell, f"cd {tmp_path}", *blocks)
-        assert text.startswith("Exit code: 126\nOutput:\nblock00")
+        assert text.startswith("Exit code: 126\nOutput:\nblock")
         assert complaint in text
-        assert text.endswith(UNREADABLE)
-        assert os.listdir(tmp_path) == []
-
-    def test_a_single_block_that_bash_cannot_read_is_not_run(self, shell, tmp_path):
-        text = run_shell(shell, f"touch {tmp_path}/first\nif true; then")
-        assert text.startswith("Exit code: 126\nOutput:\nscript: line ")
         assert text.endswith(UNREADABLE)
         assert os.listdir(tmp_path) == []
 
@@ -2050,13 +1961,10 @@ class TestScripts:
         text = run_shell_that_prints(f":M:{code}:2:YQo=:whole:", seconds=9)
         assert text == told(124, "a\n[The time limit of 9 seconds was reached.]")
 
-    FLOOD = base64.b64encode(60_000 * b"x").decode()
-
     @columns("printed").rows(
         no_answer=60_000 * "x",
         a_code_of_5000_digits=f":M:{5000 * '9'}:2:YQo=:whole:",
         a_size_of_5000_digits=f":M:0:{5000 * '9'}:YQo=:whole:",
-        more_output_than_is_shown=f":M:0:60000:{FLOOD}:whole:",
     )
     def test_whatever_a_script_forges_the_text_is_short(self, printed):
         """`max_output_bytes` are 99. A message of the agent has less than 300 more."""
@@ -2082,13 +1990,9 @@ class TestScripts:
         (tmp_path / "big").write_text(1_000_000 * "x")
         output = "/dev/shm/$BASIC_LOOP_MARK.output"
         script = f"rm {output}; {command.format(folder=tmp_path)} {output}; exit 3"
-        start = time.monotonic()
         text = run_shell(shell, script, shown_bytes=100)
         assert text.startswith("Exit code: 3\n")
         assert len(text.encode()) < 400
-        # The runner does not wait for an end that never comes.
-        assert time.monotonic() - start < 9
-        assert (tmp_path / "big").stat().st_size == 1_000_000
 
     def test_a_script_may_remove_its_output(self, shell):
         assert run_shell(shell, "echo a; rm /dev/shm/$BASIC_LOOP_MARK.*; exit 3") == told(
@@ -2186,14 +2090,14 @@ class TestScripts:
         real_exec = shell.exec
 
         def exec_without_room(command: str, timeout_sec: int) -> Any:
-            # The blocks can be written here, but not the runner.
+            # The runner and the block can be written here, but not the script.
             mark = re.search(r"BASIC_LOOP_MARK=(\w+)", command)[1]
-            (tmp_path / f"{mark}.runner").mkdir()
+            (tmp_path / f"{mark}.script").mkdir()
             return real_exec(command.replace("/dev/shm/", f"{tmp_path}/", 1), timeout_sec)
 
         shell.exec = exec_without_room
         assert run_shell(shell, "echo a") == told(0, "a")
-        assert [path.suffix for path in tmp_path.iterdir()] == [".runner"]
+        assert [path.suffix for path in tmp_path.iterdir()] == [".script"]
 
     @columns("script seconds").rows(
         by_itself=("echo a", 9),
@@ -2262,7 +2166,7 @@ class TestScripts:
             text = await script_agent(seconds=100).execute(["x"], environment)
             return text, asyncio.get_running_loop().time()
 
-        note = "[No answer came in 100 seconds, or the script has killed what runs it.]"
+        note = "[No answer came in 100 seconds, or what runs the script has failed.]"
         assert asyncio.run(main(), loop_factory=virtual_loop) == (told(137, note), seconds)
         assert environment.first_script_was_killed
         # The environment's own limits come 90 seconds later than the agent's.
@@ -2296,6 +2200,22 @@ class TestScripts:
         with error:
             asyncio.run(asyncio.wait_for(run, limit))
         assert environment.first_script_was_killed
+
+    def test_a_cancellation_is_not_taken_for_the_end_of_a_wait(self):
+        """After 39 seconds the agent gives this exec up, which takes 5 more."""
+
+        async def is_slow_to_end() -> str:
+            try:
+                await forever()
+            finally:
+                await asyncio.sleep(5)
+
+        async def main() -> None:
+            async with asyncio.timeout(41):
+                await module.run_script(["ls"], FakeEnvironment(is_slow_to_end), 9, 99)
+
+        with pytest.raises(TimeoutError):
+            asyncio.run(main(), loop_factory=virtual_loop)
 
     def test_cancelling_a_script_kills_it(self, shell):
         # The script also suspends the program that runs it.
@@ -2366,7 +2286,6 @@ class TestTinker:
         no_temperature=({"temperature": None}, {}),
         top_p=({"top_p": 0.5}, {"top_p": 0.5}),
         seed=({"llm_kwargs": {"seed": 3}}, {"seed": 3}),
-        option_that_is_null=({"llm_kwargs": {"top_p": 0.9}}, {"top_p": 0.9}),
     )
     def test_tinker_gets_the_sampling_options(self, given, expected, tinker):
         tinker.run(**given)
@@ -2411,12 +2330,11 @@ class TestTinker:
         ended = tinker.run(context_limit=length + 1)
         assert (ended.stop_reason, ended.context.n_output_tokens) == ("max_tokens", 1)
 
-    def test_a_later_prompt_that_fills_the_context_ends_the_run(self, tinker, caplog):
+    def test_a_later_prompt_that_fills_the_context_ends_the_run(self, tinker):
         turns = tinker.run([bash("ls"), "done"], max_turns=2).agent.turns
         limit = len(turns[1].prompt_token_ids)
         ended = tinker.run([bash("ls"), "done"], max_turns=2, context_limit=limit)
         assert (ended.stop_reason, ended.metadata["n_episodes"]) == ("context_overflow", 1)
-        assert f"the context is full: the prompt fills the context: {limit} tokens" in caplog.text
 
     @columns("servers given limit").rows(
         servers=(50_000, None, 50_000),
@@ -2531,10 +2449,10 @@ class TestTinker:
         set_up(tinker.agent(max_tokens=2), tinker.agent(max_tokens=3))
         assert len(tinker.sessions) == 2
 
-    # How many sessions there are when another client has been built after such a reply.
+    # How many sessions there are when another client has been built after such a second reply.
     @columns("reply n_sessions").rows(an_error=(RuntimeError("gone"), 2), a_full_context=(FULL, 1))
     def test_only_an_error_of_a_call_replaces_the_session(self, reply, n_sessions, tinker):
-        asyncio.run(finish(tinker.new_run([reply])))
+        asyncio.run(finish(tinker.new_run([bash("ls"), reply], max_turns=2)))
         set_up(tinker.agent(max_tokens=1))
         assert len(tinker.sessions) == n_sessions
 
@@ -2558,7 +2476,7 @@ class TestTinker:
 
     @columns("minutes stop_reason").rows(nine=(9, "completed"), thirteen=(13, "error"))
     def test_a_tinker_that_is_busy_has_ten_minutes(self, minutes, stop_reason, tinker, monkeypatch):
-        monkeypatch.setattr(module, "PAUSE_SEC", 60)
+        monkeypatch.setattr(module, "PAUSES_SEC", (60,) * 9)
         replies = [bash("ls"), *[Refusal(503)] * minutes, "done"]
         run = tinker.new_run(replies, max_turns=3)
         asyncio.run(finish(run), loop_factory=virtual_loop)
@@ -2632,10 +2550,6 @@ class TestTinker:
 # -------------------------------------------------------------------------------- prompts on vLLM
 
 
-# By these names Harbor (0.25 and later) knows that a server has failed.
-NO_VALID_REWARD = ("ApiError", "InternalServerError", "ServiceUnavailableError")
-
-
 def always_busy_after(server: FakeServer, *replies: Any) -> Any:
     """In place of `server.sample`: the replies, and then the error of a server that is paused."""
     sample, answers = server.sample, [*replies]
@@ -2678,8 +2592,16 @@ def restarting() -> Iterator[Restarting]:
 
 
 @pytest.fixture
-def no_pause(monkeypatch) -> None:
-    monkeypatch.setattr(module, "PAUSE_SEC", 0)
+def no_pause(monkeypatch) -> list[float]:
+    """Pauses take no time. The fixture is the list of their seconds."""
+    pauses, sleep = [], asyncio.sleep
+
+    def no_sleep(seconds: float) -> Any:
+        pauses.append(seconds)
+        return sleep(0)
+
+    monkeypatch.setattr(asyncio, "sleep", no_sleep)
+    return pauses
 
 
 class TestVllm:
@@ -2757,9 +2679,8 @@ class TestVllm:
 
     def test_an_error_of_a_call_names_the_server(self, vllm):
         failed = vllm.new_run([Refusal(404, "gone")])
-        with pytest.raises(Exception, match="gone") as error:
+        with pytest.raises(module.ApiError, match=f"^NotFoundError of {vllm.url}: .*gone"):
             failed.follow()
-        assert f"The model's server is {vllm.url}\n" in shown_text(error.value)
 
     @columns("given reply").rows(setup=({"model_name": "x"}, ""), a_call=({}, Refusal(404, "gone")))
     def test_no_error_shows_the_password_of_a_url(self, given, reply, vllm):
@@ -2787,13 +2708,10 @@ class TestVllm:
         user="Invalid 'user': string too long. Expected a string with maximum length 64.",
         cache_key="Invalid 'prompt_cache_key': string too long. Expected at most 64.",
     )
-    @columns("earlier").rows(first_call=[], second_call=[bash("ls")])
-    def test_a_field_that_is_too_long_is_no_full_context(self, message, earlier, server):
-        failed = server.new_run([*earlier, *[Refusal(400, message)] * 3], max_turns=3)
-        with pytest.raises(Exception, match="string too long") as error:
+    def test_a_field_that_is_too_long_is_no_full_context(self, message, server):
+        failed = server.new_run([bash("ls"), *[Refusal(400, message)] * 3], max_turns=3)
+        with pytest.raises(module.ApiError, match="string too long"):
             failed.follow()
-        assert "prompt is too long" not in shown_text(error.value)
-        assert failed.stop_reason == "error"
 
     def test_tokens_are_counted_if_the_server_does_not_count_them(self, vllm):
         done = vllm.run([Reply("hi", answer={"usage": None})])
@@ -2819,20 +2737,17 @@ class TestVllm:
             {"version": "8", "start": 2, "end": 4},
         ]
 
-    def test_a_turn_on_vllm_costs_two_requests(self, vllm):
-        """For all turns one more finds the template's tail, and one shows a prompt's end."""
+    def test_a_later_turn_on_vllm_costs_three_requests(self, vllm):
+        """Two render a short conversation. For all turns one more shows a prompt's end."""
         vllm.run([bash("a"), bash("b"), "done"], max_turns=3)
         assert len(vllm.bodies("/v1/completions")) == 3
-        assert len(vllm.bodies("/tokenize")) == 3 + 1
+        assert len(vllm.bodies("/tokenize")) == 1 + 2 * 2
         assert len(vllm.bodies("/detokenize")) == 1
 
     def test_a_prompt_on_vllm_begins_with_the_ids_so_far(self, vllm):
         first, second = vllm.new_run(max_tokens=200).follow("one", "two").recorded
         ids = first.prompt + first.completion
         assert second.prompt[: len(ids)] == ids
-
-    def test_response_marks_of_cohere_are_taken_off(self, vllm):
-        assert vllm.run(["<|START_RESPONSE|>done<|END_RESPONSE|>"]).completion == "done"
 
     def test_thinking_that_vllms_template_opened_is_taken_off(self, vllm):
         replies = [f"so {bash('rm x')}</think>{bash('ls')}", "</think>done"]
@@ -2880,7 +2795,6 @@ class TestVllm:
         logprobs = first.logprobs + second.logprobs + third.logprobs
         assert done.recorded == [Sampled(first.prompt, ids, logprobs)]
         assert (done.stop_reason, done.completion) == ("completed", "ababc")
-        assert done.context.rollout_details[0]["extra"]["n_aborts"] == [2]
 
     # With the complete reply "cd", both would have five logprobs for five ids.
     @columns("logprobs").rows(too_few=[-1.0], too_many=[-1.0] * 3, none=None, nan=[-1.0, -9999.0])
@@ -2909,8 +2823,10 @@ class TestVllm:
         assert done.completion == text
         assert done.recorded[0].completion == vllm.ids_by_character(text + "<|im_end|>")
 
-    def test_a_run_that_sampled_no_token_sends_its_instruction_again(self, vllm):
-        run = vllm.new_run([Reply(ids=[], choice={"finish_reason": "abort"})])
+    # How many turns there are if the first step ends after such a part of a reply.
+    @columns("ids n_turns").rows(no_token=([], 1), a_token=([70], 2))
+    def test_an_instruction_without_a_whole_reply_is_sent_again(self, ids, n_turns, vllm):
+        run = vllm.new_run([Reply(ids=ids, cut_off=True, choice={"finish_reason": "abort"})])
 
         async def two_steps() -> None:
             run.agent.options.max_seconds = 0.3
@@ -2921,7 +2837,7 @@ class TestVllm:
 
         asyncio.run(two_steps())
         assert [message["content"] for message in run.agent.messages] == ["do it\n\ntwo", "hi"]
-        assert len(run.recorded) == 1
+        assert len(run.recorded) == n_turns
 
     def test_a_complete_reply_of_no_tokens_is_no_training_data(self, vllm):
         done = vllm.run([Reply(ids=[])])
@@ -2930,7 +2846,6 @@ class TestVllm:
     def test_a_server_that_is_paused_after_an_abort_is_waited_for(self, vllm, no_pause):
         done = vllm.run([self.ABORTED, *[Refusal(503, "Generation is paused.")] * 30, "c"])
         assert done.completion == "abc"
-        assert done.context.rollout_details[0]["extra"] == {"n_aborts": [1]}
 
     def test_the_tokens_of_an_aborted_reply_are_counted_once(self, vllm, no_pause):
         done = vllm.run([self.ABORTED, "c"])
@@ -2954,12 +2869,9 @@ class TestVllm:
         done = vllm.run([cut, "b</think>c"])
         assert (done.agent.turns[0].reasoning_content, done.completion) == ("ab", "c")
 
-    def test_a_server_that_aborts_at_once_is_asked_once_a_second(self, vllm, monkeypatch):
-        assert module.PAUSE_SEC == 1.0
-        monkeypatch.setattr(module, "PAUSE_SEC", 0.3)
-        vllm.will_reply(*[Reply(ids=[], choice={"finish_reason": "abort"})] * 50)
-        vllm.new_run(max_seconds=0.75).follow()
-        assert len(vllm.bodies("/v1/completions")) == 3
+    def test_a_server_that_aborts_at_once_is_asked_once_a_second(self, vllm, no_pause):
+        vllm.run([*[Reply(ids=[], choice={"finish_reason": "abort"})] * 300, "hi"])
+        assert no_pause == [1] * 300
 
     @columns("limits").rows(max_seconds={"max_seconds": 0.5}, harbors_timeout={"timeout_sec": 0.5})
     def test_a_run_that_ends_between_two_parts_keeps_the_first(self, limits, vllm):
@@ -2968,20 +2880,6 @@ class TestVllm:
         asyncio.run(finish(ended))
         assert (ended.recorded, ended.completion) == (vllm.sampled, "")
         assert ended.agent.turns[0].cut_off
-
-    def test_a_later_step_goes_on_from_a_part_of_a_reply(self, vllm):
-        run = vllm.new_run([Reply("so f", cut_off=True, choice={"finish_reason": "abort"})])
-
-        async def two_steps() -> None:
-            run.agent.options.max_seconds = 0.5
-            await finish(run)
-            run.agent.options.max_seconds = None
-            vllm.will_reply("hi")
-            await run.step("two")
-
-        asyncio.run(two_steps())
-        contents = [message["content"] for message in run.agent.messages]
-        assert contents == ["do it", "so f", "two", "hi"]
 
     @columns("status").rows(paused=503, too_many=429, overloaded=529, gateway=502, gateway_slow=504)
     def test_a_server_that_is_busy_is_waited_for(self, status, server, no_pause):
@@ -2998,19 +2896,16 @@ class TestVllm:
         assert (done.stop_reason, done.completion) == ("completed", "done")
 
     @columns("replies").rows(first_call=[], second_call=[bash("ls")])
-    def test_a_server_that_stays_busy_is_an_error_in_the_end(
-        self, replies, server, no_pause, monkeypatch
-    ):
-        monkeypatch.setattr(module, "MAX_BUSY_SEC", 0.05)
+    def test_a_server_that_stays_busy_is_an_error_in_the_end(self, replies, server, monkeypatch):
+        monkeypatch.setattr(module, "PAUSES_SEC", (0.01,) * 5)
         monkeypatch.setattr(server, "sample", always_busy_after(server, *replies))
         failed = server.new_run(max_turns=3)
-        with pytest.raises(Exception, match="Generation is paused") as error:
+        with pytest.raises(module.ApiError, match="Generation is paused"):
             failed.follow()
-        assert type(error.value).__name__ in NO_VALID_REWARD
         assert (failed.stop_reason, len(failed.agent.turns)) == ("error", len(replies))
 
     def test_a_server_that_restarts_is_waited_for(self, server, restarting, monkeypatch):
-        monkeypatch.setattr(module, "PAUSE_SEC", 0.05)
+        monkeypatch.setattr(module, "PAUSES_SEC", (0.05,) * 500)
         restarting.start(server)
 
         async def restart() -> str:
@@ -3023,8 +2918,7 @@ class TestVllm:
         assert (done.stop_reason, done.completion) == ("completed", "done")
 
     def test_a_server_that_does_not_come_back_is_an_error(self, server, restarting, monkeypatch):
-        monkeypatch.setattr(module, "PAUSE_SEC", 0.05)
-        monkeypatch.setattr(module, "MAX_BUSY_SEC", 0.2)
+        monkeypatch.setattr(module, "PAUSES_SEC", (0.05,) * 5)
         restarting.start(server)
 
         async def stop() -> str:
@@ -3109,7 +3003,7 @@ class TestSglang:
 
     def test_thinking_that_sglangs_template_opened_is_taken_off(self, sglang):
         done = sglang.run(["so</think>done"], system_prompt="/think")
-        assert (done.agent.turns[0].reasoning_content, done.completion) == ("\nso", "done")
+        assert (done.agent.turns[0].reasoning_content, done.completion) == ("so", "done")
 
     def test_sglangs_limit_is_that_of_its_list_of_models(self, sglang):
         sglang.run(max_tokens=99_999)
@@ -3120,12 +3014,10 @@ class TestSglang:
         done = sglang.run(llm_kwargs={"return_routed_experts": True})
         assert done.context.rollout_details[0]["extra"] == {"routed_experts": ["AAAA"]}
 
-    @columns("name sent").rows(
-        sglangs_form=("base:sql", "base:sql"), bare=("sql", "base:sql"), the_base=("base", "base")
-    )
-    def test_an_adapter_is_asked_for_by_its_name_on_sglang(self, name, sent, sglang, adapters):
+    @pytest.mark.parametrize("name", ["base:sql", "base"])
+    def test_an_adapter_is_asked_for_by_its_name_on_sglang(self, name, sglang, adapters):
         sglang.run(model_name=name, max_tokens=99_999)
-        assert {body["model"] for _, body, _ in sglang.requests if body} == {sent}
+        assert {body["model"] for _, body, _ in sglang.requests if body} == {name}
         (body,) = sglang.bodies("/v1/completions")
         # The adapter has its base model's limit.
         assert body["max_tokens"] == 8192 - len(body["prompt"])
@@ -3134,6 +3026,10 @@ class TestSglang:
     def test_an_adapter_that_sglang_does_not_have_is_refused(self, name, sglang, adapters):
         with pytest.raises(RuntimeError, match=f"is no .* server with the model {name} "):
             set_up(sglang.agent(model_name=name))
+
+    def test_an_adapter_without_its_base_model_is_refused_by_sglangs_name(self, sglang, adapters):
+        with pytest.raises(module.ApiError, match="SGLang calls this adapter base:sql"):
+            set_up(sglang.agent(model_name="sql"))
 
     @pytest.fixture
     def adapters(self, sglang, monkeypatch) -> None:
@@ -3267,6 +3163,10 @@ class TestChat:
         _, body, _ = server.requests[-1]
         assert body[name] == value
 
+    @pytest.mark.skipif(
+        "X-Session-ID" not in inspect.getsource(inspect.getmodule(LiteLLM)),
+        reason="since Harbor 0.16",
+    )
     def test_a_chat_endpoint_gets_the_session_id_in_a_header(self, chat):
         headers = {"extra_headers": {"X-Other": "1"}}
         chat.run(session_id="mine", llm_kwargs=headers)
@@ -3299,50 +3199,37 @@ class TestChat:
     def test_an_answer_becomes_valid_text(self, content, completion, chat):
         assert chat.run([Reply(message={"content": content})]).completion == completion
 
-    @pytest.mark.parametrize("reason", ["STOP", "end_turn"])
-    def test_a_complete_reply_is_run(self, server, reason):
-        reply = Reply(bash("ls"), choice={"finish_reason": reason})
-        assert server.run([reply, "done"], max_turns=2).scripts == ["ls"]
-
     @columns("reason stop_reason").rows(
         length=("length", "max_tokens"),
-        model_length=("model_length", "max_tokens"),
-        content_filter=("content_filter", "refused"),
-        tool_calls=("tool_calls", "tool_calls"),
+        content_filter=("content_filter", "content_filter"),
         repetition=("repetition", "repetition"),
         capitals=("MALFORMED", "malformed"),
     )
-    def test_a_reply_that_is_incomplete_is_not_run(self, reason, stop_reason, server, caplog):
-        reply = Reply(bash("rm x"), choice={"finish_reason": reason})
-        done = server.run([reply], max_turns=2)
+    def test_a_reply_on_vllm_that_is_incomplete_is_not_run(self, reason, stop_reason, vllm):
+        done = vllm.run([Reply(bash("rm x"), choice={"finish_reason": reason})], max_turns=2)
         assert (done.stop_reason, done.scripts) == (stop_reason, [])
-        assert f"the reply is incomplete: finish reason {reason.lower()!r}" in caplog.text
 
-    @pytest.mark.parametrize("reason", ["abort", "cancelled", "error", "time_limit"])
+    @pytest.mark.parametrize("reason", ["stop", "end_turn", "content_filter", "repetition"])
+    def test_a_reply_of_litellm_that_is_not_cut_off_is_complete(self, reason, chat):
+        reply = Reply(bash("ls"), choice={"finish_reason": reason})
+        assert chat.run([reply, "done"], max_turns=2).scripts == ["ls"]
+
+    def test_a_reply_of_litellm_that_is_cut_off_is_not_run(self, chat):
+        """Harbor's client loses its usage."""
+        done = chat.run([Reply(bash("rm x"), cut_off=True)], max_turns=2)
+        assert (done.stop_reason, done.scripts) == ("max_tokens", [])
+        assert (done.completion, done.context.cost_usd) == (bash("rm x"), None)
+
+    @pytest.mark.parametrize("reason", FAILED)
     def test_a_reply_that_a_chat_server_has_ended_is_an_error(self, reason, chat):
-        failed = chat.new_run([Reply("half", choice={"finish_reason": reason})])
+        failed = chat.new_run([Reply("half", choice={"finish_reason": reason})] * 3)
         with pytest.raises(module.ApiError, match=f"has ended the reply with '{reason}'"):
             failed.follow()
-        assert (failed.stop_reason, failed.completion) == ("error", "half")
+        assert failed.stop_reason == "error"
 
-    def test_no_choices_are_an_error_after_one_request(self, chat):
-        failed = chat.new_run([Reply(answer={"choices": []})] * 9)
+    def test_no_choices_are_an_error(self, chat):
         with pytest.raises(module.ApiError, match="no reply"):
-            failed.follow()
-        assert len(chat.requests) == 1
-
-    @columns("reply text").rows(
-        a_refusal=(Reply(message={"content": None, "refusal": "I can't help."}), "I can't help."),
-        filtered=(Reply("I wo", choice={"finish_reason": "content_filter"}), "I wo"),
-    )
-    def test_a_refusal_is_told_with_its_text(self, reply, text, chat):
-        done = chat.run([reply], max_turns=2)
-        assert (done.stop_reason, done.completion) == ("refused", text)
-
-    def test_a_refusal_of_claude_is_told_with_its_text(self, claude):
-        claude.answers = iter([claude.says("I can't help.", stop_reason="refusal")])
-        done = claude.run()
-        assert (done.stop_reason, done.completion) == ("refused", "I can't help.")
+            chat.new_run([Reply(answer={"choices": []})] * 3).follow()
 
     def test_a_claude_that_is_overloaded_for_a_minute_is_waited_for(self, claude, no_pause):
         """litellm makes another error of it: an InternalServerError with status 500."""
@@ -3365,14 +3252,14 @@ class TestChat:
         failed = chat.new_run(api_base=url, llm_kwargs={"max_retries": 0})
         with pytest.raises(Exception, match="Connection error") as error:
             failed.follow()
-        assert f"The model's server is {url}" in shown_text(error.value)
+        assert f"Error of {url}/v1: " in shown_text(error.value)
 
     def test_no_error_of_a_chat_server_shows_the_password_of_a_url(self, chat):
         url = chat.url.replace("//", "//user:secret@")
         failed = chat.new_run([Refusal(404, "gone")] * 9, api_base=url)
         with pytest.raises(Exception, match="litellm") as error:
             failed.follow()
-        assert f"The model's server is {chat.url}" in shown_text(error.value)
+        assert f"Error of {chat.url}/v1: " in shown_text(error.value)
         assert "secret" not in shown_text(error.value)
 
     def test_no_request_holds_a_nul(self, server):
@@ -3401,9 +3288,7 @@ class TestChat:
     @columns("text reasoning expected").rows(
         a_tag_beside_the_servers_reasoning=("a </think>\nb", "hm", ("hm", "a </think>\nb")),
         both=("<think>b</think>hi", "a", ("ab", "hi")),
-        only_closed=("so\n</think>\nhi", None, ("so\n", "hi")),
-        closed_after_a_block=(f"{bash('ls')}</think>\nhi", None, ("", f"{bash('ls')}</think>\nhi")),
-        opened_in_the_answer=("so</think>\nsee <think>", None, ("so", "see <think>")),
+        only_closed=("so\n</think>\nhi", None, ("", "so\n</think>\nhi")),
     )
     def test_thinking_is_recorded_apart(self, text, reasoning, expected, chat):
         done = chat.run([Reply(text, message={"reasoning_content": reasoning})])
@@ -3460,7 +3345,7 @@ class TestSharedClient:
             runner.run(second.go())
         assert first.agent.client is not second.agent.client
 
-    # Whether the next trial has the same client after such a reply.
+    # Whether the next trial has the same client after such a second reply.
     @columns("reply limits stays").rows(
         an_error=(RuntimeError("gone"), {}, False),
         max_seconds=(forever, {"max_seconds": 50}, True),
@@ -3468,8 +3353,8 @@ class TestSharedClient:
         a_full_context=(FULL, {}, True),
     )
     def test_only_an_error_replaces_the_client(self, reply, limits, stays, tinker):
-        tinker.will_reply(reply, "hello")
-        runs = [tinker.new_run(**limits) for _ in range(2)]
+        tinker.will_reply(bash("ls"), reply, "hello")
+        runs = [tinker.new_run(**limits, max_turns=2) for _ in range(2)]
         first, second = asyncio.run(finish(*runs), loop_factory=virtual_loop)
         assert (first is second) is stays
 
@@ -3491,9 +3376,13 @@ class TestSharedClient:
         first, second = asyncio.run(main())
         assert first is second
 
-    def test_trials_with_their_own_session_ids_share_a_client(self, server, tmp_path):
-        agents = [server.agent(session_id=str(n)) for n in range(9)]
+    def test_trials_with_their_own_session_ids_share_a_client_on_vllm(self, vllm):
+        agents = [vllm.agent(session_id=str(n)) for n in range(9)]
         assert len(set(set_up(*agents))) == 1
+
+    def test_trials_with_one_session_id_share_a_client_of_litellm(self, chat):
+        one, other, same = set_up(*(chat.agent(session_id=name) for name in "aba"))
+        assert one is same is not other
 
     def test_200_trials_with_their_own_keys_leave_at_most_64_clients(self, counting):
         async def main() -> int:
@@ -3503,19 +3392,13 @@ class TestSharedClient:
 
         assert asyncio.run(main()) == 64
 
-    def test_a_client_in_use_stays_when_many_others_come(self, counting):
+    def test_the_newest_of_many_clients_is_shared(self, counting):
         async def main() -> None:
-            first = await counting()._shared_llm()
             for n in range(200):
-                await counting(extra_env={"OPENAI_API_KEY": str(n)})._shared_llm()
-                assert await counting()._shared_llm() is first
+                newest = await counting(extra_env={"OPENAI_API_KEY": str(n)})._shared_llm()
+            assert await counting(extra_env={"OPENAI_API_KEY": "199"})._shared_llm() is newest
 
         asyncio.run(main())
-
-    def test_the_clients_of_closed_event_loops_go(self, counting):
-        for _ in range(10):
-            asyncio.run(counting()._shared_llm())
-        assert len(CountingAgent.built) == 1
 
     def test_options_that_look_equal_but_hold_other_secrets_share_no_client(self, counting):
         class Agent(CountingAgent):
@@ -3593,14 +3476,6 @@ class TestFiles:
         assert done.completion == done.steps[-1].message == "hello"
         assert sorted(os.listdir(tmp_path)) == ["completion.txt", "trajectory.json"]
 
-    @pytest.mark.parametrize("name", ["completion.txt", "trajectory.json"])
-    def test_a_folder_at_a_files_name_is_moved_aside(self, name, tinker, tmp_path):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "kept").touch()
-        done = tinker.run()
-        assert done.completion == done.steps[-1].message == "hello"
-        assert [path.name for path in tmp_path.glob("*/*")] == ["kept"]
-
     @pytest.fixture
     def no_logs(self, tmp_path) -> Path:
         """A log folder into which nothing can be written, because it is a file."""
@@ -3615,38 +3490,27 @@ class TestFiles:
         assert (failed.recorded, failed.stop_reason) == (tinker.sampled, "completed")
         assert failed.context.n_output_tokens == len(tinker.sampled[0].completion)
 
+    @pytest.mark.parametrize("name", ["completion.txt", "trajectory.json"])
+    def test_a_folder_at_a_files_name_is_an_error(self, name, tinker, tmp_path):
+        (tmp_path / name).mkdir()
+        with pytest.raises(module.RuntimeRequestError, match="the log folder cannot be written"):
+            tinker.run()
+
     def test_if_the_disk_fails_too_a_cancellation_stays_one(self, no_logs, tinker):
         ended = tinker.new_run([forever], timeout_sec=50, logs_dir=no_logs)
         with pytest.raises(TimeoutError):
             asyncio.run(ended.go(), loop_factory=virtual_loop)
         assert ended.stop_reason == "cancelled"
 
-    def test_if_the_disk_fails_too_a_run_that_max_seconds_ended_is_scored(self, no_logs, tinker):
+    def test_if_the_disk_fails_too_a_run_that_max_seconds_ended_is_an_error(self, no_logs, tinker):
         ended = tinker.new_run([forever], max_seconds=50, logs_dir=no_logs)
-        asyncio.run(ended.go(), loop_factory=virtual_loop)
+        with pytest.raises(module.RuntimeRequestError, match="the log folder cannot be written"):
+            asyncio.run(ended.go(), loop_factory=virtual_loop)
         assert ended.stop_reason == "rollout_timeout"
 
     def test_if_the_disk_fails_too_an_error_stays_the_error(self, no_logs, tinker):
         with pytest.raises(module.ApiError, match="gone"):
             tinker.new_run([RuntimeError("gone")], logs_dir=no_logs).follow()
-
-    def test_a_live_write_that_fails_is_logged_and_ends_nothing(self, tinker, tmp_path, caplog):
-        async def without_logs() -> str:
-            """A script that lasts 12 seconds, while a file has the log folder's name."""
-            logs.rename(tmp_path / "kept")
-            logs.touch()
-            await asyncio.sleep(12)
-            logs.unlink()
-            (tmp_path / "kept").rename(logs)
-            return "out"
-
-        (logs := tmp_path / "logs").mkdir()
-        run = tinker.new_run(
-            [bash("ls"), "done"], FakeEnvironment(without_logs), max_turns=2, logs_dir=logs
-        )
-        asyncio.run(run.go(), loop_factory=virtual_loop)
-        assert (run.stop_reason, run.steps[-1].message) == ("completed", "done")
-        assert caplog.text.count("trajectory.json cannot be written yet") == 2
 
     def test_a_script_cannot_remove_a_file_that_is_being_written(self, tinker, tmp_path):
         """Scripts can remove all files in the log folder, at any time."""
@@ -3658,9 +3522,9 @@ class TestFiles:
                 return "removed"
 
         class RemovingAgent(BasicLoopAgent):
-            def trajectory_step(self, turn: Turn, with_ids: bool) -> dict:
+            def trajectory_step(self, turn: Turn) -> dict:
                 # This becomes text while the file is written.
-                return super().trajectory_step(turn, with_ids) | {"extra": {"by": Remover()}}
+                return super().trajectory_step(turn) | {"extra": {"by": Remover()}}
 
         assert tinker.run(agent_class=RemovingAgent).steps[-1].extra == {"by": "removed"}
 
@@ -3746,61 +3610,25 @@ class TestFiles:
             ("agent", "hello"),
         ]
 
-    def test_a_run_under_way_has_a_trajectory_without_ids(self, tinker):
-        async def look() -> str:
-            """A script that lasts 6 seconds."""
-            await asyncio.sleep(6)
-            seen.extend(run.steps)
-            return "out"
-
-        seen = []
-        run = tinker.new_run([bash("ls"), "done"], FakeEnvironment(look), max_turns=2)
-        asyncio.run(run.go(), loop_factory=virtual_loop)
-        user, agent = seen
-        assert (user.message, agent.message) == ("do it", bash("ls"))
-        assert [getattr(agent.metrics, name) for name in (*IDS, "extra")] == [None] * 4
-        # At the end it has them.
-        assert run.steps[1].metrics.logprobs == tinker.sampled[0].logprobs
-
-    def test_a_run_that_waits_writes_its_trajectory_once(self, tinker, monkeypatch):
-        async def slow() -> str:
-            await asyncio.sleep(60)
-            return "hi"
-
-        names, write = [], module.write_file
-        monkeypatch.setattr(
-            module, "write_file", lambda path, parts: (names.append(path.name), write(path, parts))
-        )
-        run = tinker.new_run([slow])
-        asyncio.run(run.go(), loop_factory=virtual_loop)
-        assert names == ["trajectory.json", "completion.txt", "trajectory.json"]
-
-    def test_a_run_without_a_reply_yet_shows_its_instruction(self, tinker):
-        async def look() -> str:
-            await asyncio.sleep(6)
-            seen.extend(step.message for step in run.steps)
-            return "hi"
-
-        seen = []
-        run = tinker.new_run([look])
-        asyncio.run(run.go(), loop_factory=virtual_loop)
-        assert seen == ["do it"]
-
     def test_the_log_has_a_line_for_each_turn_and_script(self, tinker, caplog):
+        """The text is JSON, so that no reply can forge a line."""
         caplog.set_level("DEBUG")
-        tinker.run([bash("ls"), "done"], max_turns=2)
+        tinker.run([f"<think>hm</think>{bash('ls')}", "done"], max_turns=2)
         first, second = tinker.sampled
         lines = [line for line in caplog.messages if line.startswith(("turn ", "script: "))]
+        output = r"Exit code: 0\nOutput:\n(none)"
         assert lines == [
-            f"turn 1: {len(first.prompt)} tokens in, {len(first.completion)} out, 'stop'",
+            f"turn 1: {len(first.prompt)} tokens in, {len(first.completion)} out, 'stop': "
+            rf'["do it","hm","I will run this:\n\n```bash\nls\n```\n"]',
             "script: Exit code: 0",
-            f"turn 2: {len(second.prompt)} tokens in, {len(second.completion)} out, 'stop'",
+            f"turn 2: {len(second.prompt)} tokens in, {len(second.completion)} out, 'stop': "
+            f'["{output}","","done"]',
         ]
 
     def test_a_subclass_may_write_another_step(self, tinker):
         class Nemo(BasicLoopAgent):
-            def trajectory_step(self, turn: Turn, with_ids: bool) -> dict:
-                step = super().trajectory_step(turn, with_ids)
+            def trajectory_step(self, turn: Turn) -> dict:
+                step = super().trajectory_step(turn)
                 return step | {
                     "reasoning_content": None,
                     "extra": {"thinking": turn.reasoning_content},
@@ -3863,17 +3691,10 @@ def a_trial(rewards=REWARD, error="", stop_reason="completed", turns=ONE_TURN, s
 class TestTrainingData:
     # vLLM writes -9999.0.
     NO_LOGPROBS = [math.nan, math.inf, -math.inf, None, -9999.0]
-    END_REASONS = ["stop", "stop_sequence", "end_turn", "eos", "eos_token", "complete", "completed"]
-
-    LONG = ["length", "max_tokens", "model_length", "model_context_window_exceeded"]
-    FILTERED = ["content_filter", "refusal", "safety"]
-    FAILED = ["abort", "cancelled", "error", "time_limit", "insufficient_system_resource"]
 
     @columns("given cut_off").rows(
-        **{reason: ({"finish_reason": reason}, "") for reason in END_REASONS},
-        **{reason: ({"finish_reason": reason}, "max_tokens") for reason in LONG},
-        **{reason: ({"finish_reason": reason}, "refused") for reason in FILTERED},
-        **{reason: ({"finish_reason": reason}, "error") for reason in FAILED},
+        complete=({"finish_reason": "stop"}, ""),
+        limit=({"finish_reason": "length"}, "max_tokens"),
         none_given=({}, ""),
         another_word=({"finish_reason": "Tool_Calls"}, "tool_calls"),
         null_is_no_end=({"finish_reason": None}, "none"),
@@ -3996,16 +3817,6 @@ def two_steps(folder: Path) -> Path:
     return task
 
 
-# Harbor 0.26 and later: a policy says if an error leaves the reward valid.
-SCORES_ERRORS = any(
-    hasattr(policy, "has_valid_reward") for policy in module.ERROR_POLICIES.values()
-)
-
-
-class ServerIsOnFire(litellm.BadRequestError):
-    """An error of a client whose name Harbor does not know."""
-
-
 class TestJob:
     def test_a_trial_gives_back_every_sampled_token(self, tinker):
         turns = module.trial_to_trajectory(run_job(tinker, COMMAND, RIGHT)).turns
@@ -4028,25 +3839,17 @@ class TestJob:
     @pytest.mark.skipif(not hasattr(TrialResult, "reward_valid"), reason="since Harbor 0.25")
     def test_a_trial_that_failed_has_no_valid_reward(self, tinker):
         trial = run_job(tinker, COMMAND, GONE)
-        assert trial.exception_info.exception_message == "RuntimeError: the sampler is gone"
+        message = "RuntimeError of the server: the sampler is gone"
+        assert trial.exception_info.exception_message == message
         assert trial.reward_valid is False
 
-    # Harbor 0.26 scores a trial after such an error. Its table says if the reward is valid.
-    @columns("error_class is_scored").rows(
-        a_refusal=(litellm.ContentPolicyViolationError, True),
-        a_bad_request=(litellm.BadRequestError, False),
-        an_unknown_model=(litellm.NotFoundError, False),
-        an_error_that_is_not_in_the_table=(ServerIsOnFire, False),
-    )
-    def test_of_a_clients_errors_only_a_refusal_is_scored(self, error_class, is_scored, tinker):
-        error = error_class("no", model="m", llm_provider="openai")
+    def test_a_refusal_of_the_prompt_is_not_scored(self, tinker):
+        """Harbor 0.26 would score a trial after an error of this name."""
+        error = litellm.ContentPolicyViolationError("no", model="m", llm_provider="openai")
         trial = run_job(tinker, COMMAND, error)
-        is_known = error_class.__name__ in module.ERROR_POLICIES
-        name = error_class.__name__ if is_known else "ApiError"
-        assert trial.exception_info.exception_type == name
+        assert trial.exception_info.exception_type == "ApiError"
         # Earlier versions do not run the verifier after an error.
-        assert getattr(trial, "reward_valid", False) is (is_scored and SCORES_ERRORS)
-        # No trainer should take it for a result of the policy.
+        assert getattr(trial, "reward_valid", False) is False
         assert module._trial_to_trajectory(trial) is None
 
     def test_a_failed_step_is_no_training_data(self, tinker, tmp_path):
