@@ -249,8 +249,8 @@ class Request:
             turn, or the conversation was edited, so the client has to render all of it.
         session_id: For a router with sticky sessions.
         partial: Set by the client: the part of a reply that it has sampled so far. It goes on from
-            there if it is called again after an error. If the run ends first, the agent records
-            this part as a turn.
+            there if it is called again with this request, as after an error. If the run ends first,
+            the agent records this part as a turn.
     """
 
     previous: Turn | None = None
@@ -479,7 +479,8 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
     async def converse(self, environment: BaseEnvironment) -> StopReason | str:
         """Sample a reply, run its script, send the script's output with the next `sample`, and so
         on. Returns why the run ended: a StopReason, or a word of your own. A subclass may `tell`
-        something and call this again: the run goes on, and `max_turns` counts all of its turns."""
+        something and call this again: the run goes on, unless `max_turns` turns were made, which
+        are counted over all calls."""
         while len(self.turns) < self.options.max_turns:
             try:
                 turn = await self.sample()
@@ -526,7 +527,8 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
     @property
     def messages(self) -> list[dict]:
         """The conversation. The loop may edit the list in place: the next prompt is then rendered
-        from it, and does not begin with the sampled ids."""
+        from it, and does not begin with the sampled ids. (`sample` still needs something to send.)
+        """
         return self.chat.messages
 
     async def sample(self) -> Turn:
