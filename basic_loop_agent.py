@@ -586,7 +586,8 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
                 # A URL that has never answered may be wrong, so nothing is waited for.
                 may_wait = meaning == "busy" or (meaning == "down" and self._last_turn)
                 if pause is None or not may_wait:
-                    self.client.discard()
+                    if meaning != "context is full":
+                        self.client.discard()
                     source = f"{type(error).__name__} of {self.client.url or 'the server'}"
                     raise ApiError(f"{source}: {text}") from error
                 self.logger.warning(f"the model's server has failed: {text}")
@@ -1236,7 +1237,11 @@ class TinkerClient(TokenClient):
             ) from error
         limit = {card.model_name: card.max_context_length for card in cards}.get(self._model)
         self.context_limit = min(filter(None, (limit, self._given_limit)), default=32_000)
-        await in_thread(self._open)
+        try:
+            await in_thread(self._open)
+        except Exception:
+            self.discard()
+            raise
 
     def _models(self) -> list[Any]:
         import tinker
@@ -1261,16 +1266,12 @@ class TinkerClient(TokenClient):
         if not self._service:
             self._service = tinker.ServiceClient(**self._login)
             self.services[self._url_and_key] = self._service
-        try:
-            self._sampling_client = self._service.create_sampling_client(**self._source).result()
-        except Exception:
-            self.discard()
-            raise
+        self._sampling_client = self._service.create_sampling_client(**self._source).result()
 
     def discard(self) -> None:
         super().discard()
         if self.services.get(self._url_and_key) is self._service:
-            del self.services[self._url_and_key]
+            self.services.pop(self._url_and_key, None)
 
     async def render(self, messages: list[dict]) -> list[int]:
         with _tokenizer_lock:

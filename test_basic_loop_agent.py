@@ -3358,6 +3358,11 @@ class TestSharedClient:
         first, second = asyncio.run(finish(*runs), loop_factory=virtual_loop)
         assert (first is second) is stays
 
+    def test_a_first_prompt_that_is_too_long_replaces_no_client(self, tinker):
+        tinker.will_reply(FULL, "hello")
+        first, second = asyncio.run(finish(tinker.new_run(), tinker.new_run()))
+        assert first is second
+
     def test_an_error_of_the_environment_replaces_no_client(self, tinker):
         tinker.will_reply(bash("ls"), "hello")
         failed = tinker.new_run((), FakeEnvironment(RuntimeError("gone")), max_turns=2)
