@@ -217,8 +217,8 @@ class Turn(LLMResponse):
 
     @property
     def cut_off(self) -> str:
-        """ "" if the reply is complete. Otherwise nothing in it may be run, and this says why, as a
-        stop reason of the run: MAX_TOKENS, or the server's word."""
+        """Why the reply is incomplete, so that nothing in it may be run: MAX_TOKENS, or a word of
+        the server. It is the run's stop reason. Empty if the reply is complete."""
         known = {"stop": "", "length": StopReason.MAX_TOKENS}
         return known.get(self.finish_reason, self.finish_reason)
 
@@ -337,8 +337,9 @@ def meaning_of(error: Exception) -> Literal["context is full", "busy", "down", "
 
 # What the trials of a process share:
 #
-#   _clients                clients, the oldest first. One leaves after an error, or when there are
-#                           more than MAX_CLIENTS. (The trials that have it keep it.)
+#   _clients                clients, the oldest first: a list, because their keys hold dictionaries.
+#                           One leaves after an error, or when there are more than MAX_CLIENTS.
+#                           (The trials that have it keep it.)
 #   TinkerClient.services   sessions with Tinker. One leaves after an error.
 #   _given_service          the service of `use_service`
 #   _tokenizer_lock         a tokenizer raises "Already borrowed" if two threads use it at once
@@ -383,8 +384,8 @@ class BasicLoopAgent(BaseAgent):
     Attributes of the conversation, which `run` begins and `resume` continues:
         chat: Harbor's Chat, which holds the messages.
         unsent: The texts that the model has not been told yet. `run`, `resume`, `tell` and
-            `observe` add to this list. Only `sample` takes from it, when a reply has come. What is
-            left at the end of a run opens the next step, so a loop may take back what it told.
+            `observe` add to this list, and `sample` removes what it has sent, once the reply has
+            come. What is left at the end of a run opens the next step. A loop may edit the list.
         _last_turn: The last turn that is not only a part of a reply, in this run or an earlier one:
             the next prompt begins with its ids. None before the first one.
         _last_messages: A copy of `messages` after this turn, to notice if the loop edits them.
@@ -535,7 +536,7 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         """Send the texts that are unsent, and record the reply as a turn. A subclass may override
         this. Raises RuntimeError if there is nothing to send, or if the first turn lacks ids;
         ContextLengthExceededError if a later prompt is too long; and any error of the client."""
-        # The list may grow during the call.
+        # What a loop tells during the call is for the next one.
         n_sent = len(self.unsent)
         if not n_sent:
             raise RuntimeError("there is nothing to send: `tell` the model something first")
@@ -984,7 +985,7 @@ def without_thinking(turn: Turn) -> Turn:
     text = turn.content.lstrip()
     for opening, closing in THINKING_TAGS.items():
         if text.startswith(opening):
-            # (Not the opening tag first: the one of gpt-oss is a part of its closing tag.)
+            # The closing tag is removed first: that of gpt-oss begins with its opening tag.
             thinking, _, answer = text.partition(closing)
             thinking = turn.reasoning_content + thinking.removeprefix(opening)
             return replace(turn, content=answer.lstrip(), reasoning_content=thinking)
@@ -1094,7 +1095,7 @@ class TokenClient(ModelClient, ABC):
             turn = Turn(opening_tag, prompt_token_ids=ids, completion_token_ids=[], logprobs=[])
         while True:
             sampled = turn.completion_token_ids
-            # Not `+ []`: a copy of a long prompt takes memory.
+            # Without a sampled part nothing is added: `+ []` would copy a long prompt.
             ids = turn.prompt_token_ids + sampled if sampled else turn.prompt_token_ids
             room = min(self.max_tokens - len(sampled), self.context_limit - len(ids))
             if room < 1 and sampled:
@@ -1187,7 +1188,7 @@ class TinkerClient(TokenClient):
     # By URL and key. A service has a session with Tinker and about 11 file descriptors, so the
     # clients of all checkpoints share it. After an error its entry is deleted, because the session
     # may have ended, and the next client opens a new one.
-    services: ClassVar[dict[tuple[str | None, str | None], Any]] = {}
+    services: ClassVar[dict[tuple, Any]] = {}
 
     def __init__(
         self, options: BasicLoopOptions, model: str, url: str | None, key: str | None, **args: Any
@@ -1223,8 +1224,7 @@ class TinkerClient(TokenClient):
         self._source = source | client_args
         self._model, self._given_limit = model, options.context_limit
         # If one of these is None, the SDK finds its own.
-        self._url_and_key = (url, key)
-        self._login = {"base_url": url, "api_key": key}
+        self._login = (("base_url", url), ("api_key", key))
 
     async def connect(self) -> None:
         # In threads, because the SDK's constructors wait for the server.
@@ -1247,7 +1247,7 @@ class TinkerClient(TokenClient):
         import tinker
 
         try:
-            answer = tinker.RestClient(**self._login).get_server_capabilities()
+            answer = tinker.RestClient(**dict(self._login)).get_server_capabilities()
             return answer.result().supported_models
         except tinker.APIStatusError:
             # A server of your own may not tell its limits.
@@ -1262,16 +1262,16 @@ class TinkerClient(TokenClient):
         import tinker
 
         # There is no lock: two clients at once may open two services, which does no harm.
-        self._service = _given_service or self.services.get(self._url_and_key)
+        self._service = _given_service or self.services.get(self._login)
         if not self._service:
-            self._service = tinker.ServiceClient(**self._login)
-            self.services[self._url_and_key] = self._service
+            self._service = tinker.ServiceClient(**dict(self._login))
+            self.services[self._login] = self._service
         self._sampling_client = self._service.create_sampling_client(**self._source).result()
 
     def discard(self) -> None:
         super().discard()
-        if self.services.get(self._url_and_key) is self._service:
-            self.services.pop(self._url_and_key, None)
+        if self.services.get(self._login) is self._service:
+            self.services.pop(self._login, None)
 
     async def render(self, messages: list[dict]) -> list[int]:
         with _tokenizer_lock:

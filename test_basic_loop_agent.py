@@ -88,16 +88,15 @@ from examples.fake_training import FakeTraining
 from examples.fakes import SCRIPT, ScriptedAgent
 from examples.local import NEUTRAL_SAMPLING, LocalAgent
 
-ROOT = Path(__file__).parent
-
-
-# ------------------------------------------------------------------------------------ the fakes
-
-
 try:
     from harbor.models.trial.error_policy import ERROR_POLICIES
 except ImportError:  # Harbor before 0.25
     ERROR_POLICIES = {}
+
+ROOT = Path(__file__).parent
+
+
+# ------------------------------------------------------------------------------------ the fakes
 
 
 @dataclass
