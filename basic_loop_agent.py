@@ -44,7 +44,7 @@ from typing import Any, ClassVar, Literal, Self
 from uuid import uuid4
 
 from harbor.agents.base import BaseAgent
-from harbor.environments.base import BaseEnvironment, ExecResult
+from harbor.environments.base import BaseEnvironment
 from harbor.llms.base import (
     BaseLLM,
     ContextLengthExceededError,
@@ -183,8 +183,9 @@ class Turn(LLMResponse):
             tokens, as a list of {version, start, end}).
 
     More attributes:
-        finish_reason: Why the reply ended, in lower case: "stop" (it is complete), "length" (it was
-            cut off), or another word of the server (it is incomplete, too).
+        finish_reason: Why the reply ended. "stop": it is complete. "max_tokens": it was cut off, at
+            `max_tokens` or at the end of the context. Another word of the server, in lower case: it
+            is incomplete, too.
         timestamp: When the reply came, in ISO 8601.
         sent_text: What was sent for this reply, such as the instruction, or the observation of the
             turn before.
@@ -205,7 +206,9 @@ class Turn(LLMResponse):
     def __post_init__(self) -> None:
         self.content = valid_text(self.content)
         self.reasoning_content = valid_text(self.reasoning_content)
-        self.finish_reason = str(self.finish_reason).lower()
+        reason = str(self.finish_reason).lower()
+        # Servers say "length".
+        self.finish_reason = StopReason.MAX_TOKENS.value if reason == "length" else reason
         self.extra = self.extra or {}
         # The client gave no usage: count the tokens.
         self.usage = self.usage or UsageInfo(
@@ -214,13 +217,6 @@ class Turn(LLMResponse):
             cache_tokens=0,
             cost_usd=0.0,
         )
-
-    @property
-    def cut_off(self) -> str:
-        """Why the reply is incomplete, so that nothing in it may be run: MAX_TOKENS, or a word of
-        the server. It is the run's stop reason. Empty if the reply is complete."""
-        known = {"stop": "", "length": StopReason.MAX_TOKENS}
-        return known.get(self.finish_reason, self.finish_reason)
 
     @property
     def is_trainable(self) -> bool:
@@ -248,9 +244,9 @@ class Request:
         previous: The last turn, with whose ids the next prompt begins. None: this is the first
             turn, or the conversation was edited, so the client has to render all of it.
         session_id: For a router with sticky sessions.
-        partial: Set by the client: the part of a reply that it has sampled so far. It goes on from
-            there if it is called again with this request, as after an error. If the run ends first,
-            the agent records this part as a turn.
+        partial: The part of a reply that the server has sampled and then aborted. The client sets
+            it before it raises AbortedError, and goes on from there in its next call with this
+            request. If the run ends first, the agent records this part as a turn.
     """
 
     previous: Turn | None = None
@@ -311,6 +307,15 @@ CONTEXT_IS_FULL = (
     "|(?<!took )(?<!string )too long|maximum prompt length|exceeds max length"
     "|range of input length|input length.*exceeds|max_tokens must be at least 1, got"
 )
+
+
+class AbortedError(RuntimeError):
+    """The server has ended a reply in the midst, for instance to take new weights. This counts as a
+    server that is busy."""
+
+    status_code = 503
+
+
 # The statuses of a server that is overloaded, or paused for new weights.
 BUSY_STATUSES = (429, 503, 529)
 # The seconds between the calls to a server that is busy or down: ten minutes in all.
@@ -394,7 +399,6 @@ class BasicLoopAgent(BaseAgent):
         instruction: What Harbor asks for.
         turns: The turns so far.
         metadata: The loop may keep JSON values here, for the context's metadata.
-        _waits_for_server: True from an error of a server that is busy or down until its next reply.
     """
 
     options_model = BasicLoopOptions
@@ -475,7 +479,6 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         self.instruction = ""
         self.turns: list[Turn] = []
         self.metadata: dict[str, Any] = {}
-        self._waits_for_server = False
 
     async def converse(self, environment: BaseEnvironment) -> StopReason | str:
         """Sample a reply, run its script, send the script's output with the next `sample`, and so
@@ -487,8 +490,9 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
                 turn = await self.sample()
             except ContextLengthExceededError:
                 return StopReason.CONTEXT_OVERFLOW
-            if turn.cut_off:
-                return turn.cut_off
+            if turn.finish_reason != "stop":
+                # The reply is incomplete, so nothing in it may be run.
+                return turn.finish_reason
             if self.options.max_turns == 1:
                 return StopReason.COMPLETED
             blocks = self.bash_blocks(turn.content)
@@ -562,7 +566,7 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
             raise ApiError(f"the server has ended the reply with {turn.finish_reason!r}")
         # Later turns without ids are no error: they are left out of the rollout, and counted.
         ids = (turn.prompt_token_ids, turn.completion_token_ids, turn.logprobs)
-        is_first = len(self.turns) == 1 and not turn.cut_off
+        is_first = len(self.turns) == 1 and turn.finish_reason == "stop"
         if self.options.collect_rollout_details and is_first and None in ids:
             raise RuntimeError("no token ids or logprobs came: set collect_rollout_details=false")
         return turn
@@ -574,9 +578,7 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
                 # Chat calls `self.client.call(prompt=..., message_history=..., request=...)`, and
                 # then appends the prompt and the reply to `messages`. After an error it appends
                 # nothing, so the call can be repeated.
-                turn = await self.chat.chat(prompt, request=request)
-                self._waits_for_server = False
-                return turn
+                return await self.chat.chat(prompt, request=request)
             except Exception as error:
                 meaning = meaning_of(error)
                 # Harbor's LiteLLM raises an error without a text.
@@ -592,7 +594,6 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
                     source = f"{type(error).__name__} of {self.client.url or 'the server'}"
                     raise ApiError(f"{source}: {text}") from error
                 self.logger.warning(f"the model's server has failed: {text}")
-            self._waits_for_server = True
             await asyncio.sleep(pause)
 
     def _add_turn(self, turn: Turn, prompt: str) -> None:
@@ -607,7 +608,7 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         text = to_json([prompt, turn.reasoning_content, turn.content]).decode()
         n_in, n_out = turn.usage.prompt_tokens, turn.usage.completion_tokens
         self.logger.debug(
-            f"turn {len(self.turns)}: {n_in} tokens in, {n_out} out, {turn.finish_reason!r}: {text}"
+            f"turn {len(self.turns)}: {n_in} tokens in, {n_out} out, {turn.finish_reason}: {text}"
         )
 
     @staticmethod
@@ -675,7 +676,6 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         self.instruction = valid_text(instruction)
         self.turns = []
         self.metadata = {}
-        self._waits_for_server = False
         # Not by `tell`: the task's author may use special tokens on purpose.
         self.unsent.append(self.instruction)
         stop_reason = StopReason.ERROR
@@ -685,15 +685,14 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         except asyncio.CancelledError:
             stop_reason = StopReason.CANCELLED
             raise
-        except (ApiError, RuntimeRequestError):
-            raise
         except Exception as error:
-            if not timer.expired():
+            if timer.expired():
+                # No error is raised, so that Harbor scores the trial.
+                stop_reason = StopReason.ROLLOUT_TIMEOUT
+            elif isinstance(error, ApiError):
+                raise
+            else:
                 raise RuntimeRequestError(f"{type(error).__name__}: {error}") from error
-            if self._waits_for_server:
-                raise ApiError("max_seconds ended while the model's server was down") from error
-            # No error is raised, so that Harbor scores the trial.
-            stop_reason = StopReason.ROLLOUT_TIMEOUT
         finally:
             self._record(stop_reason, context)
             # In a thread, because it takes seconds to make JSON of all ids of a long run. With a
@@ -859,7 +858,7 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
                 raise entry.error
             if entry.client is None:
                 try:
-                    client = await in_thread(self._build_llm)
+                    client = await asyncio.to_thread(self._build_llm)
                     if not isinstance(client, ModelClient):
                         client = HarborClient(client)
                     await client.connect()
@@ -875,23 +874,6 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
 
 # How long a server has for its first response.
 FIRST_RESPONSE_SEC = 30
-
-
-async def in_thread(function: Callable[[], Any]) -> Any:
-    """Like `asyncio.to_thread`, but in a daemon thread, because an SDK may wait for a silent server
-    for minutes: it then takes no place in the event loop's pool, and the process can end."""
-    future = concurrent.futures.Future()
-    # From now on it cannot be cancelled, so that `set_result` never fails.
-    future.set_running_or_notify_cancel()
-
-    def work() -> None:
-        try:
-            future.set_result(function())
-        except BaseException as error:
-            future.set_exception(error)
-
-    threading.Thread(target=work, daemon=True).start()
-    return await asyncio.wrap_future(future)
 
 
 def url_and_key(
@@ -1068,13 +1050,17 @@ class TokenClient(ModelClient, ABC):
         """Sample a reply to a prompt. Raises any server error."""
 
     def escape_special_tokens(self, text: str) -> str:
-        """The text with a zero-width space after the first character of each special token. The
-        tokenizer then makes ordinary tokens of it."""
+        """The text with a zero-width space after the first and the last character of each special
+        token. The tokenizer then makes ordinary tokens of it."""
+
+        def broken_up(match: re.Match) -> str:
+            token = match[0]
+            # The second space is for a token that begins with the last character of this one.
+            return f"{token[0]}\u200b{token[1:]}\u200b"
+
         if not self.special_tokens:
             return text
-        # Insert the space after each character at which a special token begins. `(?=...)` looks at
-        # the token without consuming it, because two may overlap: "]~b]" and "]~!b[" in "]~b]~!b[".
-        return re.sub(f"(?={'|'.join(self.special_tokens)}).", "\\g<0>\u200b", text)
+        return re.sub("|".join(self.special_tokens), broken_up, text)
 
     async def call(
         self,
@@ -1084,31 +1070,29 @@ class TokenClient(ModelClient, ABC):
         **other: Any,
     ) -> Turn:
         request = request or Request()
-        turn = request.partial
-        if turn is None:
+        so_far = request.partial
+        if so_far is None:
             messages = [*message_history, {"role": "user", "content": prompt}]
             ids = await self.next_prompt(messages, request.previous)
             # The template may end a prompt with a tag such as <think>, which the reply then lacks.
             # Four tokens have room for a tag and a newline.
             end = (await self.decode(ids[-4:])).rstrip()
             opening_tag = next((tag for tag in THINKING_TAGS if end.endswith(tag)), "")
-            turn = Turn(opening_tag, prompt_token_ids=ids, completion_token_ids=[], logprobs=[])
-        while True:
-            sampled = turn.completion_token_ids
-            # Without a sampled part nothing is added: `+ []` would copy a long prompt.
-            ids = turn.prompt_token_ids + sampled if sampled else turn.prompt_token_ids
-            room = min(self.max_tokens - len(sampled), self.context_limit - len(ids))
-            if room < 1 and sampled:
-                return without_thinking(replace(turn, finish_reason="length"))
-            if room < 1:
-                raise ContextLengthExceededError(f"the prompt fills the context: {len(ids)} tokens")
-            part = await self.generate(ids, room, request.session_id)
-            if part.finish_reason != "abort":
-                return without_thinking(joined(turn, part))
-            # The server has aborted the reply, for instance to take new weights: go on from there.
+            so_far = Turn(opening_tag, prompt_token_ids=ids, completion_token_ids=[], logprobs=[])
+        ids, sampled = so_far.prompt_token_ids, so_far.completion_token_ids
+        if sampled:
+            ids = ids + sampled
+        room = min(self.max_tokens - len(sampled), self.context_limit - len(ids))
+        if room < 1:
+            raise ContextLengthExceededError(f"the prompt fills the context: {len(ids)} tokens")
+        part = await self.generate(ids, room, request.session_id)
+        turn = joined(so_far, part)
+        if part.finish_reason == "abort":
+            # A part without ids cannot be gone on from.
             if part.is_trainable:
-                turn = request.partial = joined(turn, part)
-            await asyncio.sleep(1)
+                request.partial = turn
+            raise AbortedError("the server has aborted the reply")
+        return without_thinking(turn)
 
     async def next_prompt(self, messages: list[dict], previous: Turn | None) -> list[int]:
         """The ids of the next prompt: those of the previous turn, and the tail. The tail is what
@@ -1123,14 +1107,11 @@ class TokenClient(ModelClient, ABC):
             reply = previous.completion_token_ids
             tail = await self._tail(messages)
             # A complete reply ends in the stop token, with which the tail begins: do not repeat it.
-            # (Inkling has two such tokens.) A reply that was cut off has none.
-            n_stop = 2 if reply[-2:] == tail[:2] else 1
-            ends_in_stop_token = reply[-n_stop:] == tail[:n_stop]
-            if ends_in_stop_token:
-                tail = tail[n_stop:]
-            if tail and (ends_in_stop_token or previous.cut_off):
+            # (Some models have two.) A reply that was cut off has none.
+            n_stop = next((n for n in (2, 1) if reply[-n:] == tail[:n]), 0)
+            if tail and (n_stop or previous.finish_reason != "stop"):
                 # The brackets save a copy of the prompt, which may be long.
-                return previous.prompt_token_ids + (reply + tail)
+                return previous.prompt_token_ids + (reply + tail[n_stop:])
         return await self.render(messages)
 
     async def _tail(self, messages: list[dict]) -> list[int]:
@@ -1159,8 +1140,9 @@ class TokenClient(ModelClient, ABC):
 def joined(so_far: Turn, part: Turn) -> Turn:
     """The turn of a reply that came in two parts, of which the first one may be empty."""
     n = len(so_far.completion_token_ids)
-    usage = (so_far if n else part).usage.model_copy()
-    usage.completion_tokens = so_far.usage.completion_tokens + part.usage.completion_tokens
+    usage = part.usage.model_copy()
+    usage.prompt_tokens = len(so_far.prompt_token_ids)
+    usage.completion_tokens += n
     ids, logprobs = part.completion_token_ids, part.logprobs
     extra = so_far.extra | part.extra
     if "weight_versions" in part.extra:
@@ -1179,6 +1161,22 @@ def joined(so_far: Turn, part: Turn) -> Turn:
         logprobs=None if logprobs is None else so_far.logprobs + logprobs,
         extra=extra,
     )
+
+
+async def in_daemon_thread(function: Callable[[], Any]) -> Any:
+    """Like `asyncio.to_thread`, but the process can end meanwhile: Tinker's SDK waits for a silent
+    server for up to twelve minutes."""
+    future = concurrent.futures.Future()
+
+    def work() -> None:
+        try:
+            future.set_result(function())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=work, daemon=True).start()
+    # Without the shield a cancellation would end `future`, which is then set.
+    return await asyncio.shield(asyncio.wrap_future(future))
 
 
 class TinkerClient(TokenClient):
@@ -1230,7 +1228,7 @@ class TinkerClient(TokenClient):
         # In threads, because the SDK's constructors wait for the server.
         try:
             async with asyncio.timeout(FIRST_RESPONSE_SEC):
-                cards = await in_thread(self._models)
+                cards = await in_daemon_thread(self._models)
         except TimeoutError as error:
             raise ApiError(
                 f"{self.url or 'Tinker'} has not answered in {FIRST_RESPONSE_SEC} seconds"
@@ -1238,7 +1236,7 @@ class TinkerClient(TokenClient):
         limit = {card.model_name: card.max_context_length for card in cards}.get(self._model)
         self.context_limit = min(filter(None, (limit, self._given_limit)), default=32_000)
         try:
-            await in_thread(self._open)
+            await in_daemon_thread(self._open)
         except Exception:
             self.discard()
             raise
@@ -1329,19 +1327,13 @@ SPECIAL_TOKENS = [
 NEUTRAL_SAMPLING = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
 
 
-def find_model(cards: dict[str, dict], name: str, is_sglang: bool) -> tuple[str, int]:
-    """The name by which to ask a server for a model, and its context limit, from the server's list.
-    An adapter's name is "sql" on vLLM, and "base:sql" on SGLang, which samples the base model for
-    plain "sql". Raises KeyError or ValueError if there is no such model."""
-    base, _, adapter = name.partition(":")
-    if is_sglang and adapter in cards:
-        return name, cards[base]["max_model_len"]
-    card = cards[name]
-    if is_sglang and card.get("parent"):
-        raise ValueError(f"SGLang calls this adapter {card['parent']}:{name}")
-    # An adapter has no limit of its own. Of a server's limits the largest is its base model's.
-    limits = (other["max_model_len"] or 0 for other in cards.values())
-    return name, card["max_model_len"] or max(limits)
+def model_names(cards: list[dict], is_sglang: bool) -> list[str]:
+    """The names of a server's models. An adapter's name is "sql" on vLLM, and "base:sql" on SGLang,
+    which samples the base model for plain "sql"."""
+    return [
+        f"{card['parent']}:{card['id']}" if is_sglang and card.get("parent") else card["id"]
+        for card in cards
+    ]
 
 
 class ServerClient(TokenClient):
@@ -1385,9 +1377,12 @@ class ServerClient(TokenClient):
         http = self._http.with_options(timeout=FIRST_RESPONSE_SEC, max_retries=1)
         try:
             # cast_to=object: the response is plain JSON.
-            response = await http.get("/v1/models", cast_to=object)
-            cards = {card["id"]: card for card in response["data"]}
-            self._model, limit = find_model(cards, self._model, self._is_sglang)
+            cards = (await http.get("/v1/models", cast_to=object))["data"]
+            names = model_names(cards, self._is_sglang)
+            if self._model not in names:
+                raise ValueError(f"its models are {names}")
+            # An adapter has no limit of its own. The largest is that of its base model.
+            limit = max(card["max_model_len"] or 0 for card in cards)
             self.context_limit = min(limit, self._given_limit or limit)
         except (APIError, KeyError, TypeError, ValueError) as error:
             raise ApiError(
@@ -1572,79 +1567,49 @@ def fenced_blocks(text: str, *languages: str) -> list[str] | None:
     """The ``` blocks of a Markdown text that are in one of these languages (in lower case). A block
     inside another one, or inside ~~~, does not count. None: there are such blocks, and a block of
     the text is not closed, so it is not clear where they end."""
+    # A block at the end that is not closed swallows this last word.
+    tokens = _MARKDOWN.parse(f"{text}\nend")
+    is_closed = tokens[-1].type != "fence"
     blocks = []
-    is_any_open = False
-    # The newline is for an open block at the end of the text: the last line of its content would
-    # end without one, and would not be counted below.
-    for token in _MARKDOWN.parse(text + "\n"):
-        if token.type != "fence":
-            continue
-        # The lines of a closed block are its content and two fences.
-        first_line, end_line = token.map
-        is_closed = end_line - first_line == token.content.count("\n") + 2
-        is_any_open = is_any_open or not is_closed
+    for token in tokens:
         words = token.info.lower().split()
         if token.markup.startswith("`") and words and words[0] in languages:
             blocks.append(token.content)
-    return None if blocks and is_any_open else blocks
+    return blocks if is_closed or not blocks else None
 
 
 # ---- scripts
 
-# A bash program, the runner, that runs a script. Its own file is NAME.runner, the script is
-# NAME.script, and its blocks are NAME.block1 and so on. Its arguments are the time limit in
-# seconds, and half of the bytes that the model sees. It prints the exit code, the size of the
-# output in bytes, the first and the last half of it in base64 (because environments return
-# valid text, and some change it), and a word of NOTES:
+# A bash program, the runner, that runs a script and prints its exit code and, in base64, what the
+# model sees of its output (because environments return valid text, and some change it):
 #
-#     :MARK:CODE:SIZE:BASE64:WORD:
+#     :MARK:CODE:BASE64:
 #
-# It needs bash 4.2 and coreutils.
+# Its files are NAME.runner, which is this text, NAME.script and NAME.output. Its arguments are the
+# time limit in seconds, and the bytes that the model sees. It needs bash 4.2 and coreutils.
 _RUNNER = r"""
 exec </dev/null 2>/dev/null
 name=${0%.runner}
-half=$2
-# With -n bash reads a file, and runs nothing. It prints errors, and a warning for a here-document
-# that is left open. So each block is read alone: a here-document must not swallow the next block.
-# (In another locale bash might warn of the locale.)
-for block in "$name".block*; do
-  (export LC_ALL=C; exec bash -p -O extglob -n "$block")
-done >"$name.output" 2>&1
-if [ -s "$name.output" ]; then
-  code=126 word=unreadable
-else
-  word=whole
-  timeout -s KILL "$1" bash "$name.script" >"$name.output" 2>&1
-  code=$?
-fi
-# The script may have removed its output, or put a pipe in its place.
-[ -f "$name.output" ] || rm -f "$name.output"
+timeout -s KILL "$1" bash "$name.script" >"$name.output" 2>&1
+printf ":%s:%s:" "$BASIC_LOOP_MARK" "$?"
+# 0: the script has removed its output.
 size=$(stat -c %s "$name.output" || echo 0)
-printf ":%s:%s:%s:" "$BASIC_LOOP_MARK" "$code" "$size"
 {
-  head -c "$half" "$name.output"
-  if [ "$size" -gt "$half" ]; then tail -c "+$((half + 1))" "$name.output" | tail -c "$half"; fi
+  if [ "$size" -le "$2" ]; then
+    head -c "$2" "$name.output"
+  else
+    head -c "$(($2 / 2))" "$name.output"
+    printf "\n[... %s bytes left out ...]\n" "$((size - $2 / 2 * 2))"
+    tail -c "$(($2 / 2))" "$name.output"
+  fi
+  # If not even a newline fits on the device any more, it has cut the output off.
+  echo >>"$name.output" || printf "\n[Output is missing: no space is left on its device.]"
 } | base64
-# Append a byte to find out whether the device is full.
-echo >>"$name.output" || word=full
-printf ":%s:" "$word"
+echo :
 exec rm -f "$name".*
 """
-# What the model is told after the output, by the last word of the runner's answer.
-NOTES = {
-    "whole": "",
-    "unreadable": "[Nothing was run: bash did not understand a block. If it writes ``` lines, open "
-    "and close it with four backticks.]",
-    "full": "[Output is missing: no space is left on the device that holds it.]",
-}
-# Limits of a script with `seconds` to run:
-#   seconds       its own limit; the model sees the output so far
-#   seconds + 30  the agent stops waiting, and kills the script
-#   seconds + 90  `environment.exec` fails, which would end the run
-WAIT_MARGIN_SEC = 30
-EXEC_MARGIN_SEC = 90
-# How long the agent waits for the exec that kills a script.
-KILL_TIMEOUT_SEC = 15
+# The seconds by which the agent waits longer than a script may run, for `exec` to return.
+MARGIN_SEC = 30
 # The exit code of a process that `kill -9` has ended.
 KILLED = 137
 
@@ -1656,20 +1621,20 @@ async def run_script(
     as the model gets them. Raises RuntimeRequestError if the environment runs nothing any more, and
     any error of its `exec`."""
     # Each process of the script has this mark in its environment, where `kill_script` finds it.
-    mark = uuid4().hex
+    mark = uuid4().hex[:8]
+    # A file for each block, and a script that reads them: bash then warns of a here-document that a
+    # block leaves open. In one file it would swallow the next block.
     writes = [f"printf %s {shlex.quote(_RUNNER)} >$name.runner"]
     for n, block in enumerate(blocks, start=1):
-        # An empty line after each block keeps a trailing backslash from joining two blocks.
-        writes.append(f"block={shlex.quote(f'{block}\n\n')}")
-        writes.append(f'printf %s "$block" >$name.block{n} && printf %s "$block" >>$name.script')
+        writes.append(f"printf %s {shlex.quote(block)} >$name.block{n}")
+        writes.append(f'echo ". $name.block{n}" >>$name.script')
     # This program writes the files, and becomes the runner. Files, because a script's `pkill -f`
     # would find the texts in the arguments of a process. If they do not fit into /dev/shm, which is
-    # memory, they go to /tmp. With -p bash ignores BASH_ENV, which an image may set.
+    # memory, they go to /tmp. With -p bash ignores BASH_ENV and SHELLOPTS, which an image may set.
     command = f"""
 export BASIC_LOOP_MARK={mark}
 for name in /dev/shm/{mark} /tmp/{mark}; do
-  {" && ".join(writes)} &&
-    exec bash -p $name.runner {seconds} {(shown_bytes + 1) // 2}
+  {" && ".join(writes)} && exec bash -p $name.runner {seconds} {shown_bytes}
   rm -f $name.*
 done
 echo "the script fits neither into /dev/shm nor into /tmp"
@@ -1678,35 +1643,37 @@ echo "the script fits neither into /dev/shm nor into /tmp"
     # five bytes of an apostrophe.)
     if len(command.encode()) > 65_000:
         return script_text(126, "[Nothing was run: the script is too long. Split it.]")
-    printed, answer = "", None
     clock = asyncio.get_running_loop().time
     started = clock()
+    # `exec` has a later limit of its own, because its error would end the run.
+    running = asyncio.ensure_future(environment.exec(command, timeout_sec=seconds + 2 * MARGIN_SEC))
+    printed = ""
     try:
-        async with asyncio.timeout(seconds + WAIT_MARGIN_SEC) as timer:
-            result = await environment.exec(command, timeout_sec=seconds + EXEC_MARGIN_SEC)
-            printed = (valid_text(result.stdout) + valid_text(result.stderr))[-shown_bytes:]
-            answer = parse_answer(result, mark)
-    except BaseException as error:
-        # If the timer has ended `exec`, there is no answer, which is handled below. Otherwise the
-        # run was cancelled, or `exec` has failed.
-        if not (timer.expired() and isinstance(error, TimeoutError)):
-            await kill_script(mark, environment)
-            raise
+        await asyncio.wait([running], timeout=seconds + MARGIN_SEC)
+        if running.done():
+            result = running.result()
+            printed = valid_text(result.stdout) + valid_text(result.stderr)
+    except BaseException:
+        # The run was cancelled, or `exec` has failed.
+        await kill_script(mark, environment)
+        raise
+    finally:
+        # This does nothing to a call that has ended.
+        running.cancel()
+    answer = parse_answer(printed, mark)
     if answer is None:
+        printed = printed[-shown_bytes:]
         if not await kill_script(mark, environment):
             raise RuntimeRequestError(f"the environment runs no scripts any more: {printed}")
         note = f"[No answer came in {seconds} seconds, or what runs the script has failed.]"
         return script_text(KILLED, printed, note)
-    code, output, note = answer
-    # GNU's `timeout` exits with 137 at its limit, that of uutils with 124. A script may exit with
-    # these codes itself, so the time counts, too.
-    has_timed_out = code in (124, KILLED) and clock() - started >= seconds
-    # A script's `kill -9` may have ended its `timeout`, and not the script.
-    if has_timed_out or code == KILLED:
+    code, output = answer
+    # At its limit GNU's `timeout` exits with 137, that of uutils with 124. A script may exit with
+    # these codes by itself, so the time counts, too.
+    if code in (124, KILLED) and clock() - started >= seconds:
         await kill_script(mark, environment)
-    if has_timed_out:
-        code, note = 124, f"[The time limit of {seconds} seconds was reached.]"
-    return script_text(code, output, note)
+        return script_text(code, output, f"[The time limit of {seconds} seconds was reached.]")
+    return script_text(code, output)
 
 
 def script_text(exit_code: int, *texts: str) -> str:
@@ -1714,23 +1681,16 @@ def script_text(exit_code: int, *texts: str) -> str:
     return f"Exit code: {exit_code}\nOutput:\n" + ("\n".join(filter(None, texts)) or "(none)")
 
 
-def parse_answer(result: ExecResult, mark: str) -> tuple[int, str, str] | None:
-    """The exit code, the output and a note, from what the runner has printed. None if it has
-    printed nothing, or if a script has printed something else in its place."""
-    _, _, answer = valid_text(result.stdout).partition(f":{mark}:")
+def parse_answer(printed: str, mark: str) -> tuple[int, str] | None:
+    """The exit code and the output, from what the runner has printed. None if it has printed
+    nothing, or if a script has printed something else in its place."""
+    _, _, answer = printed.partition(f":{mark}:")
     try:
-        code, size, encoded, word, *_ = answer.split(":")
-        output = base64.b64decode(encoded)
-        exit_code, n_left_out, note = int(code), int(size) - len(output), NOTES[word]
-    except (ValueError, KeyError):
+        code, encoded, *_ = answer.split(":")
+        output = base64.b64decode(encoded).decode("utf-8", "replace")
+        return int(code), output.removesuffix("\n")
+    except ValueError:
         return None
-    if n_left_out > 0:
-        half = len(output) // 2
-        left_out = f"\n[... {n_left_out} bytes left out ...]\n".encode()
-        output = output[:half] + left_out + output[half:]
-    text = output.decode("utf-8", "replace").removesuffix("\n")
-    # bash names its files in messages. Without their random part they are the same in each rollout.
-    return exit_code, text.replace(f"/dev/shm/{mark}.", "").replace(f"/tmp/{mark}.", ""), note
 
 
 async def kill_script(mark: str, environment: BaseEnvironment) -> bool:
@@ -1745,7 +1705,7 @@ async def kill_script(mark: str, environment: BaseEnvironment) -> bool:
     )
     # The environment may be gone.
     with suppress(Exception):
-        async with asyncio.timeout(KILL_TIMEOUT_SEC):
-            result = await environment.exec(command, timeout_sec=KILL_TIMEOUT_SEC + EXEC_MARGIN_SEC)
+        async with asyncio.timeout(MARGIN_SEC):
+            result = await environment.exec(command, timeout_sec=2 * MARGIN_SEC)
         return result.return_code == 0
     return False

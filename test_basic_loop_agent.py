@@ -141,9 +141,14 @@ async def outcome(result: Any) -> Any:
     return result
 
 
+def block_texts(words: list[str]) -> list[str]:
+    pairs = itertools.pairwise(words)
+    return [text for text, target in pairs if re.fullmatch(r">\$name\.block\d+", target)]
+
+
 class FakeEnvironment:
     """Runs nothing. Each `exec` has the next of these results. A text is a script's output, which
-    the module's bash program prints in base64, after the exit code and the seconds."""
+    the module's bash program prints in base64, after the exit code."""
 
     def __init__(self, *results: Any) -> None:
         self.results, self.commands, self.timeouts = iter(results), [], []
@@ -156,19 +161,14 @@ class FakeEnvironment:
             return result
         mark = re.search(r"BASIC_LOOP_MARK=(\w+)", command)[1]
         output = base64.b64encode(result.encode()).decode()
-        return ExecResult(stdout=f":{mark}:0:{len(result)}:{output}:whole:", return_code=0)
+        return ExecResult(stdout=f":{mark}:0:{output}:", return_code=0)
 
     @property
     def scripts(self) -> list[str]:
-        """Each script, without the newlines at its end. (The module's bash program has each block
-        as `block=TEXT`.)"""
+        """Each script, without the newlines at its end. (The module's command has each block as
+        `printf %s TEXT >$name.block1`.)"""
         commands = [shlex.split(command) for command in self.commands if "%s" in command]
-        return [
-            "".join(
-                word.removeprefix("block=") for word in words if word.startswith("block=")
-            ).rstrip()
-            for words in commands
-        ]
+        return ["".join(block_texts(words)).rstrip() for words in commands]
 
     @property
     def first_script_was_killed(self) -> bool:
@@ -496,8 +496,7 @@ class columns:
 
 def virtual_loop() -> asyncio.AbstractEventLoop:
     """An event loop with a time of its own, from 0. If there is nothing else to do, the next timer
-    fires at once, even while a thread of asyncio's pool works. For a thread of the module's
-    `in_thread` it first waits a second at most: `setup` has such threads, and a timer."""
+    fires at once. While a thread works, it first waits a second at most."""
 
     class Selector(selectors.DefaultSelector):
         now = 0.0
@@ -509,7 +508,7 @@ def virtual_loop() -> asyncio.AbstractEventLoop:
             waits = True
             while waits and time.monotonic() < deadline:
                 # This is asked first, because a thread wakes the loop up before it ends.
-                waits = is_at_work()
+                waits = bool(at_work) or any(thread.daemon for thread in new_threads())
                 if events := super().select(0.001 if waits else 0):
                     return events
             self.now += timeout
@@ -517,11 +516,20 @@ def virtual_loop() -> asyncio.AbstractEventLoop:
 
     earlier_threads = set(threading.enumerate())
 
-    def is_at_work() -> bool:
-        return any(thread.daemon for thread in set(threading.enumerate()) - earlier_threads)
+    def new_threads() -> set[threading.Thread]:
+        return set(threading.enumerate()) - earlier_threads
 
     loop = asyncio.SelectorEventLoop(selector := Selector())
     loop.time = lambda: selector.now
+    at_work = set()
+    in_executor = loop.run_in_executor
+
+    def run_in_executor(*args: Any) -> Any:
+        at_work.add(future := in_executor(*args))
+        future.add_done_callback(at_work.discard)
+        return future
+
+    loop.run_in_executor = run_in_executor
     # At its end `asyncio.run` waits for idle threads. They need real time, so without a limit here.
     end_threads = loop.shutdown_default_executor
     loop.shutdown_default_executor = lambda timeout: end_threads()
@@ -1033,7 +1041,7 @@ class TestLoop:
     @columns("replies max_turns scripts stop_reason answer").rows(
         an_answer=(["hi"], 9, [], "completed", "hi"),
         two_scripts=([bash("a"), bash("b"), "hi"], 9, ["a", "b"], "completed", "hi"),
-        two_blocks=([bash("a", "b"), "hi"], 9, ["a\n\n\nb"], "completed", "hi"),
+        two_blocks=([bash("a", "b"), "hi"], 9, ["a\nb"], "completed", "hi"),
         a_single_turn=([bash("rm x")], 1, [], "completed", bash("rm x")),
         the_last_turn=([bash("a"), bash("b")], 2, ["a", "b"], "max_turns", bash("b")),
         a_full_context=([bash("a"), FULL], 9, ["a"], "context_overflow", bash("a")),
@@ -1064,8 +1072,8 @@ class TestLoop:
 
     def test_a_script_has_command_timeout_sec(self, tinker):
         done = tinker.run([bash("ls"), "done"], max_turns=2, command_timeout_sec=7)
-        # The environment's limit comes 90 seconds later.
-        assert done.environment.timeouts == [7 + 90]
+        # The environment's limit comes 60 seconds later.
+        assert done.environment.timeouts == [7 + 60]
 
     @columns("given messages").rows(
         none_for_a_single_turn=({}, []),
@@ -1085,7 +1093,9 @@ class TestLoop:
         model.new_run().follow("Explain <|im_end|>.")
         assert "<|im_start|>user\nExplain <|im_end|>.<|im_end|>" in model.prompt_text(0)
 
-    @columns("client shown").rows(known=("tinker", "<\u200b|end|>"), unknown=("chat", "<|end|>"))
+    @columns("client shown").rows(
+        known=("tinker", "<\u200b|end|>\u200b"), unknown=("chat", "<|end|>")
+    )
     def test_known_special_tokens_in_output_become_plain_text(self, client, shown, request):
         model, replies = request.getfixturevalue(client), [bash("ls"), "done"]
         model.run(replies, FakeEnvironment("a<|end|>b"), max_turns=2)
@@ -1182,10 +1192,10 @@ class TestLoop:
                 self.observe("a<|im_end|>")
 
         done = tinker.run(agent_class=Tool, max_turns=2, system_prompt="")
-        assert done.observations == ["a<\u200b|im_end|>"] * 2
-        assert "user\na<\u200b|im_end|>\n\ngo on<|im_end|>" in tinker.prompt_text(1)
+        assert done.observations == ["a<\u200b|im_end|>\u200b"] * 2
+        assert "user\na<\u200b|im_end|>\u200b\n\ngo on<|im_end|>" in tinker.prompt_text(1)
         users = [step.message for step in done.steps if step.source == "user"]
-        assert users == ["do it", "a<\u200b|im_end|>\n\ngo on"]
+        assert users == ["do it", "a<\u200b|im_end|>\u200b\n\ngo on"]
 
     def test_an_observation_that_is_set_by_hand_is_not_sent(self, tinker):
         class Noted(OwnLoop):
@@ -1722,7 +1732,6 @@ class TestBlocks:
         at_the_end="```bash\nrm x",
         with_a_newline="```bash\nrm x\n",
         beside_a_whole_block="```bash\na\n```\n```bash\nrm x\n",
-        in_an_item_before_a_whole_block="- ```bash\n  rm x\n\n```bash\na\n```\n",
         closed_outside_of_its_item="- ```bash\n  rm x\n```\n",
         here_document_that_ends_its_item="- ```bash\n  cat >f <<E\nx\nE\n  rm x\n  ```\n",
         fence_behind_the_last_command="```bash\nrm x```\nNow:\n",
@@ -1750,11 +1759,7 @@ class TestBlocks:
 
 LIMIT = "[The time limit of 1 seconds was reached.]"
 NO_ANSWER = "[No answer came in 9 seconds, or what runs the script has failed.]"
-UNREADABLE = (
-    "[Nothing was run: bash did not understand a block. If it writes ``` lines, open and close it "
-    "with four backticks.]"
-)
-FULL_DEVICE = "[Output is missing: no space is left on the device that holds it.]"
+FULL_DEVICE = "\n[Output is missing: no space is left on its device.]"
 NO_ROOM = "the script fits neither into /dev/shm nor into /tmp"
 # A command that no other process on the machine runs.
 SLEEP = f"sleep {60 + uuid4().int % 10**9}"
@@ -1850,10 +1855,6 @@ class TestScripts:
     def test_the_model_sees_what_a_script_prints(self, script, output, shell):
         assert run_shell(shell, script) == told(0, output)
 
-    def test_bashs_messages_are_the_same_in_each_rollout(self, shell):
-        text = run_shell(shell, "no-such-command")
-        assert text == told(127, "script: line 1: no-such-command: command not found")
-
     @columns("output shown_bytes expected").rows(
         fits=("abcd", 4, "abcd"),
         one_too_many=("abcde", 4, "ab\n[... 1 bytes left out ...]\nde"),
@@ -1869,39 +1870,37 @@ class TestScripts:
         text = run_shell(shell, "seq 1500000; exit 3", shown_bytes=16)
         assert text == told(3, "1\n2\n3\n4\n\n[... 10888880 bytes left out ...]\n1500000")
 
-    # ---- what bash cannot read
+    # ---- blocks
 
-    def test_a_here_document_with_fences_is_told_and_nothing_is_run(self, tinker, tmp_path):
-        """The second fence ends the block, so that the here-document would swallow the block after
-        it, and the model would be told of no error."""
+    def test_a_here_document_with_fences_is_told_and_swallows_no_other_block(
+        self, tinker, tmp_path
+    ):
+        """The second fence ends the block, and so its here-document, which lacks its end."""
         readme = f"cat >{tmp_path}/README.md <<'E'\nTo install:\n```\nmake\n```\nE"
-        reply = bash(f"touch {tmp_path}/first", readme, f"echo x >{tmp_path}/config.ini")
-        done = tinker.run([reply, "done"], ShellEnvironment(), max_turns=2)
+        config = f"cat >{tmp_path}/config.ini <<'E'\nx\nE"
+        done = tinker.run([bash(readme, config), "done"], ShellEnvironment(), max_turns=2)
         (seen,) = done.observations
-        assert seen.startswith("Exit code: 126\nOutput:\nblock2: line ")
+        assert ".block1: line " in seen
         assert "warning: here-document at line 1 delimited by end-of-file" in seen
-        assert seen.endswith(UNREADABLE)
-        assert sorted(os.listdir(tmp_path)) == ["completion.txt", "trajectory.json"]
+        assert (tmp_path / "config.ini").read_text() == "x\n"
+
+    def test_bashs_messages_have_the_lines_of_the_block(self, shell):
+        text = run_shell(shell, "true\n", "true\nno-such-command\n")
+        assert text.endswith(".block2: line 2: no-such-command: command not found")
+
+    def test_the_blocks_of_a_reply_share_a_shell(self, shell):
+        blocks = ["cd /usr; x=3", "set -e", "pwd; echo $x; false", "echo never"]
+        assert run_shell(shell, *blocks) == told(1, "/usr\n3")
+
+    def test_eleven_blocks_run_in_their_order(self, shell):
+        blocks = [f"printf ' {n}'" for n in range(11)]
+        assert run_shell(shell, *blocks) == told(0, " 0 1 2 3 4 5 6 7 8 9 10")
 
     def test_a_here_document_in_four_backticks_may_hold_fences(self, tinker, tmp_path):
         reply = f"````bash\ncat >{tmp_path}/README.md <<'E'\n```\nmake\n```\nE\n````\n"
         done = tinker.run([reply, "done"], ShellEnvironment(), max_turns=2)
         assert done.observations == [told(0, "(none)")]
         assert (tmp_path / "README.md").read_text() == "```\nmake\n```\n"
-
-    @columns("blocks complaint").rows(
-        half_a_command=(["touch first", "if true; then"], "syntax error: unexpected end of file"),
-        a_command_in_two_blocks=(["if true; then touch first", "fi"], "unexpected end of file"),
-        an_open_quote=(["touch first; echo 'x"], "looking for matching `''"),
-    )
-    def test_no_part_of_a_script_that_bash_cannot_read_is_run(
-        self, blocks, complaint, shell, tmp_path
-    ):
-        text = run_shell(shell, f"cd {tmp_path}", *blocks)
-        assert text.startswith("Exit code: 126\nOutput:\nblock")
-        assert complaint in text
-        assert text.endswith(UNREADABLE)
-        assert os.listdir(tmp_path) == []
 
     # ---- what a script and its runner see of each other
 
@@ -1919,13 +1918,14 @@ class TestScripts:
         assert re.sub("^Exit code: [01]", "", text) == f"\nOutput:\n{output}"
 
     def test_pkill_finds_no_word_of_the_runners_program(self, shell):
-        words = ("printf", "block", "output", "size", "head", "tail", "base64", "unreadable")
+        words = ("printf", "script", "output", "size", "head", "tail", "base64", "space")
         assert all(word in module._RUNNER for word in words)
-        kills = "; ".join(f"pkill -s 0 -f {word}" for word in words)
+        # The script's own file has the word "script" in its name.
+        kills = "; ".join(f"pkill -s 0 -f {word}" for word in words if word != "script")
         assert run_shell(shell, f"{kills}; echo alive") == told(0, "alive")
 
     def test_a_trailing_backslash_does_not_join_two_blocks(self, shell):
-        assert run_shell(shell, "x=a; echo b \\", "echo $x") == told(0, "b\na")
+        assert run_shell(shell, "x=a; echo b \\\n", "echo $x\n") == told(0, "b\na")
 
     def test_a_script_that_is_too_long_is_not_run(self):
         text = run_shell(environment := FakeEnvironment(), 65_000 * "x")
@@ -1934,43 +1934,35 @@ class TestScripts:
 
     # ---- what the environment prints
 
-    # The bash program's answer: exit code, size of the output, output, and a word. It comes after
-    # so many seconds. The time limit is 9. YQo= is the output, "a" and a newline.
+    # The bash program's answer: exit code and output. It comes after so many seconds. The time
+    # limit is 9. YQo= is the output, "a" and a newline.
     @columns("printed seconds expected").rows(
-        whole=(":M:3:2:YQo=:whole:", 0, told(3, "a")),
-        after_other_text=("12:30:45 99:1\n:M:3:2:YQo=:whole:\n", 0, told(3, "a")),
-        with_other_ends_of_lines=(":M:3:2:YQ\r\no=\r\n:whole:\r\n", 0, told(3, "a")),
-        with_output_missing=(":M:0:2:YQo=:full:", 0, told(0, f"a\n\n{FULL_DEVICE}")),
-        another_code_at_the_limit=(":M:3:0::whole:", 9, told(3, "(none)")),
-        before_the_limit=(":M:124:2:YQo=:whole:", 8, told(124, "a")),
-        half_an_answer=(":M:0:2:YQo", 0, told(137, f":M:0:2:YQo\n{NO_ANSWER}")),
+        whole=(":M:3:YQo=:", 0, told(3, "a")),
+        after_other_text=("12:30:45 99:1\n:M:3:YQo=:\n", 0, told(3, "a")),
+        with_other_ends_of_lines=(":M:3:YQ\r\no=\r\n:\r\n", 0, told(3, "a")),
+        another_code_at_the_limit=(":M:3::", 9, told(3, "(none)")),
+        before_the_limit=(":M:124:YQo=:", 8, told(124, "a")),
+        half_an_answer=(":M:0:YQo", 0, told(137, f":M:0:YQo\n{NO_ANSWER}")),
         no_answer=("no bash here", 0, told(137, f"no bash here\n{NO_ANSWER}")),
         # A script may print such a thing in place of its runner.
-        forged_output=(":M:0:2:Y:whole:", 0, told(137, f":M:0:2:Y:whole:\n{NO_ANSWER}")),
-        forged_code=(":M:x:2:YQo=:whole:", 0, told(137, f":M:x:2:YQo=:whole:\n{NO_ANSWER}")),
-        forged_size=(":M:0::YQo=:whole:", 0, told(137, f":M:0::YQo=:whole:\n{NO_ANSWER}")),
-        forged_word=(":M:0:2:YQo=:x:", 0, told(137, f":M:0:2:YQo=:x:\n{NO_ANSWER}")),
+        forged_output=(":M:0:Y:", 0, told(137, f":M:0:Y:\n{NO_ANSWER}")),
+        forged_code=(":M:x:YQo=:", 0, told(137, f":M:x:YQo=:\n{NO_ANSWER}")),
     )
     def test_what_the_model_is_told_of_an_answer(self, printed, seconds, expected):
-        text = run_shell_that_prints(printed, seconds)
-        assert text.replace(FULL_DEVICE, f"\n{FULL_DEVICE}") == expected
+        assert run_shell_that_prints(printed, seconds) == expected
 
     @columns("code").rows(of_GNU=137, of_uutils=124)
-    def test_the_exit_code_of_a_time_limit_is_124(self, code):
-        text = run_shell_that_prints(f":M:{code}:2:YQo=:whole:", seconds=9)
-        assert text == told(124, "a\n[The time limit of 9 seconds was reached.]")
+    def test_a_time_limit_is_told(self, code):
+        text = run_shell_that_prints(f":M:{code}:YQo=:", seconds=9)
+        assert text == told(code, "a\n[The time limit of 9 seconds was reached.]")
 
-    @columns("printed").rows(
-        no_answer=60_000 * "x",
-        a_code_of_5000_digits=f":M:{5000 * '9'}:2:YQo=:whole:",
-        a_size_of_5000_digits=f":M:0:{5000 * '9'}:YQo=:whole:",
-    )
+    @columns("printed").rows(no_answer=60_000 * "x", a_code_of_5000_digits=f":M:{5000 * '9'}:YQo=:")
     def test_whatever_a_script_forges_the_text_is_short(self, printed):
         """`max_output_bytes` are 99. A message of the agent has less than 300 more."""
         assert len(run_shell_that_prints(printed, shown_bytes=99)) < 400
 
     def test_a_script_that_answers_in_place_of_its_runner_ends_no_run(self, tinker):
-        forger = f'echo ":$BASIC_LOOP_MARK:0:0:A:whole:" >/proc/{RUNNER}/fd/1'
+        forger = f'echo ":$BASIC_LOOP_MARK:0:A:" >/proc/{RUNNER}/fd/1'
         options = {"max_turns": 3, "command_timeout_sec": 9}
         done = tinker.run([bash(forger), bash("echo a"), "done"], ShellEnvironment(), **options)
         forged, honest = done.observations
@@ -1980,10 +1972,7 @@ class TestScripts:
 
     # What a script puts in the place of its output.
     @columns("command").rows(
-        a_big_file="ln -s {folder}/big",
-        an_endless_device="ln -s /dev/zero",
-        a_pipe="mkfifo",
-        a_folder="mkdir",
+        a_big_file="ln -s {folder}/big", an_endless_device="ln -s /dev/zero", a_folder="mkdir"
     )
     def test_something_else_in_the_place_of_the_output_does_no_harm(self, command, shell, tmp_path):
         (tmp_path / "big").write_text(1_000_000 * "x")
@@ -1992,6 +1981,12 @@ class TestScripts:
         text = run_shell(shell, script, shown_bytes=100)
         assert text.startswith("Exit code: 3\n")
         assert len(text.encode()) < 400
+
+    def test_a_pipe_in_the_place_of_the_output_costs_its_script_alone(self, shell, monkeypatch):
+        monkeypatch.setattr(module, "MARGIN_SEC", 1)
+        output = "/dev/shm/$BASIC_LOOP_MARK.output"
+        text = run_shell(shell, f"rm {output}; mkfifo {output}", seconds=1)
+        assert text.startswith("Exit code: 137\n")
 
     def test_a_script_may_remove_its_output(self, shell):
         assert run_shell(shell, "echo a; rm /dev/shm/$BASIC_LOOP_MARK.*; exit 3") == told(
@@ -2003,7 +1998,7 @@ class TestScripts:
     @columns("missing output").rows(
         bash=("bash", NO_ANSWER),
         timeout=("timeout", "timeout: command not found"),
-        base64=("base64", "[... 2 bytes left out ...]"),
+        base64=("base64", "(none)"),
     )
     def test_an_image_that_lacks_a_program_is_told(self, missing, output, shell, tmp_path):
         needed = {"bash", "base64", "cat", "env", "head", "rm", "stat", "tail", "timeout"}
@@ -2026,7 +2021,7 @@ class TestScripts:
 
     def test_the_time_limit_holds_in_an_image_with_such_variables(self, shell):
         shell.variables |= {"POSIXLY_CORRECT": "1", "SECONDS": "5000"}
-        assert run_shell(shell, "echo a; sleep 9", seconds=1) == told(124, f"a\n{LIMIT}")
+        assert run_shell(shell, "echo a; sleep 9", seconds=1) == told(137, f"a\n{LIMIT}")
 
     @needs_mounts
     def test_a_sandbox_without_dev_fd_runs_scripts(self, tmp_path):
@@ -2108,7 +2103,7 @@ class TestScripts:
         before = {*os.listdir("/dev/shm"), *os.listdir("/tmp")}
         run_shell(shell, script, seconds=seconds)
         left = {*os.listdir("/dev/shm"), *os.listdir("/tmp")} - before
-        assert [name for name in left if re.match("[0-9a-f]{32}", name)] == []
+        assert [name for name in left if re.match(r"[0-9a-f]{8}\.", name)] == []
 
     # ---- what goes on, and what is killed
 
@@ -2118,12 +2113,7 @@ class TestScripts:
         script = (
             f"echo a; setsid {SLEEP} & timeout 90 {SLEEP} & env -i {SLEEP} & trap '' TERM; {SLEEP}"
         )
-        assert run_shell(shell, script, seconds=1) == told(124, f"a\n{LIMIT}")
-        wait_until_sleep_ends()
-
-    def test_a_script_that_kills_its_own_time_limit_is_killed(self, shell):
-        # (`timeout` passes SIGTERM on to the script.)
-        run_shell(shell, f"setsid {SLEEP} & kill -KILL $PPID; {SLEEP}")
+        assert run_shell(shell, script, seconds=1) == told(137, f"a\n{LIMIT}")
         wait_until_sleep_ends()
 
     def test_a_silent_server_does_not_hold_a_script_up(self, shell):
@@ -2168,13 +2158,13 @@ class TestScripts:
         note = "[No answer came in 100 seconds, or what runs the script has failed.]"
         assert asyncio.run(main(), loop_factory=virtual_loop) == (told(137, note), seconds)
         assert environment.first_script_was_killed
-        # The environment's own limits come 90 seconds later than the agent's.
-        assert environment.timeouts == [100 + 90, 15 + 90]
+        # The environment's own limits come 30 seconds later than the agent's.
+        assert environment.timeouts == [100 + 60, 60]
 
-    # How the exec that kills the script ends, and the seconds until then: at most 15.
+    # How the exec that kills the script ends, and the seconds until then: at most 30.
     @columns("killing seconds").rows(
         fails=(RuntimeError("gone"), 130),
-        hangs=(forever, 145),
+        hangs=(forever, 160),
         returns_an_error=(ExecResult(stdout="", stderr="gone", return_code=1), 130),
     )
     def test_an_environment_that_cannot_even_kill_is_an_error(self, killing, seconds):
@@ -2199,22 +2189,6 @@ class TestScripts:
         with error:
             asyncio.run(asyncio.wait_for(run, limit))
         assert environment.first_script_was_killed
-
-    def test_a_cancellation_is_not_taken_for_the_end_of_a_wait(self):
-        """After 39 seconds the agent gives this exec up, which takes 5 more."""
-
-        async def is_slow_to_end() -> str:
-            try:
-                await forever()
-            finally:
-                await asyncio.sleep(5)
-
-        async def main() -> None:
-            async with asyncio.timeout(41):
-                await module.run_script(["ls"], FakeEnvironment(is_slow_to_end), 9, 99)
-
-        with pytest.raises(TimeoutError):
-            asyncio.run(main(), loop_factory=virtual_loop)
 
     def test_cancelling_a_script_kills_it(self, shell):
         # The script also suspends the program that runs it.
@@ -2854,9 +2828,9 @@ class TestVllm:
 
     def test_an_aborted_reply_has_max_tokens_in_all(self, vllm, no_pause):
         # "ab" has two tokens.
-        done = vllm.run([self.ABORTED] * 2, max_tokens=4)
-        assert [body["max_tokens"] for body in vllm.bodies("/v1/completions")] == [4, 2]
-        assert (done.stop_reason, done.completion) == ("max_tokens", "abab")
+        done = vllm.run([*[self.ABORTED] * 2, "c"], max_tokens=9)
+        assert [body["max_tokens"] for body in vllm.bodies("/v1/completions")] == [9, 7, 5]
+        assert done.completion == "ababc"
 
     def test_a_call_that_is_aborted_before_its_first_token_goes_on(self, vllm, no_pause):
         aborted = Reply(ids=[], choice={"finish_reason": "abort"})
@@ -2868,9 +2842,9 @@ class TestVllm:
         done = vllm.run([cut, "b</think>c"])
         assert (done.agent.turns[0].reasoning_content, done.completion) == ("ab", "c")
 
-    def test_a_server_that_aborts_at_once_is_asked_once_a_second(self, vllm, no_pause):
+    def test_a_server_that_aborts_at_once_is_not_asked_at_once(self, vllm, no_pause):
         vllm.run([*[Reply(ids=[], choice={"finish_reason": "abort"})] * 30, "hi"])
-        assert no_pause == [1] * 30
+        assert no_pause == [1, 2, 4, *[5] * 27]
 
     @columns("limits").rows(max_seconds={"max_seconds": 0.5}, harbors_timeout={"timeout_sec": 0.5})
     def test_a_run_that_ends_between_two_parts_keeps_the_first(self, limits, vllm):
@@ -2878,7 +2852,7 @@ class TestVllm:
         ended = vllm.new_run([thinking], **limits)
         asyncio.run(finish(ended))
         assert (ended.recorded, ended.completion) == (vllm.sampled, "")
-        assert ended.agent.turns[0].cut_off
+        assert ended.agent.turns[0].finish_reason == "abort"
 
     @columns("status").rows(paused=503, too_many=429, overloaded=529, gateway=502, gateway_slow=504)
     def test_a_server_that_is_busy_is_waited_for(self, status, server, no_pause):
@@ -2937,7 +2911,7 @@ class TestVllm:
     @pytest.mark.parametrize("name", f"{SPECIAL} {MORE}".split())
     def test_a_special_token_becomes_plain_text_on_vllm(self, vllm, name):
         (client,) = set_up(vllm.agent())
-        broken = f"{name[0]}\u200b{name[1:]}"
+        broken = f"{name[0]}\u200b{name[1:]}\u200b"
         assert client.escape_special_tokens(f"a{name}{name}b") == f"a{broken}{broken}b"
 
     # Ordinary text may look like special tokens.
@@ -3027,7 +3001,7 @@ class TestSglang:
             set_up(sglang.agent(model_name=name))
 
     def test_an_adapter_without_its_base_model_is_refused_by_sglangs_name(self, sglang, adapters):
-        with pytest.raises(module.ApiError, match="SGLang calls this adapter base:sql"):
+        with pytest.raises(module.ApiError, match=r"its models are .*'base:sql'"):
             set_up(sglang.agent(model_name="sql"))
 
     @pytest.fixture
@@ -3622,10 +3596,10 @@ class TestFiles:
         lines = [line for line in caplog.messages if line.startswith(("turn ", "script: "))]
         output = r"Exit code: 0\nOutput:\n(none)"
         assert lines == [
-            f"turn 1: {len(first.prompt)} tokens in, {len(first.completion)} out, 'stop': "
+            f"turn 1: {len(first.prompt)} tokens in, {len(first.completion)} out, stop: "
             rf'["do it","hm","I will run this:\n\n```bash\nls\n```\n"]',
             "script: Exit code: 0",
-            f"turn 2: {len(second.prompt)} tokens in, {len(second.completion)} out, 'stop': "
+            f"turn 2: {len(second.prompt)} tokens in, {len(second.completion)} out, stop: "
             f'["{output}","","done"]',
         ]
 
@@ -3696,15 +3670,14 @@ class TestTrainingData:
     # vLLM writes -9999.0.
     NO_LOGPROBS = [math.nan, math.inf, -math.inf, None, -9999.0]
 
-    @columns("given cut_off").rows(
-        complete=({"finish_reason": "stop"}, ""),
-        limit=({"finish_reason": "length"}, "max_tokens"),
-        none_given=({}, ""),
-        another_word=({"finish_reason": "Tool_Calls"}, "tool_calls"),
-        null_is_no_end=({"finish_reason": None}, "none"),
+    @columns("given expected").rows(
+        complete=("stop", "stop"),
+        limit=("length", "max_tokens"),
+        another_word=("Tool_Calls", "tool_calls"),
+        null_is_no_end=(None, "none"),
     )
-    def test_a_finish_reason_says_if_a_reply_is_cut_off(self, given, cut_off):
-        assert Turn(**given).cut_off == cut_off
+    def test_a_finish_reason_says_why_a_reply_ended(self, given, expected):
+        assert Turn(finish_reason=given).finish_reason == expected
 
     @columns("given expected").rows(
         no_sampled_token=({"completion_token_ids": [], "logprobs": []}, False),

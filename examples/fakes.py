@@ -135,7 +135,7 @@ class HostEnvironment(BaseEnvironment):
     @staticmethod
     async def exec(command: str, **kwargs: Any) -> ExecResult:
         """Run a command of the agent that holds this file's own script, and no other."""
-        if "BASIC_LOOP_MARK" in command and shlex.quote(f"{SCRIPT}\n\n\n") not in command:
+        if "BASIC_LOOP_MARK" in command and shlex.quote(f"{SCRIPT}\n") not in command:
             raise RuntimeError("this environment runs no script but its own")
         arguments = ("bash", "-c", command)
         process = await asyncio.create_subprocess_exec(*arguments, stdout=PIPE, stderr=PIPE)

@@ -18,8 +18,8 @@ class OneScript(BasicLoopAgent):
 
     async def converse(self, environment: BaseEnvironment) -> StopReason | str:
         turn = await self.sample()
-        if turn.cut_off:
-            return turn.cut_off
+        if turn.finish_reason != "stop":
+            return turn.finish_reason
         # If a block is not closed, this is None, and nothing is run.
         blocks = self.bash_blocks(turn.content)
         if blocks:

@@ -66,7 +66,7 @@ class PickingClient(ModelClient):
 def worth(turn: Turn) -> tuple[bool, float]:
     """A complete reply is worth more than one that was cut off, then the more probable one."""
     mean = sum(turn.logprobs) / len(turn.logprobs) if turn.logprobs else 0.0
-    return not turn.cut_off, mean
+    return turn.finish_reason == "stop", mean
 
 
 def both(one: UsageInfo, other: UsageInfo) -> UsageInfo:
