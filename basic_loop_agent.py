@@ -399,6 +399,7 @@ class BasicLoopAgent(BaseAgent):
         instruction: What Harbor asks for.
         turns: The turns so far.
         metadata: The loop may keep JSON values here, for the context's metadata.
+        _server_is_down: True while the model's server is busy or down, and `sample` waits for it.
     """
 
     options_model = BasicLoopOptions
@@ -479,6 +480,7 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         self.instruction = ""
         self.turns: list[Turn] = []
         self.metadata: dict[str, Any] = {}
+        self._server_is_down = False
 
     async def converse(self, environment: BaseEnvironment) -> StopReason | str:
         """Sample a reply, run its script, send the script's output with the next `sample`, and so
@@ -578,7 +580,9 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
                 # Chat calls `self.client.call(prompt=..., message_history=..., request=...)`, and
                 # then appends the prompt and the reply to `messages`. After an error it appends
                 # nothing, so the call can be repeated.
-                return await self.chat.chat(prompt, request=request)
+                turn = await self.chat.chat(prompt, request=request)
+                self._server_is_down = False
+                return turn
             except Exception as error:
                 meaning = meaning_of(error)
                 # Harbor's LiteLLM raises an error without a text.
@@ -594,6 +598,7 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
                     source = f"{type(error).__name__} of {self.client.url or 'the server'}"
                     raise ApiError(f"{source}: {text}") from error
                 self.logger.warning(f"the model's server has failed: {text}")
+            self._server_is_down = True
             await asyncio.sleep(pause)
 
     def _add_turn(self, turn: Turn, prompt: str) -> None:
@@ -676,6 +681,7 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         self.instruction = valid_text(instruction)
         self.turns = []
         self.metadata = {}
+        self._server_is_down = False
         # Not by `tell`: the task's author may use special tokens on purpose.
         self.unsent.append(self.instruction)
         stop_reason = StopReason.ERROR
@@ -686,13 +692,14 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
             stop_reason = StopReason.CANCELLED
             raise
         except Exception as error:
-            if timer.expired():
-                # No error is raised, so that Harbor scores the trial.
-                stop_reason = StopReason.ROLLOUT_TIMEOUT
-            elif isinstance(error, ApiError):
+            if isinstance(error, ApiError):
                 raise
-            else:
+            if self._server_is_down:
+                raise ApiError("max_seconds ended while the model's server was down") from error
+            if not timer.expired():
                 raise RuntimeRequestError(f"{type(error).__name__}: {error}") from error
+            # No error is raised, so that Harbor scores the trial.
+            stop_reason = StopReason.ROLLOUT_TIMEOUT
         finally:
             self._record(stop_reason, context)
             # In a thread, because it takes seconds to make JSON of all ids of a long run. With a

@@ -1560,8 +1560,9 @@ class TestEndings:
         """The server aborts the reply before its first token, and the time ends."""
         aborted = Reply(ids=[], choice={"finish_reason": "abort"})
         run = vllm.new_run([aborted, "hi"], max_seconds=0.5)
-        run.follow("one")
-        assert (run.stop_reason, run.context.rollout_details) == ("rollout_timeout", None)
+        with pytest.raises(module.ApiError):
+            run.follow("one")
+        assert run.context.rollout_details is None
         asyncio.run(run.step("two"))
         assert "user\none\n\ntwo<|im_end|>" in vllm.prompt_text(-1)
 
@@ -2877,6 +2878,13 @@ class TestVllm:
             failed.follow()
         assert (failed.stop_reason, len(failed.agent.turns)) == ("error", len(replies))
 
+    def test_max_seconds_that_end_while_the_server_is_busy_are_its_error(self, server, monkeypatch):
+        monkeypatch.setattr(server, "sample", always_busy_after(server, bash("ls")))
+        failed = server.new_run(max_turns=3, max_seconds=2, llm_kwargs={"max_retries": 0})
+        with pytest.raises(module.ApiError, match="max_seconds ended while"):
+            failed.follow()
+        assert (failed.stop_reason, len(failed.agent.turns)) == ("error", 1)
+
     def test_a_server_that_restarts_is_waited_for(self, server, restarting, monkeypatch):
         monkeypatch.setattr(module, "PAUSES_SEC", (0.05,) * 500)
         restarting.start(server)
@@ -2913,6 +2921,11 @@ class TestVllm:
         (client,) = set_up(vllm.agent())
         broken = f"{name[0]}\u200b{name[1:]}\u200b"
         assert client.escape_special_tokens(f"a{name}{name}b") == f"a{broken}{broken}b"
+
+    def test_special_tokens_that_overlap_become_plain_text(self, vllm):
+        (client,) = set_up(vllm.agent())
+        text = client.escape_special_tokens("]~b]~!b[e~[")
+        assert text == "]\u200b~b]\u200b~!b[\u200be~[\u200b"
 
     # Ordinary text may look like special tokens.
     @pytest.mark.parametrize("text", ["[ARGS]", "<img>", "a<file_t>", "A<?>", "a[:]", "x<()>"])
