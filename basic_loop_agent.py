@@ -781,8 +781,10 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         # ATIF wants at least one step.
         steps = steps or [{"source": "user", "message": "\n\n".join(self.unsent)}]
 
-        # Without the brace that closes the head.
-        yield to_json(head)[:-1] + b', "steps": ['
+        yield b"{"
+        for name, value in head.items():
+            yield to_json(name) + b": " + to_json(value) + b", "
+        yield b'"steps": ['
         for step_id, step in enumerate(steps, start=1):
             yield b", " if step_id > 1 else b""
             yield to_json(step | {"step_id": step_id}, fallback=str, inf_nan_mode="null")
@@ -861,9 +863,7 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
             _clients.append(entry)
             del _clients[:-MAX_CLIENTS]
         async with entry.lock:
-            if entry.error:
-                raise entry.error
-            if entry.client is None:
+            if entry.client is None and entry.error is None:
                 try:
                     client = await asyncio.to_thread(self._build_llm)
                     if not isinstance(client, ModelClient):
@@ -872,8 +872,10 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
                     entry.client = client
                 except Exception as error:
                     entry.error = error
+                    # The next trial builds anew.
                     _clients[:] = [other for other in _clients if other is not entry]
-                    raise
+            if entry.error:
+                raise entry.error
             return entry.client
 
 
