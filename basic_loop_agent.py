@@ -140,7 +140,8 @@ DEFAULTS = BasicLoopOptions()
 
 
 class StopReason(StrEnum):
-    """Why a run ended. A loop may return a word of its own instead."""
+    """Why a run ended. Other values are the finish reason of a server that ended a reply early,
+    such as "content_filter", and the words of your own loop."""
 
     # The reply holds no command, or max_turns is 1.
     COMPLETED = "completed"
@@ -158,8 +159,7 @@ class StopReason(StrEnum):
     ERROR = "error"
 
 
-# A reply with one of these finish reasons (in lower case) is a failure of the server.
-# (A TokenClient goes on after "abort".)
+# A reply with one of these finish reasons is a failure of the server.
 FAILED_REASONS = {"abort", "cancelled", "error", "time_limit", "insufficient_system_resource"}
 # The lists of a RolloutDetail with one entry per turn. `Turn` has attributes of the same names.
 _TOKEN_FIELDS = ("prompt_token_ids", "completion_token_ids", "logprobs")
@@ -169,7 +169,7 @@ _TOKEN_FIELDS = ("prompt_token_ids", "completion_token_ids", "logprobs")
 class Turn(LLMResponse):
     """One model call. The ids are exactly as sampled.
 
-    Attributes of Harbor's LLMResponse:
+    Set by the client, attributes of Harbor's LLMResponse:
         content: The reply's text, without thinking.
         reasoning_content: The thinking.
         usage: The tokens of prompt, reply and cache, and the cost in USD (0.0: not known). The
@@ -182,17 +182,19 @@ class Turn(LLMResponse):
             weight_versions (vLLM 0.33, SGLang 0.5.21 and later: which policy has sampled which
             tokens, as a list of {version, start, end}).
 
-    More attributes:
+    Set by the client, too:
         finish_reason: Why the reply ended. "stop": it is complete. "max_tokens": it was cut off, at
             `max_tokens` or at the end of the context. Another word of the server, in lower case: it
             is incomplete, too.
+
+    Set by the agent:
         timestamp: When the reply came, in ISO 8601.
         sent_text: What was sent for this reply, such as the instruction, or the observation of the
             turn before.
         observation: What the model is told after this reply, such as its script's output. `observe`
             sets it.
-        breaks_prefix: True if the prompt does not begin with the ids of the turn before, and both
-            turns are trainable and of the same run.
+        breaks_prefix: True if this turn and the one before it are trainable, and this prompt does
+            not begin with that turn's ids.
     """
 
     # LLMResponse gives defaults to its other fields, but not to `content`.
@@ -244,9 +246,9 @@ class Request:
         previous: The last turn, with whose ids the next prompt begins. None: this is the first
             turn, or the conversation was edited, so the client has to render all of it.
         session_id: For a router with sticky sessions.
-        partial: The part of a reply that the server has sampled and then aborted. The client sets
-            it before it raises AbortedError, and goes on from there in its next call with this
-            request. If the run ends first, the agent records this part as a turn.
+        partial: A part of the reply that is sampled already: from the AbortedError of an earlier
+            call, or set by a client that calls its model more than once. The client goes on from
+            there. If the run ends first, the agent records this part as a turn.
     """
 
     previous: Turn | None = None
@@ -281,23 +283,22 @@ class ModelClient:
         return text
 
     def discard(self) -> None:
-        """Called after an error, because the client may have lost its session: take it off the list
-        of clients that trials share, so that no new trial gets it."""
-        _clients[:] = [entry for entry in _clients if entry.client is not self]
+        """Called after an error. No new trial gets this client. Its session may be lost."""
 
 
 # ---- what an error means
 
 
+# Harbor (0.26 and later) scores a trial after an error, unless it knows the error's name. It knows
+# these two, so the agent raises no others. Their texts begin with the first error's own name.
+
+
 class ApiError(RuntimeError):
-    """The model's server has failed. Harbor (0.25 and later) looks at an error's name to decide
-    whether the trial is scored. After an ApiError it is not, after most other errors it is. So each
-    error of a client is raised as this one, with the first error's name and text."""
+    """The model's server has failed."""
 
 
 class RuntimeRequestError(RuntimeError):
-    """The environment or the loop has failed. After an error of this name, too, Harbor does not
-    score the trial."""
+    """The environment or the loop has failed."""
 
 
 # How servers say that a prompt is too long: OpenAI, vLLM, SGLang, Anthropic, Gemini, llama.cpp,
@@ -310,10 +311,15 @@ CONTEXT_IS_FULL = (
 
 
 class AbortedError(RuntimeError):
-    """The server has ended a reply in the midst, for instance to take new weights. This counts as a
-    server that is busy."""
+    """The server has ended a reply in the midst, for instance to take new weights. `partial` is the
+    part that it has sampled, with its prompt; None if that has no ids."""
 
+    # It counts as a server that is busy: the agent waits, and calls the client again.
     status_code = 503
+
+    def __init__(self, partial: Turn | None) -> None:
+        super().__init__("the server has aborted the reply")
+        self.partial = partial
 
 
 # The statuses of a server that is overloaded, or paused for new weights.
@@ -334,8 +340,8 @@ def meaning_of(error: Exception) -> Literal["context is full", "busy", "down", "
         return "context is full"
     if status in BUSY_STATUSES:
         return "busy"
-    # The class has this name in the packages openai, litellm and tinker. For some providers litellm
-    # raises an error with status 500 instead, also for a refused connection or an overload.
+    # The packages openai, litellm and tinker have a class of this name. For some providers litellm
+    # gives a refused connection or an overload the status 500.
     is_down = type(error).__name__ == "APIConnectionError" or (status or 0) >= 500
     return "down" if is_down else "failed"
 
@@ -369,6 +375,12 @@ _given_service: Any = None
 _tokenizer_lock = threading.Lock()
 
 
+def forget_client(client: ModelClient) -> None:
+    """After an error of a client: see that no new trial gets it."""
+    _clients[:] = [entry for entry in _clients if entry.client is not client]
+    client.discard()
+
+
 def use_service(service: Any) -> None:
     """From now on, sample by this `tinker.ServiceClient`, for instance a trainer's: some losses
     need sampling and training in one session. None: use the agent's own services again."""
@@ -391,8 +403,8 @@ class BasicLoopAgent(BaseAgent):
         unsent: The texts that the model has not been told yet. `run`, `resume`, `tell` and
             `observe` add to this list, and `sample` removes what it has sent, once the reply has
             come. What is left at the end of a run opens the next step. A loop may edit the list.
-        _last_turn: The last turn that is not only a part of a reply, in this run or an earlier one:
-            the next prompt begins with its ids. None before the first one.
+        _last_turn: The last turn with a whole reply, in this run or an earlier one: the next prompt
+            begins with its ids. None before the first reply of the conversation.
         _last_messages: A copy of `messages` after this turn, to notice if the loop edits them.
 
     Attributes of one run:
@@ -422,7 +434,7 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
     unclosed_block: ClassVar[str] = "Nothing was run: a block lacks the line ``` that closes it."
 
     def __new__(cls, *args: Any, **given: Any) -> Self:
-        """Note which arguments were given: `__init__` cannot tell them from its defaults."""
+        """Note the names of the arguments, before `__init__` fills in its defaults."""
         agent = super().__new__(cls)
         agent._given = set(given)
         return agent
@@ -458,8 +470,8 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
             "model_client": model_client,
             "api_base": api_base,
         }
-        # An option is left out if it was not given and is the default above. It then has the
-        # default of `options_model`, which a subclass may have replaced.
+        # Pass on what the caller has given, and what a subclass's own `__init__` has changed. The
+        # other options get the defaults of `options_model`, which a subclass may have replaced.
         for name, value in options.items():
             if name in self._given or value != getattr(DEFAULTS, name):
                 kw[name] = value
@@ -553,8 +565,8 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         try:
             turn = await self._call_model(prompt, request)
         except BaseException:
-            # The run ends. Record what was sampled of the reply. It does not count as sent, so a
-            # later `resume` sends the prompt again.
+            # The run ends. Record the part of a reply as a turn, for its tokens. `messages` and
+            # `unsent` stay as they were, so a later `resume` sends the prompt again.
             if request.partial:
                 self._add_turn(without_thinking(request.partial), prompt)
             raise
@@ -586,15 +598,18 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
             except Exception as error:
                 meaning = meaning_of(error)
                 # Harbor's LiteLLM raises an error without a text.
-                text = str(error) or repr(error.__context__)
-                # A first prompt that is too long is the task's fault, so it is an error.
-                if meaning == "context is full" and self._last_turn:
+                text = str(error) or repr(error.__context__ or error)
+                if isinstance(error, AbortedError):
+                    request.partial = error.partial
+                # Before the first reply, a prompt that is too long is the task's fault, and a URL
+                # where nothing answers may be wrong. So both are errors then.
+                has_replied = self._last_turn is not None
+                if meaning == "context is full" and has_replied:
                     raise ContextLengthExceededError(text) from error
-                # A URL that has never answered may be wrong, so nothing is waited for.
-                may_wait = meaning == "busy" or (meaning == "down" and self._last_turn)
+                may_wait = meaning == "busy" or (meaning == "down" and has_replied)
                 if pause is None or not may_wait:
                     if meaning != "context is full":
-                        self.client.discard()
+                        forget_client(self.client)
                     source = f"{type(error).__name__} of {self.client.url or 'the server'}"
                     raise ApiError(f"{source}: {text}") from error
                 self.logger.warning(f"the model's server has failed: {text}")
@@ -773,7 +788,7 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         steps = []
         observation = ""
         for turn in self.turns:
-            # An observation stands in the step of its own turn.
+            # An observation that was sent alone stands in the step of its own turn.
             if turn.sent_text != observation:
                 steps.append({"source": "user", "message": turn.sent_text})
             steps.append(self.trajectory_step(turn))
@@ -847,9 +862,10 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         RuntimeError outside of an event loop."""
         # A client and its lock work in one event loop only.
         loop = asyncio.get_running_loop()
-        # LiteLLM keeps the session id. The other clients get it with each call.
-        is_kept = self.options.model_client == "litellm"
-        options = self.options.model_dump(exclude=None if is_kept else {"session_id"})
+        options = self.options.model_dump()
+        if self.options.model_client != "litellm":
+            # Each call brings its session id. (LiteLLM gets it once, when it is built.)
+            del options["session_id"]
         # A subclass may build another client.
         return (loop, type(self), self.model_name, options, self._agent_env, _given_service)
 
@@ -971,12 +987,13 @@ THINKING_TAGS = {
 
 
 def without_thinking(turn: Turn) -> Turn:
-    """The turn with the thinking at the front of its content in reasoning_content. Thinking that is
-    not closed goes to the end."""
+    """Move the thinking from the front of `content` to `reasoning_content`. If it is not closed,
+    all of the content is thinking."""
     text = turn.content.lstrip()
     for opening, closing in THINKING_TAGS.items():
         if text.startswith(opening):
-            # The closing tag is removed first: that of gpt-oss begins with its opening tag.
+            # First split at the closing tag. The whole of <|channel|>final<|message|>, with which a
+            # reply of gpt-oss without thinking begins, is one, and <|channel|> an opening tag.
             thinking, _, answer = text.partition(closing)
             thinking = turn.reasoning_content + thinking.removeprefix(opening)
             return replace(turn, content=answer.lstrip(), reasoning_content=thinking)
@@ -1018,8 +1035,8 @@ def litellm_client(model: str, url: str | None, key: str | None, **args: Any) ->
 
     class CheckedLiteLLM(LiteLLM):
         def _extract_usage_info(self, response: Any) -> UsageInfo | None:
-            # LiteLLM (Harbor 0.13 to 0.26) has no public method that sees the response. After this
-            # error it calls the model again, three times in all.
+            # Harbor's LiteLLM (0.13 to 0.26) calls this for each response, and has no public method
+            # that sees one. After an error it asks again, three times in all.
             if not response["choices"]:
                 raise ApiError("the server has sent no reply")
             choice = response["choices"][0]
@@ -1064,7 +1081,7 @@ class TokenClient(ModelClient, ABC):
 
         def broken_up(match: re.Match) -> str:
             token = match[0]
-            # The second space is for a token that begins with the last character of this one.
+            # The second space is for MiniMax, whose tokens ]~b] and ]~!b[ overlap in "]~b]~!b[".
             return f"{token[0]}\u200b{token[1:]}\u200b"
 
         if not self.special_tokens:
@@ -1084,10 +1101,13 @@ class TokenClient(ModelClient, ABC):
             messages = [*message_history, {"role": "user", "content": prompt}]
             ids = await self.next_prompt(messages, request.previous)
             # The template may end a prompt with a tag such as <think>, which the reply then lacks.
-            # Four tokens have room for a tag and a newline.
+            # So put it before the reply, where `without_thinking` looks for it. (Four tokens have
+            # room for a tag and a newline.)
             end = (await self.decode(ids[-4:])).rstrip()
             opening_tag = next((tag for tag in THINKING_TAGS if end.endswith(tag)), "")
-            so_far = Turn(opening_tag, prompt_token_ids=ids, completion_token_ids=[], logprobs=[])
+            so_far = Turn(
+                content=opening_tag, prompt_token_ids=ids, completion_token_ids=[], logprobs=[]
+            )
         ids, sampled = so_far.prompt_token_ids, so_far.completion_token_ids
         if sampled:
             ids = ids + sampled
@@ -1097,16 +1117,16 @@ class TokenClient(ModelClient, ABC):
         part = await self.generate(ids, room, request.session_id)
         turn = joined(so_far, part)
         if part.finish_reason == "abort":
-            # A part without ids cannot be gone on from.
-            if part.is_trainable:
-                request.partial = turn
-            raise AbortedError("the server has aborted the reply")
+            # Without ids and logprobs this part is lost.
+            raise AbortedError(turn if part.is_trainable else request.partial)
         return without_thinking(turn)
 
     async def next_prompt(self, messages: list[dict], previous: Turn | None) -> list[int]:
-        """The ids of the next prompt: those of the previous turn, and the tail. The tail is what
-        the template writes after a reply: the stop token, the new message, and the header of the
-        next reply.
+        """The ids of the next prompt: those of the previous turn, and the tail, which is what the
+        template writes after a reply:
+
+            <|im_start|>user ...<|im_end|><|im_start|>assistant REPLY
+            [<|im_end|><|im_start|>user NEW<|im_end|><|im_start|>assistant]
 
         Earlier turns are not rendered again, because their ids must stay as they were sampled. The
         whole conversation is rendered if there is no previous turn, if it has no ids, or if its
@@ -1115,8 +1135,8 @@ class TokenClient(ModelClient, ABC):
         if previous and previous.prompt_token_ids and previous.completion_token_ids:
             reply = previous.completion_token_ids
             tail = await self._tail(messages)
-            # A complete reply ends in the stop token, with which the tail begins: do not repeat it.
-            # (Some models have two.) A reply that was cut off has none.
+            # A complete reply ends in the stop token, with which the tail begins, too: keep one.
+            # A reply that was cut off has none: add the whole tail. (Some models have two.)
             n_stop = next((n for n in (2, 1) if reply[-n:] == tail[:n]), 0)
             if tail and (n_stop or previous.finish_reason != "stop"):
                 # The brackets save a copy of the prompt, which may be long.
@@ -1124,12 +1144,9 @@ class TokenClient(ModelClient, ABC):
         return await self.render(messages)
 
     async def _tail(self, messages: list[dict]) -> list[int]:
-        """To learn the tail, render a made-up conversation that ends in the new message, and cut it
-        after the made-up reply, which is "b". The second line is the tail:
-
-            <|im_start|>user a<|im_end|><|im_start|>assistant b
-            <|im_end|><|im_start|>user NEW<|im_end|><|im_start|>assistant
-        """
+        """Render a short conversation with the new message twice, once with the reply "b" and once
+        with "c". What follows the first difference is the tail. Empty: the template shows no
+        replies."""
 
         async def rendered(reply: str) -> list[int]:
             # The tail may depend on the system message, which may turn thinking off.
@@ -1138,12 +1155,10 @@ class TokenClient(ModelClient, ABC):
             assistant = {"role": "assistant", "content": reply}
             return await self.render([*system, user, assistant, messages[-1]])
 
-        ids = await rendered("b")
-        # With the reply "c", the first id that differs is the reply. ("b" and "c" are one token
-        # each. If a template shows no replies, nothing differs, and the tail is empty.)
-        pairs = enumerate(zip(ids, await rendered("c"), strict=False))
-        n_same = next((n for n, (one, other) in pairs if one != other), len(ids))
-        return ids[n_same + 1 :]
+        one, other = await rendered("b"), await rendered("c")
+        # "b" and "c" are one token each.
+        differs = [a != b for a, b in zip(one, other, strict=False)]
+        return one[differs.index(True) + 1 :] if True in differs else []
 
 
 def joined(so_far: Turn, part: Turn) -> Turn:
@@ -1155,7 +1170,7 @@ def joined(so_far: Turn, part: Turn) -> Turn:
     ids, logprobs = part.completion_token_ids, part.logprobs
     extra = so_far.extra | part.extra
     if "weight_versions" in part.extra:
-        # A span has the numbers of its tokens, from 0 in each part.
+        # A span counts the tokens of its own part, from 0.
         spans = [
             span | {"start": span["start"] + n, "end": span["end"] + n}
             for span in part.extra["weight_versions"]
@@ -1218,7 +1233,8 @@ class TinkerClient(TokenClient):
             # Some tokenizers have no such method, and make no special token of any text.
             has_names = hasattr(self._tokenizer, "get_added_vocab")
             names = self._tokenizer.get_added_vocab() if has_names else []
-        # Base models may stop at their eos_token. Inkling's stop token follows another one.
+        # Base models may stop at their eos_token. Inkling ends a reply with <|end_message|> and its
+        # stop token.
         self._endings += [self._tokenizer.eos_token or "", "<|end_message|>"]
         # Skip single characters and blanks, which some vocabularies add: any text may hold them.
         self.special_tokens = [re.escape(name) for name in names if len(name.strip()) > 1]
@@ -1276,7 +1292,6 @@ class TinkerClient(TokenClient):
         self._sampling_client = self._service.create_sampling_client(**self._source).result()
 
     def discard(self) -> None:
-        super().discard()
         if self.services.get(self._login) is self._service:
             self.services.pop(self._login, None)
 
@@ -1576,15 +1591,20 @@ def fenced_blocks(text: str, *languages: str) -> list[str] | None:
     """The ``` blocks of a Markdown text that are in one of these languages (in lower case). A block
     inside another one, or inside ~~~, does not count. None: there are such blocks, and a block of
     the text is not closed, so it is not clear where they end."""
-    # A block at the end that is not closed swallows this last word.
-    tokens = _MARKDOWN.parse(f"{text}\nend")
-    is_closed = tokens[-1].type != "fence"
     blocks = []
-    for token in tokens:
+    is_any_open = False
+    # The newline ends the last line of the text, which is counted below.
+    for token in _MARKDOWN.parse(f"{text}\n"):
+        if token.type != "fence":
+            continue
+        # A closed block has two lines more than its content: its fences.
+        first_line, end_line = token.map
+        if end_line - first_line != token.content.count("\n") + 2:
+            is_any_open = True
         words = token.info.lower().split()
         if token.markup.startswith("`") and words and words[0] in languages:
             blocks.append(token.content)
-    return blocks if is_closed or not blocks else None
+    return None if blocks and is_any_open else blocks
 
 
 # ---- scripts

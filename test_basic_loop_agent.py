@@ -1733,6 +1733,8 @@ class TestBlocks:
         at_the_end="```bash\nrm x",
         with_a_newline="```bash\nrm x\n",
         beside_a_whole_block="```bash\na\n```\n```bash\nrm x\n",
+        in_an_item="- run:\n  ```bash\n  rm x\n",
+        in_an_item_before_a_whole_block="- ```bash\n  rm x\n\n```bash\na\n```\n",
         closed_outside_of_its_item="- ```bash\n  rm x\n```\n",
         here_document_that_ends_its_item="- ```bash\n  cat >f <<E\nx\nE\n  rm x\n  ```\n",
         fence_behind_the_last_command="```bash\nrm x```\nNow:\n",
