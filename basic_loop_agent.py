@@ -1608,20 +1608,35 @@ def fenced_blocks(text: str, *languages: str) -> list[str] | None:
 
 
 # ---- scripts
+#
+# 1. `run_script` sends one command, which writes the script and a bash program, the runner, into
+#    files MARK.*, and becomes the runner.
+# 2. The runner runs the script with a time limit, and prints its exit code and its output.
+# 3. If no answer comes, if the time limit was reached, or if the run is cancelled, `kill_script`
+#    kills all that has BASIC_LOOP_MARK=MARK in its environment.
+#
+# Models write such scripts:
+#
+#     pkill -f python         The script and the runner are files. `pkill -f` looks at the arguments
+#                             of a process, and would end it if a text in them has this word.
+#     python server.py &      The output goes into a file. A pipe would stay open, and hold the
+#                             script up, until the server ends.
+#     while true; do echo; done   The files are in /dev/shm, which is memory of a bounded size. On
+#                             the disk they might fill the host.
+#     cat big >/dev/shm/big   If /dev/shm has no room for the script, /tmp takes it. If it has none
+#                             for the output, the model is told.
+#     cat >f <<E              (The line E is missing.) Each block is a file, so that bash warns. In
+#                             one file the next block would be swallowed.
+#     kill -9 -1              No answer comes. The model is told, and the run goes on.
 
-# A bash program, the runner, that runs a script and prints its exit code and, in base64, what the
-# model sees of its output (because environments return valid text, and some change it):
-#
-#     :MARK:CODE:BASE64:
-#
-# Its files are NAME.runner, which is this text, NAME.script and NAME.output. Its arguments are the
-# time limit in seconds, and the bytes that the model sees. It needs bash 4.2 and coreutils.
+# The runner. Its arguments are the time limit in seconds, and the bytes of output that the model
+# sees. It prints :MARK:CODE:BASE64: (base64, because environments return text, and a script may
+# print any bytes). It needs bash 4.2 and coreutils.
 _RUNNER = r"""
 exec </dev/null 2>/dev/null
 name=${0%.runner}
 timeout -s KILL "$1" bash "$name.script" >"$name.output" 2>&1
 printf ":%s:%s:" "$BASIC_LOOP_MARK" "$?"
-# 0: the script has removed its output.
 size=$(stat -c %s "$name.output" || echo 0)
 {
   if [ "$size" -le "$2" ]; then
@@ -1631,16 +1646,24 @@ size=$(stat -c %s "$name.output" || echo 0)
     printf "\n[... %s bytes left out ...]\n" "$((size - $2 / 2 * 2))"
     tail -c "$(($2 / 2))" "$name.output"
   fi
-  # If not even a newline fits on the device any more, it has cut the output off.
+  # If there is no room for a newline, there was none for all of the output.
   echo >>"$name.output" || printf "\n[Output is missing: no space is left on its device.]"
 } | base64
 echo :
 exec rm -f "$name".*
 """
-# The seconds by which the agent waits longer than a script may run, for `exec` to return.
+# (grep has the mark in its arguments, and not in its environment, so it does not find itself.)
+_KILL = """
+for pid in $(grep -ls BASIC_LOOP_MARK={mark} /proc/[0-9]*/environ | cut -d / -f 3); do
+  kill -9 $pid -$pid
+done 2>/dev/null
+rm -f /dev/shm/{mark}.* /tmp/{mark}.*
+"""
+# `timeout` ends a script after N seconds. The agent waits for N + 30. `exec` has a limit of its own,
+# N + 60, which is not reached: its error would end the run.
 MARGIN_SEC = 30
-# The exit code of a process that `kill -9` has ended.
-KILLED = 137
+# The exit codes of `timeout` at its limit: GNU's, and that of uutils.
+TIMEOUT_CODES = (137, 124)
 
 
 async def run_script(
@@ -1649,17 +1672,12 @@ async def run_script(
     """Run blocks as one script with a time limit in seconds. Returns its exit code and its output,
     as the model gets them. Raises RuntimeRequestError if the environment runs nothing any more, and
     any error of its `exec`."""
-    # Each process of the script has this mark in its environment, where `kill_script` finds it.
     mark = uuid4().hex[:8]
-    # A file for each block, and a script that reads them: bash then warns of a here-document that a
-    # block leaves open. In one file it would swallow the next block.
     writes = [f"printf %s {shlex.quote(_RUNNER)} >$name.runner"]
     for n, block in enumerate(blocks, start=1):
         writes.append(f"printf %s {shlex.quote(block)} >$name.block{n}")
         writes.append(f'echo ". $name.block{n}" >>$name.script')
-    # This program writes the files, and becomes the runner. Files, because a script's `pkill -f`
-    # would find the texts in the arguments of a process. If they do not fit into /dev/shm, which is
-    # memory, they go to /tmp. With -p bash ignores BASH_ENV and SHELLOPTS, which an image may set.
+    # With -p bash ignores BASH_ENV and SHELLOPTS, which an image may set.
     command = f"""
 export BASIC_LOOP_MARK={mark}
 for name in /dev/shm/{mark} /tmp/{mark}; do
@@ -1674,32 +1692,28 @@ echo "the script fits neither into /dev/shm nor into /tmp"
         return script_text(126, "[Nothing was run: the script is too long. Split it.]")
     clock = asyncio.get_running_loop().time
     started = clock()
-    # `exec` has a later limit of its own, because its error would end the run.
-    running = asyncio.ensure_future(environment.exec(command, timeout_sec=seconds + 2 * MARGIN_SEC))
     printed = ""
     try:
-        await asyncio.wait([running], timeout=seconds + MARGIN_SEC)
-        if running.done():
-            result = running.result()
+        async with asyncio.timeout(seconds + MARGIN_SEC) as limit:
+            result = await environment.exec(command, timeout_sec=seconds + 2 * MARGIN_SEC)
             printed = valid_text(result.stdout) + valid_text(result.stderr)
-    except BaseException:
-        # The run was cancelled, or `exec` has failed.
-        await kill_script(mark, environment)
-        raise
-    finally:
-        # This does nothing to a call that has ended.
-        running.cancel()
+    except BaseException as error:
+        # At the limit there is no answer. A cancellation and an error of `exec` end the run.
+        if not (limit.expired() and isinstance(error, TimeoutError)):
+            await kill_script(mark, environment)
+            raise
     answer = parse_answer(printed, mark)
     if answer is None:
         printed = printed[-shown_bytes:]
         if not await kill_script(mark, environment):
             raise RuntimeRequestError(f"the environment runs no scripts any more: {printed}")
-        note = f"[No answer came in {seconds} seconds, or what runs the script has failed.]"
-        return script_text(KILLED, printed, note)
+        note = (
+            f"[No answer came: it ran for more than {seconds} seconds, or its runner has failed.]"
+        )
+        return script_text(137, printed, note)
     code, output = answer
-    # At its limit GNU's `timeout` exits with 137, that of uutils with 124. A script may exit with
-    # these codes by itself, so the time counts, too.
-    if code in (124, KILLED) and clock() - started >= seconds:
+    # A script may end with such a code by itself, so the time counts, too.
+    if code in TIMEOUT_CODES and clock() - started >= seconds:
         await kill_script(mark, environment)
         return script_text(code, output, f"[The time limit of {seconds} seconds was reached.]")
     return script_text(code, output)
@@ -1723,18 +1737,11 @@ def parse_answer(printed: str, mark: str) -> tuple[int, str] | None:
 
 
 async def kill_script(mark: str, environment: BaseEnvironment) -> bool:
-    """Kill a script and what runs it, and remove their files, by another exec. Returns whether the
-    environment has run it."""
-    # Each process of the script has inherited the mark in its environment, which Linux shows in the
-    # file /proc/PID/environ. Kill each such process, and its process group. (grep has the mark in
-    # its arguments only, so it does not find itself.)
-    command = (
-        f"for pid in $(grep -ls BASIC_LOOP_MARK={mark} /proc/[0-9]*/environ | cut -d / -f 3); do "
-        f"kill -9 $pid -$pid; done 2>/dev/null; rm -f /dev/shm/{mark}.* /tmp/{mark}.*; true"
-    )
-    # The environment may be gone.
+    """Kill a script and what it has started, and remove its files. Returns whether the environment
+    has done so: it may be gone."""
     with suppress(Exception):
         async with asyncio.timeout(MARGIN_SEC):
+            command = _KILL.format(mark=mark)
             result = await environment.exec(command, timeout_sec=2 * MARGIN_SEC)
         return result.return_code == 0
     return False

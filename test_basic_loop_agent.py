@@ -1761,7 +1761,7 @@ class TestBlocks:
 # -------------------------------------------------------------------------------------- scripts
 
 LIMIT = "[The time limit of 1 seconds was reached.]"
-NO_ANSWER = "[No answer came in 9 seconds, or what runs the script has failed.]"
+NO_ANSWER = "[No answer came: it ran for more than 9 seconds, or its runner has failed.]"
 FULL_DEVICE = "\n[Output is missing: no space is left on its device.]"
 NO_ROOM = "the script fits neither into /dev/shm nor into /tmp"
 # A command that no other process on the machine runs.
@@ -2158,7 +2158,7 @@ class TestScripts:
             text = await script_agent(seconds=100).execute(["x"], environment)
             return text, asyncio.get_running_loop().time()
 
-        note = "[No answer came in 100 seconds, or what runs the script has failed.]"
+        note = "[No answer came: it ran for more than 100 seconds, or its runner has failed.]"
         assert asyncio.run(main(), loop_factory=virtual_loop) == (told(137, note), seconds)
         assert environment.first_script_was_killed
         # The environment's own limits come 30 seconds later than the agent's.
@@ -2192,6 +2192,22 @@ class TestScripts:
         with error:
             asyncio.run(asyncio.wait_for(run, limit))
         assert environment.first_script_was_killed
+
+    def test_a_cancellation_is_not_taken_for_the_end_of_a_wait(self):
+        """After 39 seconds the agent gives this exec up, which takes 5 more."""
+
+        async def is_slow_to_end() -> str:
+            try:
+                await forever()
+            finally:
+                await asyncio.sleep(5)
+
+        async def main() -> None:
+            async with asyncio.timeout(41):
+                await module.run_script(["ls"], FakeEnvironment(is_slow_to_end), 9, 99)
+
+        with pytest.raises(TimeoutError):
+            asyncio.run(main(), loop_factory=virtual_loop)
 
     def test_cancelling_a_script_kills_it(self, shell):
         # The script also suspends the program that runs it.
