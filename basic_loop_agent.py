@@ -1630,37 +1630,41 @@ def fenced_blocks(text: str, *languages: str) -> list[str] | None:
 #     kill -9 -1              No answer comes. The model is told, and the run goes on.
 
 # The runner. Its arguments are the time limit in seconds, and the bytes of output that the model
-# sees. It prints :MARK:CODE:BASE64: (base64, because environments return text, and a script may
-# print any bytes). It needs bash 4.2 and coreutils.
+# sees. It prints :MARK:CODE:BASE64: (base64, because `exec` returns text, and a script may print
+# any bytes). It needs bash 4.2 and coreutils.
 _RUNNER = r"""
 exec </dev/null 2>/dev/null
-name=${0%.runner}
-timeout -s KILL "$1" bash "$name.script" >"$name.output" 2>&1
-printf ":%s:%s:" "$BASIC_LOOP_MARK" "$?"
+name=${0%.runner} seconds=$1 shown=$2 half=$(($2 / 2))
+timeout -s KILL "$seconds" bash "$name.script" >>"$name.output" 2>&1
+code=$?
+# If the script has removed its output, the size is 0.
 size=$(stat -c %s "$name.output" || echo 0)
+printf ":%s:%s:" "$BASIC_LOOP_MARK" "$code"
 {
-  if [ "$size" -le "$2" ]; then
-    head -c "$2" "$name.output"
+  if [ "$size" -le "$shown" ]; then
+    head -c "$shown" "$name.output"
   else
-    head -c "$(($2 / 2))" "$name.output"
-    printf "\n[... %s bytes left out ...]\n" "$((size - $2 / 2 * 2))"
-    tail -c "$(($2 / 2))" "$name.output"
+    head -c "$half" "$name.output"
+    printf "\n[... %s bytes left out ...]\n" "$((size - 2 * half))"
+    tail -c "$half" "$name.output"
   fi
-  # If there is no room for a newline, there was none for all of the output.
+  # A full device has cut the output off. Then a newline does not fit either.
   echo >>"$name.output" || printf "\n[Output is missing: no space is left on its device.]"
 } | base64
 echo :
-exec rm -f "$name".*
+rm -f "$name".*
 """
-# (grep has the mark in its arguments, and not in its environment, so it does not find itself.)
+# (An image may have SHELLOPTS=errexit or noglob. grep has the mark in its arguments, and not in its
+# environment, so it does not find itself.)
 _KILL = """
+set +ef
 for pid in $(grep -ls BASIC_LOOP_MARK={mark} /proc/[0-9]*/environ | cut -d / -f 3); do
   kill -9 $pid -$pid
 done 2>/dev/null
 rm -f /dev/shm/{mark}.* /tmp/{mark}.*
 """
-# `timeout` ends a script after N seconds. The agent waits for N + 30. `exec` has a limit of its own,
-# N + 60, which is not reached: its error would end the run.
+# `timeout` ends a script after N seconds. The agent waits for N + 30 seconds. `exec` itself has
+# N + 60, because its error at that limit would end the run.
 MARGIN_SEC = 30
 # The exit codes of `timeout` at its limit: GNU's, and that of uutils.
 TIMEOUT_CODES = (137, 124)
@@ -1677,14 +1681,16 @@ async def run_script(
     for n, block in enumerate(blocks, start=1):
         writes.append(f"printf %s {shlex.quote(block)} >$name.block{n}")
         writes.append(f'echo ". $name.block{n}" >>$name.script')
-    # With -p bash ignores BASH_ENV and SHELLOPTS, which an image may set.
+    # If all is written, this becomes the runner, or else it tries the next folder. With -p the
+    # runner ignores BASH_ENV and SHELLOPTS, which an image may set.
     command = f"""
 export BASIC_LOOP_MARK={mark}
 for name in /dev/shm/{mark} /tmp/{mark}; do
   {" && ".join(writes)} && exec bash -p $name.runner {seconds} {shown_bytes}
   rm -f $name.*
 done
-echo "the script fits neither into /dev/shm nor into /tmp"
+text="[Nothing was run: it fits neither into /dev/shm nor into /tmp.]"
+echo ":{mark}:126:$(echo "$text" | base64):"
 """
     # The command becomes one argument: Linux takes 131,072 bytes, Modal 65,536. (shlex.quote makes
     # five bytes of an apostrophe.)
@@ -1712,6 +1718,8 @@ echo "the script fits neither into /dev/shm nor into /tmp"
         )
         return script_text(137, printed, note)
     code, output = answer
+    # A script may forge a longer one. (The runner adds less than 200 characters.)
+    output = output[: shown_bytes + 200]
     # A script may end with such a code by itself, so the time counts, too.
     if code in TIMEOUT_CODES and clock() - started >= seconds:
         await kill_script(mark, environment)
@@ -1729,7 +1737,7 @@ def parse_answer(printed: str, mark: str) -> tuple[int, str] | None:
     nothing, or if a script has printed something else in its place."""
     _, _, answer = printed.partition(f":{mark}:")
     try:
-        code, encoded, *_ = answer.split(":")
+        code, encoded, _ = answer.split(":", 2)
         output = base64.b64decode(encoded).decode("utf-8", "replace")
         return int(code), output.removesuffix("\n")
     except ValueError:

@@ -1763,7 +1763,7 @@ class TestBlocks:
 LIMIT = "[The time limit of 1 seconds was reached.]"
 NO_ANSWER = "[No answer came: it ran for more than 9 seconds, or its runner has failed.]"
 FULL_DEVICE = "\n[Output is missing: no space is left on its device.]"
-NO_ROOM = "the script fits neither into /dev/shm nor into /tmp"
+NO_ROOM = "[Nothing was run: it fits neither into /dev/shm nor into /tmp.]"
 # A command that no other process on the machine runs.
 SLEEP = f"sleep {60 + uuid4().int % 10**9}"
 # The id of the runner, which is the parent of `timeout`, the parent of a script.
@@ -1945,7 +1945,8 @@ class TestScripts:
         with_other_ends_of_lines=(":M:3:YQ\r\no=\r\n:\r\n", 0, told(3, "a")),
         another_code_at_the_limit=(":M:3::", 9, told(3, "(none)")),
         before_the_limit=(":M:124:YQo=:", 8, told(124, "a")),
-        half_an_answer=(":M:0:YQo", 0, told(137, f":M:0:YQo\n{NO_ANSWER}")),
+        cut_in_a_byte=(":M:0:YQo", 0, told(137, f":M:0:YQo\n{NO_ANSWER}")),
+        cut_between_bytes=(":M:0:YQo=", 0, told(137, f":M:0:YQo=\n{NO_ANSWER}")),
         no_answer=("no bash here", 0, told(137, f"no bash here\n{NO_ANSWER}")),
         # A script may print such a thing in place of its runner.
         forged_output=(":M:0:Y:", 0, told(137, f":M:0:Y:\n{NO_ANSWER}")),
@@ -1959,7 +1960,11 @@ class TestScripts:
         text = run_shell_that_prints(f":M:{code}:YQo=:", seconds=9)
         assert text == told(code, "a\n[The time limit of 9 seconds was reached.]")
 
-    @columns("printed").rows(no_answer=60_000 * "x", a_code_of_5000_digits=f":M:{5000 * '9'}:YQo=:")
+    @columns("printed").rows(
+        no_answer=60_000 * "x",
+        a_code_of_5000_digits=f":M:{5000 * '9'}:YQo=:",
+        an_output_of_30000_bytes=f":M:0:{40_000 * 'A'}:",
+    )
     def test_whatever_a_script_forges_the_text_is_short(self, printed):
         """`max_output_bytes` are 99. A message of the agent has less than 300 more."""
         assert len(run_shell_that_prints(printed, shown_bytes=99)) < 400
@@ -1998,6 +2003,10 @@ class TestScripts:
 
     # ---- images
 
+    def test_output_by_the_name_of_stderr_has_no_holes(self, shell):
+        """The name opens the file anew, and empties it."""
+        assert run_shell(shell, "echo a; echo b >/dev/stderr; echo c") == told(0, "b\nc")
+
     @columns("missing output").rows(
         bash=("bash", NO_ANSWER),
         timeout=("timeout", "timeout: command not found"),
@@ -2021,6 +2030,13 @@ class TestScripts:
     def test_a_variable_of_the_image_breaks_nothing(self, name, value, shell):
         shell.variables[name] = value
         assert run_shell(shell, "true\n(exit 3)").startswith("Exit code: 3\n")
+
+    @columns("option").rows(a_failed_kill="errexit", no_patterns="noglob")
+    def test_a_script_is_killed_in_an_image_with_such_options(self, option, shell):
+        shell.variables["SHELLOPTS"] = option
+        text = run_shell(shell, f"echo a; setsid {SLEEP} & {SLEEP}", seconds=1)
+        assert text == told(137, f"a\n{LIMIT}")
+        wait_until_sleep_ends()
 
     def test_the_time_limit_holds_in_an_image_with_such_variables(self, shell):
         shell.variables |= {"POSIXLY_CORRECT": "1", "SECONDS": "5000"}
@@ -2058,16 +2074,14 @@ class TestScripts:
         environment = MountEnvironment(self.SMALL_MEMORY, self.SMALL_DISK)
         script = f"touch {tmp_path}/never\n# {9000 * 'x'}\nexit 0"
         text = run_shell(environment, script)
-        assert text.startswith("Exit code: 137\n")
-        assert NO_ROOM in text
+        assert text == told(126, NO_ROOM)
         assert not (tmp_path / "never").exists()
 
     @needs_mounts
     def test_folders_that_cannot_be_written_are_told(self):
         read_only = [f"mount -t tmpfs -o ro none {folder}" for folder in ("/dev/shm", "/tmp")]
         text = run_shell(MountEnvironment(*read_only), "true")
-        assert text.startswith("Exit code: 137\n")
-        assert NO_ROOM in text
+        assert text == told(126, NO_ROOM)
 
     @needs_mounts
     def test_output_that_a_full_device_did_not_take_is_told(self):
