@@ -140,8 +140,8 @@ DEFAULTS = BasicLoopOptions()
 
 
 class StopReason(StrEnum):
-    """Why a run ended. Other values are the finish reason of a server that ended a reply early,
-    such as "content_filter", and the words of your own loop."""
+    """The agent's own reasons for the end of a run. The stop_reason in the metadata may also be a
+    server's finish reason, such as "content_filter", or any string that your `converse` returns."""
 
     # The reply holds no command, or max_turns is 1.
     COMPLETED = "completed"
@@ -193,8 +193,8 @@ class Turn(LLMResponse):
             turn before.
         observation: What the model is told after this reply, such as its script's output. `observe`
             sets it.
-        breaks_prefix: True if this turn and the one before it are trainable, and this prompt does
-            not begin with that turn's ids.
+        breaks_prefix: True if the prompt does not begin with the ids of the turn before. It is only
+            compared if both turns are trainable (see `is_trainable`).
     """
 
     # LLMResponse gives defaults to its other fields, but not to `content`.
@@ -231,11 +231,13 @@ class Turn(LLMResponse):
 
     def continues(self, earlier: Turn) -> bool:
         """True if the prompt begins with the ids of an earlier turn."""
-        n_ids = len(earlier.prompt_token_ids) + len(earlier.completion_token_ids)
-        # A chain is no copy: a prompt may have hundreds of thousands of ids.
-        ids = itertools.chain(earlier.prompt_token_ids, earlier.completion_token_ids)
-        is_long_enough = len(self.prompt_token_ids) >= n_ids
-        return is_long_enough and all(map(operator.eq, ids, self.prompt_token_ids))
+        if len(self.prompt_token_ids) < len(
+            earlier.prompt_token_ids + earlier.completion_token_ids
+        ):
+            return False
+        # One by one, because slices of a prompt are copies, and it may have 100,000s of ids.
+        earlier_ids = itertools.chain(earlier.prompt_token_ids, earlier.completion_token_ids)
+        return all(map(operator.eq, earlier_ids, self.prompt_token_ids))
 
 
 @dataclass
@@ -246,9 +248,9 @@ class Request:
         previous: The last turn, with whose ids the next prompt begins. None: this is the first
             turn, or the conversation was edited, so the client has to render all of it.
         session_id: For a router with sticky sessions.
-        partial: A part of the reply that is sampled already: from the AbortedError of an earlier
-            call, or set by a client that calls its model more than once. The client goes on from
-            there. If the run ends first, the agent records this part as a turn.
+        partial: What an aborted call has sampled (see AbortedError). The agent sets it before it
+            calls again, and the client goes on from there. If the run ends before the whole reply
+            is there, the agent records the part as a turn.
     """
 
     previous: Turn | None = None
@@ -283,14 +285,16 @@ class ModelClient:
         return text
 
     def discard(self) -> None:
-        """Called after an error. No new trial gets this client. Its session may be lost."""
+        """Called after an error, when no new trial will get this client. Drop what later clients
+        would share with it, such as a session, because it may have ended."""
 
 
 # ---- what an error means
 
 
-# Harbor (0.26 and later) scores a trial after an error, unless it knows the error's name. It knows
-# these two, so the agent raises no others. Their texts begin with the first error's own name.
+# From 0.26 on Harbor scores a trial even after an agent's error, but not after some errors, which it
+# lists by the names of their classes. These two are on its list. So a run raises only these, and
+# their texts begin with the name of the original error.
 
 
 class ApiError(RuntimeError):
@@ -312,10 +316,8 @@ CONTEXT_IS_FULL = (
 
 class AbortedError(RuntimeError):
     """The server has ended a reply in the midst, for instance to take new weights. `partial` is the
-    part that it has sampled, with its prompt; None if that has no ids."""
-
-    # It counts as a server that is busy: the agent waits, and calls the client again.
-    status_code = 503
+    part that it has sampled, with its prompt; None if that has no ids. The agent waits, as for a
+    busy server, and calls the client again."""
 
     def __init__(self, partial: Turn | None) -> None:
         super().__init__("the server has aborted the reply")
@@ -332,13 +334,13 @@ def meaning_of(error: Exception) -> Literal["context is full", "busy", "down", "
     """What an error of a client means."""
     if isinstance(error, ContextLengthExceededError):
         return "context is full"
-    # Believe the text only if the request was at fault: by HTTP's status (llama.cpp sends 500), or
-    # by Tinker's category.
+    # Search the text only if the server blames the request: by the status (llama.cpp's is 500), or
+    # by Tinker's category "user".
     status = getattr(error, "status_code", None)
     is_refused = status in (400, 413, 422, 500) or str(getattr(error, "category", "")) == "user"
     if is_refused and re.search(CONTEXT_IS_FULL, str(error)):
         return "context is full"
-    if status in BUSY_STATUSES:
+    if isinstance(error, AbortedError) or status in BUSY_STATUSES:
         return "busy"
     # The packages openai, litellm and tinker have a class of this name. For some providers litellm
     # gives a refused connection or an overload the status 500.
@@ -400,9 +402,9 @@ class BasicLoopAgent(BaseAgent):
 
     Attributes of the conversation, which `run` begins and `resume` continues:
         chat: Harbor's Chat, which holds the messages.
-        unsent: The texts that the model has not been told yet. `run`, `resume`, `tell` and
-            `observe` add to this list, and `sample` removes what it has sent, once the reply has
-            come. What is left at the end of a run opens the next step. A loop may edit the list.
+        unsent: The texts for the next `sample`, in order. `run`, `resume`, `tell` and `observe` add
+            to this list. `sample` removes the texts that it has sent, once the reply has come. What
+            is left at the end of a run opens the next step.
         _last_turn: The last turn with a whole reply, in this run or an earlier one: the next prompt
             begins with its ids. None before the first reply of the conversation.
         _last_messages: A copy of `messages` after this turn, to notice if the loop edits them.
@@ -434,7 +436,8 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
     unclosed_block: ClassVar[str] = "Nothing was run: a block lacks the line ``` that closes it."
 
     def __new__(cls, *args: Any, **given: Any) -> Self:
-        """Note the names of the arguments, before `__init__` fills in its defaults."""
+        """Keep the names of the arguments that were given. `__init__` alone could not tell
+        MyAgent(max_turns=1) from MyAgent(), which has the default of `MyAgent.options_model`."""
         agent = super().__new__(cls)
         agent._given = set(given)
         return agent
@@ -470,8 +473,8 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
             "model_client": model_client,
             "api_base": api_base,
         }
-        # Pass on what the caller has given, and what a subclass's own `__init__` has changed. The
-        # other options get the defaults of `options_model`, which a subclass may have replaced.
+        # Pass on what the caller has given, and what a subclass's `__init__` gives. The others get
+        # the defaults of `options_model`.
         for name, value in options.items():
             if name in self._given or value != getattr(DEFAULTS, name):
                 kw[name] = value
@@ -565,8 +568,8 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         try:
             turn = await self._call_model(prompt, request)
         except BaseException:
-            # The run ends. Record the part of a reply as a turn, for its tokens. `messages` and
-            # `unsent` stay as they were, so a later `resume` sends the prompt again.
+            # The run ends. If the reply is there in part, record this as a turn, so that its tokens
+            # are counted. `messages` and `unsent` are as before, so `resume` sends the prompt again.
             if request.partial:
                 self._add_turn(without_thinking(request.partial), prompt)
             raise
@@ -706,13 +709,14 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         except asyncio.CancelledError:
             stop_reason = StopReason.CANCELLED
             raise
+        except ApiError:
+            raise
         except Exception as error:
-            if isinstance(error, ApiError):
-                raise
+            if not (isinstance(error, TimeoutError) and timer.expired()):
+                raise RuntimeRequestError(f"{type(error).__name__}: {error}") from error
+            # `max_seconds` have passed.
             if self._server_is_down:
                 raise ApiError("max_seconds ended while the model's server was down") from error
-            if not timer.expired():
-                raise RuntimeRequestError(f"{type(error).__name__}: {error}") from error
             # No error is raised, so that Harbor scores the trial.
             stop_reason = StopReason.ROLLOUT_TIMEOUT
         finally:
@@ -788,7 +792,8 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         steps = []
         observation = ""
         for turn in self.turns:
-            # An observation that was sent alone stands in the step of its own turn.
+            # If only the last observation was sent, the step before has it. Anything else is a step
+            # of the user.
             if turn.sent_text != observation:
                 steps.append({"source": "user", "message": turn.sent_text})
             steps.append(self.trajectory_step(turn))
@@ -992,8 +997,9 @@ def without_thinking(turn: Turn) -> Turn:
     text = turn.content.lstrip()
     for opening, closing in THINKING_TAGS.items():
         if text.startswith(opening):
-            # First split at the closing tag. The whole of <|channel|>final<|message|>, with which a
-            # reply of gpt-oss without thinking begins, is one, and <|channel|> an opening tag.
+            # Split before removing the opening tag. Without thinking gpt-oss replies
+            # "<|channel|>final<|message|>hi", which begins with the opening tag, and with the
+            # closing one.
             thinking, _, answer = text.partition(closing)
             thinking = turn.reasoning_content + thinking.removeprefix(opening)
             return replace(turn, content=answer.lstrip(), reasoning_content=thinking)
@@ -1081,7 +1087,8 @@ class TokenClient(ModelClient, ABC):
 
         def broken_up(match: re.Match) -> str:
             token = match[0]
-            # The second space is for MiniMax, whose tokens ]~b] and ]~!b[ overlap in "]~b]~!b[".
+            # Two spaces, because the last character may begin another token: in "]~b]~!b[" the
+            # tokens ]~b] and ]~!b[ of MiniMax overlap.
             return f"{token[0]}\u200b{token[1:]}\u200b"
 
         if not self.special_tokens:
@@ -1100,9 +1107,9 @@ class TokenClient(ModelClient, ABC):
         if so_far is None:
             messages = [*message_history, {"role": "user", "content": prompt}]
             ids = await self.next_prompt(messages, request.previous)
-            # The template may end a prompt with a tag such as <think>, which the reply then lacks.
-            # So put it before the reply, where `without_thinking` looks for it. (Four tokens have
-            # room for a tag and a newline.)
+            # Some templates open the thinking themselves: the prompt ends in <think>, and the reply
+            # has only </think>. So begin the text with that tag, and `without_thinking` finds it.
+            # (Four tokens have room for a tag and a newline.)
             end = (await self.decode(ids[-4:])).rstrip()
             opening_tag = next((tag for tag in THINKING_TAGS if end.endswith(tag)), "")
             so_far = Turn(
@@ -1117,7 +1124,7 @@ class TokenClient(ModelClient, ABC):
         part = await self.generate(ids, room, request.session_id)
         turn = joined(so_far, part)
         if part.finish_reason == "abort":
-            # Without ids and logprobs this part is lost.
+            # A part without ids or logprobs is of no use: go on from the one before.
             raise AbortedError(turn if part.is_trainable else request.partial)
         return without_thinking(turn)
 
@@ -1135,18 +1142,18 @@ class TokenClient(ModelClient, ABC):
         if previous and previous.prompt_token_ids and previous.completion_token_ids:
             reply = previous.completion_token_ids
             tail = await self._tail(messages)
-            # A complete reply ends in the stop token, with which the tail begins, too: keep one.
-            # A reply that was cut off has none: add the whole tail. (Some models have two.)
+            # The tail begins with one or two stop tokens. If the reply ends in them, do not repeat
+            # them. (A reply that was cut off does not.)
             n_stop = next((n for n in (2, 1) if reply[-n:] == tail[:n]), 0)
             if tail and (n_stop or previous.finish_reason != "stop"):
-                # The brackets save a copy of the prompt, which may be long.
-                return previous.prompt_token_ids + (reply + tail[n_stop:])
+                new_ids = reply + tail[n_stop:]
+                return previous.prompt_token_ids + new_ids
         return await self.render(messages)
 
     async def _tail(self, messages: list[dict]) -> list[int]:
-        """Render a short conversation with the new message twice, once with the reply "b" and once
-        with "c". What follows the first difference is the tail. Empty: the template shows no
-        replies."""
+        """The tokens that the template writes after a reply, up to the next one. Found by rendering
+        two conversations that differ only in the reply, "b" or "c": all that follows the first
+        difference. Empty if there is no difference."""
 
         async def rendered(reply: str) -> list[int]:
             # The tail may depend on the system message, which may turn thinking off.
@@ -1170,7 +1177,7 @@ def joined(so_far: Turn, part: Turn) -> Turn:
     ids, logprobs = part.completion_token_ids, part.logprobs
     extra = so_far.extra | part.extra
     if "weight_versions" in part.extra:
-        # A span counts the tokens of its own part, from 0.
+        # `start` and `end` count the tokens of the part: add those of the parts before.
         spans = [
             span | {"start": span["start"] + n, "end": span["end"] + n}
             for span in part.extra["weight_versions"]
@@ -1199,7 +1206,7 @@ async def in_daemon_thread(function: Callable[[], Any]) -> Any:
             future.set_exception(error)
 
     threading.Thread(target=work, daemon=True).start()
-    # Without the shield a cancellation would end `future`, which is then set.
+    # Without the shield a cancellation would cancel `future`, and `set_result` would fail.
     return await asyncio.shield(asyncio.wrap_future(future))
 
 
@@ -1246,6 +1253,7 @@ class TinkerClient(TokenClient):
         source = {"model_path": options.model_path} if options.model_path else {"base_model": model}
         self._source = source | client_args
         self._model, self._given_limit = model, options.context_limit
+        self._service = None
         # If one of these is None, the SDK finds its own.
         self._login = (("base_url", url), ("api_key", key))
 
@@ -1478,7 +1486,7 @@ class ServerClient(TokenClient):
 
 # ---- training data
 
-# After these errors Harbor scores what the agent has left.
+# A trial with one of these errors has training data: the agent's work so far was scored.
 SCORED_ERRORS = {"AgentTimeoutError", "NonZeroAgentExitCodeError"}
 
 
@@ -1582,8 +1590,9 @@ def valid_text(text: str | None) -> str:
     return (text or "").replace("\0", "").encode("utf-8", "replace").decode()
 
 
-# A Markdown parser that knows paragraphs ("zero"), fences, lists (for fences in list items), and
-# code that is indented by four blanks (a fence in it does not count).
+# A Markdown parser that knows only paragraphs ("zero"), fences, lists (for fences in list items),
+# and code that is indented by four blanks (a fence in it does not count). "inline" is off: what is
+# in a line does not matter.
 _MARKDOWN = MarkdownIt("zero").enable(["fence", "list", "code"]).disable("inline")
 
 
@@ -1593,11 +1602,11 @@ def fenced_blocks(text: str, *languages: str) -> list[str] | None:
     the text is not closed, so it is not clear where they end."""
     blocks = []
     is_any_open = False
-    # The newline ends the last line of the text, which is counted below.
+    # Without the newline the last line would not be counted.
     for token in _MARKDOWN.parse(f"{text}\n"):
         if token.type != "fence":
             continue
-        # A closed block has two lines more than its content: its fences.
+        # A closed block has two lines more than its content, an open one has one.
         first_line, end_line = token.map
         if end_line - first_line != token.content.count("\n") + 2:
             is_any_open = True
@@ -1615,18 +1624,19 @@ def fenced_blocks(text: str, *languages: str) -> list[str] | None:
 # 3. If no answer comes, if the time limit was reached, or if the run is cancelled, `kill_script`
 #    kills all that has BASIC_LOOP_MARK=MARK in its environment.
 #
-# Models write such scripts:
+# The files: MARK.runner, MARK.script, which reads MARK.block1 and so on, and MARK.output. Why it is
+# so, by scripts that models do write:
 #
-#     pkill -f python         The script and the runner are files. `pkill -f` looks at the arguments
-#                             of a process, and would end it if a text in them has this word.
+#     pkill -f python         `pkill -f` looks at command lines. If the script were an argument of
+#                             bash, it would kill itself. So it is a file, and so is the runner.
 #     python server.py &      The output goes into a file. A pipe would stay open, and hold the
 #                             script up, until the server ends.
 #     while true; do echo; done   The files are in /dev/shm, which is memory of a bounded size. On
 #                             the disk they might fill the host.
 #     cat big >/dev/shm/big   If /dev/shm has no room for the script, /tmp takes it. If it has none
 #                             for the output, the model is told.
-#     cat >f <<E              (The line E is missing.) Each block is a file, so that bash warns. In
-#                             one file the next block would be swallowed.
+#     cat >f <<E              Without the line E this takes the rest of its own block, and bash warns,
+#                             because each block is a file. In one file it would take the next one.
 #     kill -9 -1              No answer comes. The model is told, and the run goes on.
 
 # The runner. Its arguments are the time limit in seconds, and the bytes of output that the model
@@ -1648,14 +1658,15 @@ printf ":%s:%s:" "$BASIC_LOOP_MARK" "$code"
     printf "\n[... %s bytes left out ...]\n" "$((size - 2 * half))"
     tail -c "$half" "$name.output"
   fi
-  # A full device has cut the output off. Then a newline does not fit either.
+  # Was the device full? Try to write one more byte.
   echo >>"$name.output" || printf "\n[Output is missing: no space is left on its device.]"
 } | base64
 echo :
 rm -f "$name".*
 """
-# (An image may have SHELLOPTS=errexit or noglob. grep has the mark in its arguments, and not in its
-# environment, so it does not find itself.)
+# Kills each process that has the mark in its environment, and its process group (-$pid), in which
+# another may have cleared its environment. The exit code is that of rm. (`set +ef`, because an image
+# may have SHELLOPTS=errexit or noglob.)
 _KILL = """
 set +ef
 for pid in $(grep -ls BASIC_LOOP_MARK={mark} /proc/[0-9]*/environ | cut -d / -f 3); do
@@ -1663,8 +1674,8 @@ for pid in $(grep -ls BASIC_LOOP_MARK={mark} /proc/[0-9]*/environ | cut -d / -f 
 done 2>/dev/null
 rm -f /dev/shm/{mark}.* /tmp/{mark}.*
 """
-# `timeout` ends a script after N seconds. The agent waits for N + 30 seconds. `exec` itself has
-# N + 60, because its error at that limit would end the run.
+# Three limits, each in case the one before fails: `timeout` in the container (N seconds), the
+# agent's `asyncio.timeout` (N + 30), and that of Harbor's `exec` (N + 60).
 MARGIN_SEC = 30
 # The exit codes of `timeout` at its limit: GNU's, and that of uutils.
 TIMEOUT_CODES = (137, 124)
@@ -1704,8 +1715,9 @@ echo ":{mark}:126:$(echo "$text" | base64):"
             result = await environment.exec(command, timeout_sec=seconds + 2 * MARGIN_SEC)
             printed = valid_text(result.stdout) + valid_text(result.stderr)
     except BaseException as error:
-        # At the limit there is no answer. A cancellation and an error of `exec` end the run.
-        if not (limit.expired() and isinstance(error, TimeoutError)):
+        is_too_late = isinstance(error, TimeoutError) and limit.expired()
+        if not is_too_late:
+            # The run was cancelled, or `exec` has failed.
             await kill_script(mark, environment)
             raise
     answer = parse_answer(printed, mark)
@@ -1733,8 +1745,8 @@ def script_text(exit_code: int, *texts: str) -> str:
 
 
 def parse_answer(printed: str, mark: str) -> tuple[int, str] | None:
-    """The exit code and the output, from what the runner has printed. None if it has printed
-    nothing, or if a script has printed something else in its place."""
+    """The exit code and the output, from what the runner has printed. None if that is missing or
+    incomplete."""
     _, _, answer = printed.partition(f":{mark}:")
     try:
         code, encoded, _ = answer.split(":", 2)
