@@ -231,9 +231,8 @@ class Turn(LLMResponse):
 
     def continues(self, earlier: Turn) -> bool:
         """True if the prompt begins with the ids of an earlier turn."""
-        if len(self.prompt_token_ids) < len(
-            earlier.prompt_token_ids + earlier.completion_token_ids
-        ):
+        n_ids = len(earlier.prompt_token_ids) + len(earlier.completion_token_ids)
+        if len(self.prompt_token_ids) < n_ids:
             return False
         # One by one, because slices of a prompt are copies, and it may have 100,000s of ids.
         earlier_ids = itertools.chain(earlier.prompt_token_ids, earlier.completion_token_ids)
@@ -292,8 +291,8 @@ class ModelClient:
 # ---- what an error means
 
 
-# From 0.26 on Harbor scores a trial even after an agent's error, but not after some errors, which it
-# lists by the names of their classes. These two are on its list. So a run raises only these, and
+# From 0.26 on Harbor scores a trial even after an agent's error, but not after some errors, which
+# it lists by the names of their classes. These two are on its list. So a run raises only these, and
 # their texts begin with the name of the original error.
 
 
@@ -568,8 +567,8 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         try:
             turn = await self._call_model(prompt, request)
         except BaseException:
-            # The run ends. If the reply is there in part, record this as a turn, so that its tokens
-            # are counted. `messages` and `unsent` are as before, so `resume` sends the prompt again.
+            # The run ends. If the reply is there in part, record this as a turn: its tokens count.
+            # `messages` and `unsent` are as before, so a `resume` sends the prompt again.
             if request.partial:
                 self._add_turn(without_thinking(request.partial), prompt)
             raise
@@ -1635,8 +1634,8 @@ def fenced_blocks(text: str, *languages: str) -> list[str] | None:
 #                             the disk they might fill the host.
 #     cat big >/dev/shm/big   If /dev/shm has no room for the script, /tmp takes it. If it has none
 #                             for the output, the model is told.
-#     cat >f <<E              Without the line E this takes the rest of its own block, and bash warns,
-#                             because each block is a file. In one file it would take the next one.
+#     cat >f <<E              Without the line E this takes the rest of its block, and bash warns,
+#                             because each block is a file. In one file it would take the next.
 #     kill -9 -1              No answer comes. The model is told, and the run goes on.
 
 # The runner. Its arguments are the time limit in seconds, and the bytes of output that the model
@@ -1665,8 +1664,8 @@ echo :
 rm -f "$name".*
 """
 # Kills each process that has the mark in its environment, and its process group (-$pid), in which
-# another may have cleared its environment. The exit code is that of rm. (`set +ef`, because an image
-# may have SHELLOPTS=errexit or noglob.)
+# another may have cleared its environment. The exit code is that of rm. (`set +ef`, because an
+# image may have SHELLOPTS=errexit or noglob.)
 _KILL = """
 set +ef
 for pid in $(grep -ls BASIC_LOOP_MARK={mark} /proc/[0-9]*/environ | cut -d / -f 3); do
