@@ -34,7 +34,6 @@ import threading
 import urllib.parse
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -284,8 +283,9 @@ class ModelClient:
         return text
 
     def discard(self) -> None:
-        """Called after an error, when no new trial will get this client. Drop what later clients
-        would share with it, such as a session, because it may have ended."""
+        """Called after an error. No new trial will get this client, but those that have it may
+        still call it. Drop what later clients would share with it, such as a session, because that
+        may have ended."""
 
 
 # ---- what an error means
@@ -314,9 +314,9 @@ CONTEXT_IS_FULL = (
 
 
 class AbortedError(RuntimeError):
-    """The server has ended a reply in the midst, for instance to take new weights. `partial` is the
-    part that it has sampled, with its prompt; None if that has no ids. The agent waits, as for a
-    busy server, and calls the client again."""
+    """The server has ended a reply in the midst, for instance to take new weights. `partial` is all
+    that was sampled so far, over all calls, with the prompt; None if there are no ids. The agent
+    waits, as for a busy server, and calls the client again."""
 
     def __init__(self, partial: Turn | None) -> None:
         super().__init__("the server has aborted the reply")
@@ -333,8 +333,8 @@ def meaning_of(error: Exception) -> Literal["context is full", "busy", "down", "
     """What an error of a client means."""
     if isinstance(error, ContextLengthExceededError):
         return "context is full"
-    # Search the text only if the server blames the request: by the status (llama.cpp's is 500), or
-    # by Tinker's category "user".
+    # Believe the text only with one of these statuses (llama.cpp's is 500), or with the category
+    # that Tinker has for a bad request.
     status = getattr(error, "status_code", None)
     is_refused = status in (400, 413, 422, 500) or str(getattr(error, "category", "")) == "user"
     if is_refused and re.search(CONTEXT_IS_FULL, str(error)):
@@ -347,14 +347,7 @@ def meaning_of(error: Exception) -> Literal["context is full", "busy", "down", "
     return "down" if is_down else "failed"
 
 
-# What the trials of a process share:
-#
-#   _clients                clients, the oldest first: a list, because their keys hold dictionaries.
-#                           One leaves after an error, or when there are more than MAX_CLIENTS.
-#                           (The trials that have it keep it.)
-#   TinkerClient.services   sessions with Tinker. One leaves after an error.
-#   _given_service          the service of `use_service`
-#   _tokenizer_lock         a tokenizer raises "Already borrowed" if two threads use it at once
+# ---- what the trials of a process share
 
 
 @dataclass(eq=False)
@@ -366,13 +359,19 @@ class SharedClient:
     # Held while the client is built.
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     client: ModelClient | None = None
-    # Why the build has failed, for the trials that wait for it.
+    # Why the build has failed, for the trials that wait for the lock meanwhile.
     error: Exception | None = None
 
 
+# The cache of clients, the oldest first. It is no dictionary, because the keys hold dictionaries. A
+# client leaves it after an error. (The trials that have it keep it.)
 _clients: list[SharedClient] = []
+# The oldest client leaves if there are more: each has connections, and some trainers give each
+# trial a URL of its own.
 MAX_CLIENTS = 64
+# The service of `use_service`.
 _given_service: Any = None
+# A tokenizer raises "Already borrowed" if two threads use it at once.
 _tokenizer_lock = threading.Lock()
 
 
@@ -404,8 +403,8 @@ class BasicLoopAgent(BaseAgent):
         unsent: The texts for the next `sample`, in order. `run`, `resume`, `tell` and `observe` add
             to this list. `sample` removes the texts that it has sent, once the reply has come. What
             is left at the end of a run opens the next step.
-        _last_turn: The last turn with a whole reply, in this run or an earlier one: the next prompt
-            begins with its ids. None before the first reply of the conversation.
+        _last_turn: The last turn, cut off or not, but never a part of an aborted reply, in this run
+            or an earlier one: the next prompt begins with its ids. None before the first reply.
         _last_messages: A copy of `messages` after this turn, to notice if the loop edits them.
 
     Attributes of one run:
@@ -742,8 +741,8 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         for name, value in totals.items():
             setattr(context, name, value)
         if ModelUsage:
-            # Otherwise Harbor reads trajectory.json for it, and a script may have replaced that
-            # file by a pipe.
+            # Without it Harbor opens trajectory.json, in whose place a script may have put a pipe
+            # that blocks the reader.
             context.model_usage = {self.model_name: ModelUsage(**totals)}
         # SkyRL and verl call the number of turns n_episodes.
         metadata = {"stop_reason": stop_reason, "n_episodes": len(self.turns)}
@@ -1102,18 +1101,8 @@ class TokenClient(ModelClient, ABC):
         **other: Any,
     ) -> Turn:
         request = request or Request()
-        so_far = request.partial
-        if so_far is None:
-            messages = [*message_history, {"role": "user", "content": prompt}]
-            ids = await self.next_prompt(messages, request.previous)
-            # Some templates open the thinking themselves: the prompt ends in <think>, and the reply
-            # has only </think>. So begin the text with that tag, and `without_thinking` finds it.
-            # (Four tokens have room for a tag and a newline.)
-            end = (await self.decode(ids[-4:])).rstrip()
-            opening_tag = next((tag for tag in THINKING_TAGS if end.endswith(tag)), "")
-            so_far = Turn(
-                content=opening_tag, prompt_token_ids=ids, completion_token_ids=[], logprobs=[]
-            )
+        messages = [*message_history, {"role": "user", "content": prompt}]
+        so_far = request.partial or await self.empty_reply(messages, request.previous)
         ids, sampled = so_far.prompt_token_ids, so_far.completion_token_ids
         if sampled:
             ids = ids + sampled
@@ -1123,9 +1112,19 @@ class TokenClient(ModelClient, ABC):
         part = await self.generate(ids, room, request.session_id)
         turn = joined(so_far, part)
         if part.finish_reason == "abort":
-            # A part without ids or logprobs is of no use: go on from the one before.
+            # A part without ids or logprobs is of no use: go on from the parts before it.
             raise AbortedError(turn if part.is_trainable else request.partial)
         return without_thinking(turn)
+
+    async def empty_reply(self, messages: list[dict], previous: Turn | None) -> Turn:
+        """A turn with the next prompt, of which nothing is sampled yet."""
+        ids = await self.next_prompt(messages, previous)
+        # Some templates open the thinking themselves: the prompt ends in <think>, and the reply has
+        # only </think>. So begin the text with that tag, and `without_thinking` finds it. (Four
+        # tokens have room for a tag and a newline.)
+        end = (await self.decode(ids[-4:])).rstrip()
+        opening_tag = next((tag for tag in THINKING_TAGS if end.endswith(tag)), "")
+        return Turn(content=opening_tag, prompt_token_ids=ids, completion_token_ids=[], logprobs=[])
 
     async def next_prompt(self, messages: list[dict], previous: Turn | None) -> list[int]:
         """The ids of the next prompt: those of the previous turn, and the tail, which is what the
@@ -1268,6 +1267,7 @@ class TinkerClient(TokenClient):
         limit = {card.model_name: card.max_context_length for card in cards}.get(self._model)
         self.context_limit = min(filter(None, (limit, self._given_limit)), default=32_000)
         try:
+            # (The SDK itself gives up here after some minutes.)
             await in_daemon_thread(self._open)
         except Exception:
             self.discard()
@@ -1485,7 +1485,8 @@ class ServerClient(TokenClient):
 
 # ---- training data
 
-# A trial with one of these errors has training data: the agent's work so far was scored.
+# The only errors with which a trial has training data: the time ran out, or an installed agent's
+# program has failed. What was done until then was scored.
 SCORED_ERRORS = {"AgentTimeoutError", "NonZeroAgentExitCodeError"}
 
 
@@ -1617,26 +1618,23 @@ def fenced_blocks(text: str, *languages: str) -> list[str] | None:
 
 # ---- scripts
 #
-# 1. `run_script` sends one command, which writes the script and a bash program, the runner, into
-#    files MARK.*, and becomes the runner.
+# 1. The first command writes the script and the runner, a bash program, into files, and replaces
+#    itself by the runner (`exec`).
 # 2. The runner runs the script with a time limit, and prints its exit code and its output.
-# 3. If no answer comes, if the time limit was reached, or if the run is cancelled, `kill_script`
-#    kills all that has BASIC_LOOP_MARK=MARK in its environment.
+# 3. If the time limit is reached, if no answer comes, or if the run is cancelled, a second command
+#    kills the script and all that it has started. Otherwise what it has started in the background
+#    lives on, as a server has to.
 #
-# The files: MARK.runner, MARK.script, which reads MARK.block1 and so on, and MARK.output. Why it is
-# so, by scripts that models do write:
+# The script is a file, because models write `pkill -f python`, which kills each process with
+# "python" in its command line: as an argument of bash, the script would kill itself. So is the
+# runner. The output is a file, because a pipe would stay open as long as a server that the script
+# has started. The files are in /dev/shm, which is memory, so that a script that prints without an
+# end does not fill the host's disk; but if that has no room for the script, they are in /tmp. Each
+# block is a file, because a here-document that lacks its end would take the next block, too, and
+# bash would not warn. If a script kills its runner, the model is told that no answer came.
 #
-#     pkill -f python         `pkill -f` looks at command lines. If the script were an argument of
-#                             bash, it would kill itself. So it is a file, and so is the runner.
-#     python server.py &      The output goes into a file. A pipe would stay open, and hold the
-#                             script up, until the server ends.
-#     while true; do echo; done   The files are in /dev/shm, which is memory of a bounded size. On
-#                             the disk they might fill the host.
-#     cat big >/dev/shm/big   If /dev/shm has no room for the script, /tmp takes it. If it has none
-#                             for the output, the model is told.
-#     cat >f <<E              Without the line E this takes the rest of its block, and bash warns,
-#                             because each block is a file. In one file it would take the next.
-#     kill -9 -1              No answer comes. The model is told, and the run goes on.
+# Each file is named after MARK, a random word, and each process of the script has it in its
+# environment: MARK.runner, MARK.script, which reads MARK.block1 and so on, and MARK.output.
 
 # The runner. Its arguments are the time limit in seconds, and the bytes of output that the model
 # sees. It prints :MARK:CODE:BASE64: (base64, because `exec` returns text, and a script may print
@@ -1644,6 +1642,7 @@ def fenced_blocks(text: str, *languages: str) -> list[str] | None:
 _RUNNER = r"""
 exec </dev/null 2>/dev/null
 name=${0%.runner} seconds=$1 shown=$2 half=$(($2 / 2))
+# KILL ends `timeout`, too, so its exit code is 137 then. (That of uutils is 124.)
 timeout -s KILL "$seconds" bash "$name.script" >>"$name.output" 2>&1
 code=$?
 # If the script has removed its output, the size is 0.
@@ -1676,7 +1675,7 @@ rm -f /dev/shm/{mark}.* /tmp/{mark}.*
 # Three limits, each in case the one before fails: `timeout` in the container (N seconds), the
 # agent's `asyncio.timeout` (N + 30), and that of Harbor's `exec` (N + 60).
 MARGIN_SEC = 30
-# The exit codes of `timeout` at its limit: GNU's, and that of uutils.
+# The exit codes of `timeout` at its limit.
 TIMEOUT_CODES = (137, 124)
 
 
@@ -1687,21 +1686,7 @@ async def run_script(
     as the model gets them. Raises RuntimeRequestError if the environment runs nothing any more, and
     any error of its `exec`."""
     mark = uuid4().hex[:8]
-    writes = [f"printf %s {shlex.quote(_RUNNER)} >$name.runner"]
-    for n, block in enumerate(blocks, start=1):
-        writes.append(f"printf %s {shlex.quote(block)} >$name.block{n}")
-        writes.append(f'echo ". $name.block{n}" >>$name.script')
-    # If all is written, this becomes the runner, or else it tries the next folder. With -p the
-    # runner ignores BASH_ENV and SHELLOPTS, which an image may set.
-    command = f"""
-export BASIC_LOOP_MARK={mark}
-for name in /dev/shm/{mark} /tmp/{mark}; do
-  {" && ".join(writes)} && exec bash -p $name.runner {seconds} {shown_bytes}
-  rm -f $name.*
-done
-text="[Nothing was run: it fits neither into /dev/shm nor into /tmp.]"
-echo ":{mark}:126:$(echo "$text" | base64):"
-"""
+    command = start_command(blocks, mark, seconds, shown_bytes)
     # The command becomes one argument: Linux takes 131,072 bytes, Modal 65,536. (shlex.quote makes
     # five bytes of an apostrophe.)
     if len(command.encode()) > 65_000:
@@ -1729,13 +1714,33 @@ echo ":{mark}:126:$(echo "$text" | base64):"
         )
         return script_text(137, printed, note)
     code, output = answer
-    # A script may forge a longer one. (The runner adds less than 200 characters.)
+    # A script can print to its runner's stdout by /proc, so the length is not to be trusted. (The
+    # runner adds less than 200 characters.)
     output = output[: shown_bytes + 200]
     # A script may end with such a code by itself, so the time counts, too.
     if code in TIMEOUT_CODES and clock() - started >= seconds:
         await kill_script(mark, environment)
         return script_text(code, output, f"[The time limit of {seconds} seconds was reached.]")
     return script_text(code, output)
+
+
+def start_command(blocks: list[str], mark: str, seconds: int, shown_bytes: int) -> str:
+    """The first command, which writes the files and becomes the runner."""
+    writes = [f"printf %s {shlex.quote(_RUNNER)} >$name.runner"]
+    for n, block in enumerate(blocks, start=1):
+        writes.append(f"printf %s {shlex.quote(block)} >$name.block{n}")
+        writes.append(f'echo ". $name.block{n}" >>$name.script')
+    # With -p the runner ignores BASH_ENV and SHELLOPTS, which an image may set.
+    return f"""
+export BASIC_LOOP_MARK={mark}
+for name in /dev/shm/{mark} /tmp/{mark}; do
+  # If all is written, become the runner. Otherwise try the next folder.
+  {" && ".join(writes)} && exec bash -p $name.runner {seconds} {shown_bytes}
+  rm -f $name.*
+done
+text="[Nothing was run: it fits neither into /dev/shm nor into /tmp.]"
+echo ":{mark}:126:$(echo "$text" | base64):"
+"""
 
 
 def script_text(exit_code: int, *texts: str) -> str:
@@ -1758,9 +1763,10 @@ def parse_answer(printed: str, mark: str) -> tuple[int, str] | None:
 async def kill_script(mark: str, environment: BaseEnvironment) -> bool:
     """Kill a script and what it has started, and remove its files. Returns whether the environment
     has done so: it may be gone."""
-    with suppress(Exception):
+    command = _KILL.format(mark=mark)
+    try:
         async with asyncio.timeout(MARGIN_SEC):
-            command = _KILL.format(mark=mark)
             result = await environment.exec(command, timeout_sec=2 * MARGIN_SEC)
-        return result.return_code == 0
-    return False
+    except Exception:
+        return False
+    return result.return_code == 0
