@@ -73,7 +73,7 @@ except ImportError:
 
     ModelUsage = None
 
-__version__ = "0.15.0"
+__version__ = "0.16.0"
 
 
 class BasicLoopOptions(
