@@ -13,9 +13,8 @@ Harbor calls `run` or `resume` once per instruction: once for most trials, once 
 with several steps. A run is one such call. A turn is one model call and its reply. A rollout is the
 token ids and log-probabilities of a run's turns. The answer is the last reply, without thinking.
 
-The model's scripts run in the task's container. They can write to the agent's log folder, because
-Harbor mounts it there. No other file of the host is in their reach. (But they can fill its disk and
-the memory of Harbor's process.)
+The model's scripts run in the task's container. Of the host's files they can write only to those in
+the agent's log folder. Nothing limits their use of disk and memory.
 """
 
 from __future__ import annotations
@@ -233,9 +232,19 @@ class Turn(LLMResponse):
         n_ids = len(earlier.prompt_token_ids) + len(earlier.completion_token_ids)
         if len(self.prompt_token_ids) < n_ids:
             return False
-        # One by one, because slices of a prompt are copies, and it may have 100,000s of ids.
+        # One by one: slices would copy both prompts, and each may have 100,000s of ids.
         earlier_ids = itertools.chain(earlier.prompt_token_ids, earlier.completion_token_ids)
         return all(map(operator.eq, earlier_ids, self.prompt_token_ids))
+
+
+class AbortedError(RuntimeError):
+    """The server has ended a reply in the midst, for instance to take new weights. `partial` is all
+    that was sampled so far, over all calls, with the prompt; None if there are no ids. The agent
+    waits, as for a busy server, and calls the client again."""
+
+    def __init__(self, partial: Turn | None) -> None:
+        super().__init__("the server has aborted the reply")
+        self.partial = partial
 
 
 @dataclass
@@ -246,9 +255,9 @@ class Request:
         previous: The last turn, with whose ids the next prompt begins. None: this is the first
             turn, or the conversation was edited, so the client has to render all of it.
         session_id: For a router with sticky sessions.
-        partial: What an aborted call has sampled (see AbortedError). The agent sets it before it
-            calls again, and the client goes on from there. If the run ends before the whole reply
-            is there, the agent records the part as a turn.
+        partial: The part of the reply that was sampled before the server aborted it. The agent sets
+            it after an AbortedError, and the next call goes on from there. If the run ends first,
+            the agent records the part as a turn.
     """
 
     previous: Turn | None = None
@@ -283,17 +292,15 @@ class ModelClient:
         return text
 
     def discard(self) -> None:
-        """Called after an error. No new trial will get this client, but those that have it may
-        still call it. Drop what later clients would share with it, such as a session, because that
-        may have ended."""
+        """Called once this client has failed. (Trials that have it may still call it.) Forget any
+        session that a newly built client would otherwise use again."""
 
 
 # ---- what an error means
 
 
-# From 0.26 on Harbor scores a trial even after an agent's error, but not after some errors, which
-# it lists by the names of their classes. These two are on its list. So a run raises only these, and
-# their texts begin with the name of the original error.
+# From 0.26 on Harbor scores a trial that ended in an error, unless the name of the error's class is
+# on Harbor's list. These two names are, so a run that has failed raises one of them.
 
 
 class ApiError(RuntimeError):
@@ -301,7 +308,7 @@ class ApiError(RuntimeError):
 
 
 class RuntimeRequestError(RuntimeError):
-    """The environment or the loop has failed."""
+    """The environment or the loop has failed. (The name is one of Harbor's list.)"""
 
 
 # How servers say that a prompt is too long: OpenAI, vLLM, SGLang, Anthropic, Gemini, llama.cpp,
@@ -311,30 +318,18 @@ CONTEXT_IS_FULL = (
     "|(?<!took )(?<!string )too long|maximum prompt length|exceeds max length"
     "|range of input length|input length.*exceeds|max_tokens must be at least 1, got"
 )
-
-
-class AbortedError(RuntimeError):
-    """The server has ended a reply in the midst, for instance to take new weights. `partial` is all
-    that was sampled so far, over all calls, with the prompt; None if there are no ids. The agent
-    waits, as for a busy server, and calls the client again."""
-
-    def __init__(self, partial: Turn | None) -> None:
-        super().__init__("the server has aborted the reply")
-        self.partial = partial
-
-
 # The statuses of a server that is overloaded, or paused for new weights.
 BUSY_STATUSES = (429, 503, 529)
-# The seconds between the calls to a server that is busy or down: ten minutes in all.
-PAUSES_SEC = (1, 2, 4, *[5] * 119)
+# The seconds before each call to a server that is busy or down: ten minutes in all.
+PAUSES_SEC = (0, 1, 2, 4, *[5] * 119)
 
 
 def meaning_of(error: Exception) -> Literal["context is full", "busy", "down", "failed"]:
     """What an error of a client means."""
     if isinstance(error, ContextLengthExceededError):
         return "context is full"
-    # Believe the text only with one of these statuses (llama.cpp's is 500), or with the category
-    # that Tinker has for a bad request.
+    # A full context is known by its text, and only if the error blames the request: by its status
+    # (llama.cpp's is 500), or by Tinker's category "user".
     status = getattr(error, "status_code", None)
     is_refused = status in (400, 413, 422, 500) or str(getattr(error, "category", "")) == "user"
     if is_refused and re.search(CONTEXT_IS_FULL, str(error)):
@@ -342,7 +337,7 @@ def meaning_of(error: Exception) -> Literal["context is full", "busy", "down", "
     if isinstance(error, AbortedError) or status in BUSY_STATUSES:
         return "busy"
     # The packages openai, litellm and tinker have a class of this name. For some providers litellm
-    # gives a refused connection or an overload the status 500.
+    # reports a refused connection by the status 500, so any other 5xx counts as down.
     is_down = type(error).__name__ == "APIConnectionError" or (status or 0) >= 500
     return "down" if is_down else "failed"
 
@@ -363,11 +358,10 @@ class SharedClient:
     error: Exception | None = None
 
 
-# The cache of clients, the oldest first. It is no dictionary, because the keys hold dictionaries. A
-# client leaves it after an error. (The trials that have it keep it.)
+# The cache: an entry for each client, the oldest first. (A list: the keys hold dictionaries.) An
+# entry is removed when its client fails, or when there are more than MAX_CLIENTS, because each has
+# connections, and some trainers give each trial a URL of its own. Trials keep the client they have.
 _clients: list[SharedClient] = []
-# The oldest client leaves if there are more: each has connections, and some trainers give each
-# trial a URL of its own.
 MAX_CLIENTS = 64
 # The service of `use_service`.
 _given_service: Any = None
@@ -403,8 +397,8 @@ class BasicLoopAgent(BaseAgent):
         unsent: The texts for the next `sample`, in order. `run`, `resume`, `tell` and `observe` add
             to this list. `sample` removes the texts that it has sent, once the reply has come. What
             is left at the end of a run opens the next step.
-        _last_turn: The last turn, cut off or not, but never a part of an aborted reply, in this run
-            or an earlier one: the next prompt begins with its ids. None before the first reply.
+        _last_turn: The turn of the last call that returned, in this run or an earlier one, even if
+            its reply was cut off: the next prompt begins with its ids. None before the first reply.
         _last_messages: A copy of `messages` after this turn, to notice if the loop edits them.
 
     Attributes of one run:
@@ -547,8 +541,8 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
     @property
     def messages(self) -> list[dict]:
         """The conversation. The loop may edit the list in place: the next prompt is then rendered
-        from it, and does not begin with the sampled ids. (`sample` still needs something to send.)
-        """
+        from it, and does not begin with the sampled ids. An edit alone sends nothing: `tell` the
+        model something, too."""
         return self.chat.messages
 
     async def sample(self) -> Turn:
@@ -588,7 +582,8 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
 
     async def _call_model(self, prompt: str, request: Request) -> Turn:
         """Call the model. While its server is busy or down, wait, and call it again."""
-        for pause in (*PAUSES_SEC, None):
+        for pause in PAUSES_SEC:
+            await asyncio.sleep(pause)
             try:
                 # Chat calls `self.client.call(prompt=..., message_history=..., request=...)`, and
                 # then appends the prompt and the reply to `messages`. After an error it appends
@@ -597,25 +592,25 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
                 self._server_is_down = False
                 return turn
             except Exception as error:
-                meaning = meaning_of(error)
-                # Harbor's LiteLLM raises an error without a text.
-                text = str(error) or repr(error.__context__ or error)
-                if isinstance(error, AbortedError):
-                    request.partial = error.partial
-                # Before the first reply, a prompt that is too long is the task's fault, and a URL
-                # where nothing answers may be wrong. So both are errors then.
-                has_replied = self._last_turn is not None
-                if meaning == "context is full" and has_replied:
-                    raise ContextLengthExceededError(text) from error
-                may_wait = meaning == "busy" or (meaning == "down" and has_replied)
-                if pause is None or not may_wait:
-                    if meaning != "context is full":
-                        forget_client(self.client)
-                    source = f"{type(error).__name__} of {self.client.url or 'the server'}"
-                    raise ApiError(f"{source}: {text}") from error
-                self.logger.warning(f"the model's server has failed: {text}")
+                failure = error
+            meaning = meaning_of(failure)
+            # Harbor's LiteLLM raises an error without a text.
+            text = str(failure) or repr(failure.__context__ or failure)
+            # Before the first reply, a prompt that is too long is the task's fault, and a URL where
+            # nothing answers may be wrong. So both are errors then.
+            has_replied = self._last_turn is not None
+            if meaning == "context is full" and has_replied:
+                raise ContextLengthExceededError(text) from failure
+            if not (meaning == "busy" or (meaning == "down" and has_replied)):
+                break
+            if isinstance(failure, AbortedError):
+                request.partial = failure.partial
+            self.logger.warning(f"the model's server has failed: {text}")
             self._server_is_down = True
-            await asyncio.sleep(pause)
+        if meaning != "context is full":
+            forget_client(self.client)
+        source = f"{type(failure).__name__} of {self.client.url or 'the server'}"
+        raise ApiError(f"{source}: {text}") from failure
 
     def _add_turn(self, turn: Turn, prompt: str) -> None:
         turn.sent_text = prompt
@@ -790,8 +785,7 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         steps = []
         observation = ""
         for turn in self.turns:
-            # If only the last observation was sent, the step before has it. Anything else is a step
-            # of the user.
+            # An observation is already in the agent's step before. Another text is a user's step.
             if turn.sent_text != observation:
                 steps.append({"source": "user", "message": turn.sent_text})
             steps.append(self.trajectory_step(turn))
@@ -995,9 +989,8 @@ def without_thinking(turn: Turn) -> Turn:
     text = turn.content.lstrip()
     for opening, closing in THINKING_TAGS.items():
         if text.startswith(opening):
-            # Split before removing the opening tag. Without thinking gpt-oss replies
-            # "<|channel|>final<|message|>hi", which begins with the opening tag, and with the
-            # closing one.
+            # First look for the closing tag: that of gpt-oss begins with its opening tag, and is
+            # the start of a reply without thinking.
             thinking, _, answer = text.partition(closing)
             thinking = turn.reasoning_content + thinking.removeprefix(opening)
             return replace(turn, content=answer.lstrip(), reasoning_content=thinking)
@@ -1039,8 +1032,9 @@ def litellm_client(model: str, url: str | None, key: str | None, **args: Any) ->
 
     class CheckedLiteLLM(LiteLLM):
         def _extract_usage_info(self, response: Any) -> UsageInfo | None:
-            # Harbor's LiteLLM (0.13 to 0.26) calls this for each response, and has no public method
-            # that sees one. After an error it asks again, three times in all.
+            # Harbor's LiteLLM (0.13 to 0.26) has no hook for responses. This method sees each one,
+            # so its finish reason is checked here. After an error LiteLLM asks again, three times
+            # in all.
             if not response["choices"]:
                 raise ApiError("the server has sent no reply")
             choice = response["choices"][0]
@@ -1140,18 +1134,21 @@ class TokenClient(ModelClient, ABC):
         if previous and previous.prompt_token_ids and previous.completion_token_ids:
             reply = previous.completion_token_ids
             tail = await self._tail(messages)
-            # The tail begins with one or two stop tokens. If the reply ends in them, do not repeat
-            # them. (A reply that was cut off does not.)
-            n_stop = next((n for n in (2, 1) if reply[-n:] == tail[:n]), 0)
-            if tail and (n_stop or previous.finish_reason != "stop"):
-                new_ids = reply + tail[n_stop:]
+            # A complete reply ends in the stop token with which the tail begins (Inkling: in two).
+            # Do not repeat it. A reply that was cut off has none.
+            n_shared = next((n for n in (2, 1) if reply[-n:] == tail[:n]), 0)
+            if tail and (n_shared or previous.finish_reason != "stop"):
+                new_ids = reply + tail[n_shared:]
                 return previous.prompt_token_ids + new_ids
         return await self.render(messages)
 
     async def _tail(self, messages: list[dict]) -> list[int]:
-        """The tokens that the template writes after a reply, up to the next one. Found by rendering
-        two conversations that differ only in the reply, "b" or "c": all that follows the first
-        difference. Empty if there is no difference."""
+        """The tokens that the template writes after a reply, up to the next one.
+
+        They depend only on the template, the system message and the new message. So render a short
+        conversation twice, with the replies "b" and "c", which are one token each. The first token
+        that differs is the reply. The tail is all that follows it. (Empty: no token differs.)
+        """
 
         async def rendered(reply: str) -> list[int]:
             # The tail may depend on the system message, which may turn thinking off.
@@ -1161,7 +1158,6 @@ class TokenClient(ModelClient, ABC):
             return await self.render([*system, user, assistant, messages[-1]])
 
         one, other = await rendered("b"), await rendered("c")
-        # "b" and "c" are one token each.
         differs = [a != b for a, b in zip(one, other, strict=False)]
         return one[differs.index(True) + 1 :] if True in differs else []
 
@@ -1238,8 +1234,8 @@ class TinkerClient(TokenClient):
             # Some tokenizers have no such method, and make no special token of any text.
             has_names = hasattr(self._tokenizer, "get_added_vocab")
             names = self._tokenizer.get_added_vocab() if has_names else []
-        # Base models may stop at their eos_token. Inkling ends a reply with <|end_message|> and its
-        # stop token.
+        # They are removed in this order: a stop token, the eos_token of a base model, and the
+        # <|end_message|> that Inkling has before its stop token.
         self._endings += [self._tokenizer.eos_token or "", "<|end_message|>"]
         # Skip single characters and blanks, which some vocabularies add: any text may hold them.
         self.special_tokens = [re.escape(name) for name in names if len(name.strip()) > 1]
@@ -1606,7 +1602,7 @@ def fenced_blocks(text: str, *languages: str) -> list[str] | None:
     for token in _MARKDOWN.parse(f"{text}\n"):
         if token.type != "fence":
             continue
-        # A closed block has two lines more than its content, an open one has one.
+        # `map` counts the lines of both fences, too. An open block lacks one.
         first_line, end_line = token.map
         if end_line - first_line != token.content.count("\n") + 2:
             is_any_open = True
@@ -1618,23 +1614,21 @@ def fenced_blocks(text: str, *languages: str) -> list[str] | None:
 
 # ---- scripts
 #
-# 1. The first command writes the script and the runner, a bash program, into files, and replaces
-#    itself by the runner (`exec`).
-# 2. The runner runs the script with a time limit, and prints its exit code and its output.
-# 3. If the time limit is reached, if no answer comes, or if the run is cancelled, a second command
-#    kills the script and all that it has started. Otherwise what it has started in the background
-#    lives on, as a server has to.
+# MARK is a random word, another one for each script. `run_script` sends one command. It writes the
+# script and a bash program, the runner, into files MARK.*, and then replaces itself by the runner
+# (`exec`), which runs the script under `timeout`, and prints :MARK:CODE:OUTPUT IN BASE64:
 #
-# The script is a file, because models write `pkill -f python`, which kills each process with
-# "python" in its command line: as an argument of bash, the script would kill itself. So is the
-# runner. The output is a file, because a pipe would stay open as long as a server that the script
-# has started. The files are in /dev/shm, which is memory, so that a script that prints without an
-# end does not fill the host's disk; but if that has no room for the script, they are in /tmp. Each
-# block is a file, because a here-document that lacks its end would take the next block, too, and
-# bash would not warn. If a script kills its runner, the model is told that no answer came.
-#
-# Each file is named after MARK, a random word, and each process of the script has it in its
-# environment: MARK.runner, MARK.script, which reads MARK.block1 and so on, and MARK.output.
+# - The script is a file, and no argument of bash, because models write `pkill -f python`, which
+#   kills each process with "python" in its command line. So is the runner.
+# - The output goes into a file, because a pipe would stay open, and hold the script up, as long as
+#   a server that the script has started.
+# - The files are in /dev/shm, which is memory of a bounded size: a script that prints without end
+#   does not fill the host's disk.
+# - Each block is a file, MARK.block1 and so on, and MARK.script reads them: then bash warns if a
+#   block lacks the end of a here-document. In one file that would take the next block, too.
+# - All that the script has started has BASIC_LOOP_MARK=MARK in its environment. It lives on after
+#   the script, as a server has to. `kill_script` kills it if the time limit is reached, if no
+#   answer comes, or if the run is cancelled.
 
 # The runner. Its arguments are the time limit in seconds, and the bytes of output that the model
 # sees. It prints :MARK:CODE:BASE64: (base64, because `exec` returns text, and a script may print
@@ -1656,24 +1650,20 @@ printf ":%s:%s:" "$BASIC_LOOP_MARK" "$code"
     printf "\n[... %s bytes left out ...]\n" "$((size - 2 * half))"
     tail -c "$half" "$name.output"
   fi
-  # Was the device full? Try to write one more byte.
-  echo >>"$name.output" || printf "\n[Output is missing: no space is left on its device.]"
 } | base64
 echo :
 rm -f "$name".*
 """
-# Kills each process that has the mark in its environment, and its process group (-$pid), in which
-# another may have cleared its environment. The exit code is that of rm. (`set +ef`, because an
-# image may have SHELLOPTS=errexit or noglob.)
+# Kills each process that has inherited the mark, and its process group (-$pid), for a process that
+# was started with an empty environment (`env -i`). The exit code is that of rm.
 _KILL = """
-set +ef
 for pid in $(grep -ls BASIC_LOOP_MARK={mark} /proc/[0-9]*/environ | cut -d / -f 3); do
   kill -9 $pid -$pid
 done 2>/dev/null
 rm -f /dev/shm/{mark}.* /tmp/{mark}.*
 """
-# Three limits, each in case the one before fails: `timeout` in the container (N seconds), the
-# agent's `asyncio.timeout` (N + 30), and that of Harbor's `exec` (N + 60).
+# Each limit is for the case that the one before fails: `timeout` in the container (N seconds), the
+# agent's `asyncio.timeout` (N + 30), that of Harbor's `exec` (N + 60).
 MARGIN_SEC = 30
 # The exit codes of `timeout` at its limit.
 TIMEOUT_CODES = (137, 124)
@@ -1687,8 +1677,7 @@ async def run_script(
     any error of its `exec`."""
     mark = uuid4().hex[:8]
     command = start_command(blocks, mark, seconds, shown_bytes)
-    # The command becomes one argument: Linux takes 131,072 bytes, Modal 65,536. (shlex.quote makes
-    # five bytes of an apostrophe.)
+    # The command becomes one argument of a process: Linux takes 131,072 bytes, Modal 65,536.
     if len(command.encode()) > 65_000:
         return script_text(126, "[Nothing was run: the script is too long. Split it.]")
     clock = asyncio.get_running_loop().time
@@ -1709,13 +1698,11 @@ async def run_script(
         printed = printed[-shown_bytes:]
         if not await kill_script(mark, environment):
             raise RuntimeRequestError(f"the environment runs no scripts any more: {printed}")
-        note = (
-            f"[No answer came: it ran for more than {seconds} seconds, or its runner has failed.]"
-        )
+        note = f"[No answer came in {seconds} seconds, or the script's runner has failed.]"
         return script_text(137, printed, note)
     code, output = answer
-    # A script can print to its runner's stdout by /proc, so the length is not to be trusted. (The
-    # runner adds less than 200 characters.)
+    # A script knows the mark, and can print a false answer of any length. (The runner adds less
+    # than 200 characters.)
     output = output[: shown_bytes + 200]
     # A script may end with such a code by itself, so the time counts, too.
     if code in TIMEOUT_CODES and clock() - started >= seconds:
@@ -1725,21 +1712,19 @@ async def run_script(
 
 
 def start_command(blocks: list[str], mark: str, seconds: int, shown_bytes: int) -> str:
-    """The first command, which writes the files and becomes the runner."""
+    """The command that writes the files, and becomes the runner."""
     writes = [f"printf %s {shlex.quote(_RUNNER)} >$name.runner"]
     for n, block in enumerate(blocks, start=1):
         writes.append(f"printf %s {shlex.quote(block)} >$name.block{n}")
         writes.append(f'echo ". $name.block{n}" >>$name.script')
-    # With -p the runner ignores BASH_ENV and SHELLOPTS, which an image may set.
+    # If /dev/shm has no megabyte for script and output, or does not exist, use /tmp. (With -p the
+    # runner ignores the BASH_ENV and SHELLOPTS of an image.)
     return f"""
 export BASIC_LOOP_MARK={mark}
-for name in /dev/shm/{mark} /tmp/{mark}; do
-  # If all is written, become the runner. Otherwise try the next folder.
-  {" && ".join(writes)} && exec bash -p $name.runner {seconds} {shown_bytes}
-  rm -f $name.*
-done
-text="[Nothing was run: it fits neither into /dev/shm nor into /tmp.]"
-echo ":{mark}:126:$(echo "$text" | base64):"
+name=/dev/shm/{mark}
+head -c 1000000 /dev/zero >$name.room || name=/tmp/{mark}
+rm -f /dev/shm/{mark}.room
+{" && ".join(writes)} && exec bash -p $name.runner {seconds} {shown_bytes}
 """
 
 
