@@ -14,7 +14,7 @@ with several steps. A run is one such call. A turn is one model call and its rep
 token ids and log-probabilities of a run's turns. The answer is the last reply, without thinking.
 
 The model's scripts run in the task's container. Of the host's files they can write only to those in
-the agent's log folder. Nothing limits their use of disk and memory.
+the agent's log folder. The agent sets no limit to the disk and memory that they use.
 """
 
 from __future__ import annotations
@@ -117,7 +117,8 @@ class BasicLoopOptions(
     command_timeout_sec: PositiveInt = Field(120, le=7 * 24 * 3600)
     """Time limit of a script in seconds; at most a week."""
     max_output_bytes: PositiveInt = 10_000
-    """Maximum bytes of a script's output that the model sees: its first and its last half."""
+    """If a script prints more bytes, the model sees half of this number from the start and half
+    from the end."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -238,9 +239,9 @@ class Turn(LLMResponse):
 
 
 class AbortedError(RuntimeError):
-    """The server has ended a reply in the midst, for instance to take new weights. `partial` is all
-    that was sampled so far, over all calls, with the prompt; None if there are no ids. The agent
-    waits, as for a busy server, and calls the client again."""
+    """The server has stopped before the reply was complete, for instance to load new weights.
+    `partial` has the prompt and all tokens sampled for this reply so far; None if there are none.
+    The agent waits, as for a busy server, and calls the client again."""
 
     def __init__(self, partial: Turn | None) -> None:
         super().__init__("the server has aborted the reply")
@@ -252,8 +253,8 @@ class Request:
     """What a client gets with the messages.
 
     Attributes:
-        previous: The last turn, with whose ids the next prompt begins. None: this is the first
-            turn, or the conversation was edited, so the client has to render all of it.
+        previous: The last turn, with whose ids the next prompt begins (TokenClient.next_prompt).
+            None: this is the first turn, or the conversation was edited, so all is rendered.
         session_id: For a router with sticky sessions.
         partial: The part of the reply that was sampled before the server aborted it. The agent sets
             it after an AbortedError, and the next call goes on from there. If the run ends first,
@@ -292,15 +293,15 @@ class ModelClient:
         return text
 
     def discard(self) -> None:
-        """Called once this client has failed. (Trials that have it may still call it.) Forget any
-        session that a newly built client would otherwise use again."""
+        """Called when a call has failed for good. Forget what a new client would use again, such as
+        a session. Do not close this client: other trials may still use it."""
 
 
 # ---- what an error means
 
 
-# From 0.26 on Harbor scores a trial that ended in an error, unless the name of the error's class is
-# on Harbor's list. These two names are, so a run that has failed raises one of them.
+# Harbor 0.26 scores a trial that ended in an error, unless the name of the error's class is in its
+# ERROR_POLICIES. These two are, so a run that has failed raises one of them, and is not scored.
 
 
 class ApiError(RuntimeError):
@@ -308,7 +309,7 @@ class ApiError(RuntimeError):
 
 
 class RuntimeRequestError(RuntimeError):
-    """The environment or the loop has failed. (The name is one of Harbor's list.)"""
+    """The environment or the loop has failed. (Harbor's name.)"""
 
 
 # How servers say that a prompt is too long: OpenAI, vLLM, SGLang, Anthropic, Gemini, llama.cpp,
@@ -328,8 +329,9 @@ def meaning_of(error: Exception) -> Literal["context is full", "busy", "down", "
     """What an error of a client means."""
     if isinstance(error, ContextLengthExceededError):
         return "context is full"
-    # A full context is known by its text, and only if the error blames the request: by its status
-    # (llama.cpp's is 500), or by Tinker's category "user".
+    # A prompt that is too long has no status of its own. So match the text, but only of an error
+    # about the request: with one of these statuses (llama.cpp's is 500), or Tinker's category
+    # "user".
     status = getattr(error, "status_code", None)
     is_refused = status in (400, 413, 422, 500) or str(getattr(error, "category", "")) == "user"
     if is_refused and re.search(CONTEXT_IS_FULL, str(error)):
@@ -337,7 +339,7 @@ def meaning_of(error: Exception) -> Literal["context is full", "busy", "down", "
     if isinstance(error, AbortedError) or status in BUSY_STATUSES:
         return "busy"
     # The packages openai, litellm and tinker have a class of this name. For some providers litellm
-    # reports a refused connection by the status 500, so any other 5xx counts as down.
+    # reports a refused connection as status 500, so every remaining 5xx counts as down.
     is_down = type(error).__name__ == "APIConnectionError" or (status or 0) >= 500
     return "down" if is_down else "failed"
 
@@ -376,8 +378,8 @@ def forget_client(client: ModelClient) -> None:
 
 
 def use_service(service: Any) -> None:
-    """From now on, sample by this `tinker.ServiceClient`, for instance a trainer's: some losses
-    need sampling and training in one session. None: use the agent's own services again."""
+    """From now on, sample by this `tinker.ServiceClient`, for instance a trainer's, so that
+    sampling and training have one session. None: use the agent's own services again."""
     global _given_service
     _given_service = service
 
@@ -397,8 +399,8 @@ class BasicLoopAgent(BaseAgent):
         unsent: The texts for the next `sample`, in order. `run`, `resume`, `tell` and `observe` add
             to this list. `sample` removes the texts that it has sent, once the reply has come. What
             is left at the end of a run opens the next step.
-        _last_turn: The turn of the last call that returned, in this run or an earlier one, even if
-            its reply was cut off: the next prompt begins with its ids. None before the first reply.
+        _last_turn: Like turns[-1], but kept from one run to the next, and never a part of a reply:
+            the next prompt begins with its ids. None before the first reply.
         _last_messages: A copy of `messages` after this turn, to notice if the loop edits them.
 
     Attributes of one run:
@@ -715,7 +717,8 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         finally:
             self._record(stop_reason, context)
             # In a thread, because it takes seconds to make JSON of all ids of a long run. With a
-            # shield, so that the files are written even if Harbor cancels this task meanwhile.
+            # shield, so that the files are written even if Harbor cancels this task meanwhile. If
+            # the run has failed, its error wins over that of the disk, which is logged.
             loop = asyncio.get_running_loop()
             writing = loop.run_in_executor(None, self._write_files, context)
             disk_error = await asyncio.shield(writing)
@@ -736,8 +739,7 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         for name, value in totals.items():
             setattr(context, name, value)
         if ModelUsage:
-            # Without it Harbor opens trajectory.json, in whose place a script may have put a pipe
-            # that blocks the reader.
+            # With it Harbor need not read trajectory.json, in whose place a script may put a pipe.
             context.model_usage = {self.model_name: ModelUsage(**totals)}
         # SkyRL and verl call the number of turns n_episodes.
         metadata = {"stop_reason": stop_reason, "n_episodes": len(self.turns)}
@@ -785,7 +787,8 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         steps = []
         observation = ""
         for turn in self.turns:
-            # An observation is already in the agent's step before. Another text is a user's step.
+            # If only the last observation was sent, the step of that turn has it. Otherwise this is
+            # a step of the user.
             if turn.sent_text != observation:
                 steps.append({"source": "user", "message": turn.sent_text})
             steps.append(self.trajectory_step(turn))
@@ -989,8 +992,8 @@ def without_thinking(turn: Turn) -> Turn:
     text = turn.content.lstrip()
     for opening, closing in THINKING_TAGS.items():
         if text.startswith(opening):
-            # First look for the closing tag: that of gpt-oss begins with its opening tag, and is
-            # the start of a reply without thinking.
+            # Look for the closing tag first: that of gpt-oss begins with its opening tag, and a
+            # reply without thinking begins with its closing tag.
             thinking, _, answer = text.partition(closing)
             thinking = turn.reasoning_content + thinking.removeprefix(opening)
             return replace(turn, content=answer.lstrip(), reasoning_content=thinking)
@@ -1096,7 +1099,7 @@ class TokenClient(ModelClient, ABC):
     ) -> Turn:
         request = request or Request()
         messages = [*message_history, {"role": "user", "content": prompt}]
-        so_far = request.partial or await self.empty_reply(messages, request.previous)
+        so_far = request.partial or await self.start_reply(messages, request.previous)
         ids, sampled = so_far.prompt_token_ids, so_far.completion_token_ids
         if sampled:
             ids = ids + sampled
@@ -1110,26 +1113,25 @@ class TokenClient(ModelClient, ABC):
             raise AbortedError(turn if part.is_trainable else request.partial)
         return without_thinking(turn)
 
-    async def empty_reply(self, messages: list[dict], previous: Turn | None) -> Turn:
+    async def start_reply(self, messages: list[dict], previous: Turn | None) -> Turn:
         """A turn with the next prompt, of which nothing is sampled yet."""
         ids = await self.next_prompt(messages, previous)
-        # Some templates open the thinking themselves: the prompt ends in <think>, and the reply has
-        # only </think>. So begin the text with that tag, and `without_thinking` finds it. (Four
-        # tokens have room for a tag and a newline.)
+        # Some templates end the prompt with <think>. Put it in front of the reply's text, so that
+        # `without_thinking` finds it. (Four tokens have room for a tag and a newline.)
         end = (await self.decode(ids[-4:])).rstrip()
         opening_tag = next((tag for tag in THINKING_TAGS if end.endswith(tag)), "")
         return Turn(content=opening_tag, prompt_token_ids=ids, completion_token_ids=[], logprobs=[])
 
     async def next_prompt(self, messages: list[dict], previous: Turn | None) -> list[int]:
-        """The ids of the next prompt: those of the previous turn, and the tail, which is what the
-        template writes after a reply:
+        """The ids of the next prompt: the previous prompt, the reply as it was sampled, and the
+        tail. The tail is what the template writes after a reply:
 
-            <|im_start|>user ...<|im_end|><|im_start|>assistant REPLY
-            [<|im_end|><|im_start|>user NEW<|im_end|><|im_start|>assistant]
+            prompt   <|im_start|>user OLD<|im_end|><|im_start|>assistant
+            reply    REPLY<|im_end|>
+            tail     <|im_end|><|im_start|>user NEW<|im_end|><|im_start|>assistant
 
-        Earlier turns are not rendered again, because their ids must stay as they were sampled. The
-        whole conversation is rendered if there is no previous turn, if it has no ids, or if its
-        complete reply ends in another token than the template's stop token.
+        All is rendered instead if there is no previous turn, if it has no ids, or if its reply is
+        complete and does not end in the token with which the tail begins.
         """
         if previous and previous.prompt_token_ids and previous.completion_token_ids:
             reply = previous.completion_token_ids
@@ -1208,9 +1210,9 @@ class TinkerClient(TokenClient):
     """Tinker, by tinker-cookbook's renderer. (Harbor's TinkerLLM returns no ids of a reply that was
     cut off, and opens a session for each checkpoint.)"""
 
-    # By URL and key. A service has a session with Tinker and about 11 file descriptors, so the
-    # clients of all checkpoints share it. After an error its entry is deleted, because the session
-    # may have ended, and the next client opens a new one.
+    # A service for each URL and key, which the clients of all checkpoints share, because it has a
+    # session with Tinker and about 11 file descriptors. `discard` removes it, because the session
+    # may have ended.
     services: ClassVar[dict[tuple, Any]] = {}
 
     def __init__(
@@ -1229,20 +1231,20 @@ class TinkerClient(TokenClient):
             self._renderer = get_renderer(name, self._tokenizer)
             # A list of token ids, or of texts: the renderer role_colon has one text.
             stop = self._renderer.get_stop_sequences()
-            # What `generate` removes from the end of a reply's text.
+            # What `generate` removes from the end of a reply's text, in this order: a stop
+            # sequence, the eos_token of a base model, what Inkling has before its stop token.
             self._endings = [s if isinstance(s, str) else self._tokenizer.decode([s]) for s in stop]
             # Some tokenizers have no such method, and make no special token of any text.
             has_names = hasattr(self._tokenizer, "get_added_vocab")
             names = self._tokenizer.get_added_vocab() if has_names else []
-        # They are removed in this order: a stop token, the eos_token of a base model, and the
-        # <|end_message|> that Inkling has before its stop token.
         self._endings += [self._tokenizer.eos_token or "", "<|end_message|>"]
         # Skip single characters and blanks, which some vocabularies add: any text may hold them.
         self.special_tokens = [re.escape(name) for name in names if len(name.strip()) > 1]
         parameters = tinker.SamplingParams.model_fields
         sampling = {name: value for name, value in args.items() if name in parameters}
         self._params = tinker.SamplingParams(stop=stop, **sampling)
-        # A misspelt name has to fail: `create_sampling_client` refuses it, SamplingParams does not.
+        # Names that SamplingParams does not have go to `create_sampling_client`, which refuses
+        # unknown ones. So a misspelt name fails.
         client_args = {name: value for name, value in args.items() if name not in parameters}
         source = {"model_path": options.model_path} if options.model_path else {"base_model": model}
         self._source = source | client_args
@@ -1355,8 +1357,8 @@ NEUTRAL_SAMPLING = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty
 
 
 def model_names(cards: list[dict], is_sglang: bool) -> list[str]:
-    """The names of a server's models. An adapter's name is "sql" on vLLM, and "base:sql" on SGLang,
-    which samples the base model for plain "sql"."""
+    """The names by which to ask a server for its models. A LoRA adapter "sql" is "sql" on vLLM, and
+    "base:sql" on SGLang, which samples the base model for plain "sql"."""
     return [
         f"{card['parent']}:{card['id']}" if is_sglang and card.get("parent") else card["id"]
         for card in cards
@@ -1567,9 +1569,9 @@ def turns_of(context: AgentContext) -> Iterator[Turn]:
 
 
 def write_file(path: Path, parts: Iterable[bytes]) -> None:
-    """Write a file into the log folder, where a script may have left a link or a pipe of that name.
-    So write a new file beside the log folder, where no script reaches it, and rename it over the
-    old one, which is never opened. Raises OSError, also if a script has left a folder there."""
+    """Write a file into the log folder. A script can write there, too, and leave a link or a pipe
+    of that name. So write a new file beside the log folder, and rename it over that one, which is
+    never opened. Raises OSError, also if a script has left a folder of that name."""
     fresh = path.parent.parent / f".{path.name}.{uuid4().hex}"
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -1586,9 +1588,7 @@ def valid_text(text: str | None) -> str:
     return (text or "").replace("\0", "").encode("utf-8", "replace").decode()
 
 
-# A Markdown parser that knows only paragraphs ("zero"), fences, lists (for fences in list items),
-# and code that is indented by four blanks (a fence in it does not count). "inline" is off: what is
-# in a line does not matter.
+# A parser of Markdown's fences, and of what decides if ``` is a fence: lists and indented code.
 _MARKDOWN = MarkdownIt("zero").enable(["fence", "list", "code"]).disable("inline")
 
 
@@ -1602,7 +1602,7 @@ def fenced_blocks(text: str, *languages: str) -> list[str] | None:
     for token in _MARKDOWN.parse(f"{text}\n"):
         if token.type != "fence":
             continue
-        # `map` counts the lines of both fences, too. An open block lacks one.
+        # `map` spans the opening fence, the content and the closing fence.
         first_line, end_line = token.map
         if end_line - first_line != token.content.count("\n") + 2:
             is_any_open = True
@@ -1614,29 +1614,28 @@ def fenced_blocks(text: str, *languages: str) -> list[str] | None:
 
 # ---- scripts
 #
-# MARK is a random word, another one for each script. `run_script` sends one command. It writes the
-# script and a bash program, the runner, into files MARK.*, and then replaces itself by the runner
-# (`exec`), which runs the script under `timeout`, and prints :MARK:CODE:OUTPUT IN BASE64:
+# Each script has a random MARK. `start_command` writes the script and a bash program, the runner,
+# into files MARK.*, and becomes the runner (by bash's `exec`). The runner runs the script under
+# `timeout`, and prints :MARK:EXIT CODE:OUTPUT: (the output in base64, because `environment.exec`
+# returns text, and a script may print any bytes). bash 4.2 and coreutils are needed.
 #
-# - The script is a file, and no argument of bash, because models write `pkill -f python`, which
-#   kills each process with "python" in its command line. So is the runner.
+# - The script and the runner are files, and no arguments of bash, because models write
+#   `pkill -f python`, which kills each process with "python" in its command line.
 # - The output goes into a file, because a pipe would stay open, and hold the script up, as long as
 #   a server that the script has started.
 # - The files are in /dev/shm, which is memory of a bounded size: a script that prints without end
 #   does not fill the host's disk.
-# - Each block is a file, MARK.block1 and so on, and MARK.script reads them: then bash warns if a
-#   block lacks the end of a here-document. In one file that would take the next block, too.
+# - Each block is a file, MARK.block1 and so on, and MARK.script reads them. In one file a
+#   here-document that lacks its end would silently swallow the next block. Here bash warns.
 # - All that the script has started has BASIC_LOOP_MARK=MARK in its environment. It lives on after
 #   the script, as a server has to. `kill_script` kills it if the time limit is reached, if no
 #   answer comes, or if the run is cancelled.
 
-# The runner. Its arguments are the time limit in seconds, and the bytes of output that the model
-# sees. It prints :MARK:CODE:BASE64: (base64, because `exec` returns text, and a script may print
-# any bytes). It needs bash 4.2 and coreutils.
+# Its arguments are the time limit in seconds, and the bytes of output that the model sees.
 _RUNNER = r"""
 exec </dev/null 2>/dev/null
 name=${0%.runner} seconds=$1 shown=$2 half=$(($2 / 2))
-# KILL ends `timeout`, too, so its exit code is 137 then. (That of uutils is 124.)
+# At the time limit the exit code is 137, and 124 with the coreutils in Rust.
 timeout -s KILL "$seconds" bash "$name.script" >>"$name.output" 2>&1
 code=$?
 # If the script has removed its output, the size is 0.
@@ -1654,8 +1653,9 @@ printf ":%s:%s:" "$BASIC_LOOP_MARK" "$code"
 echo :
 rm -f "$name".*
 """
-# Kills each process that has inherited the mark, and its process group (-$pid), for a process that
-# was started with an empty environment (`env -i`). The exit code is that of rm.
+# Kills each process that has inherited the mark, and its process group (-$pid), in which a process
+# may have an empty environment (`env -i`). This command itself has no mark in its environment. Its
+# exit code is that of rm, and tells whether the environment still runs commands.
 _KILL = """
 for pid in $(grep -ls BASIC_LOOP_MARK={mark} /proc/[0-9]*/environ | cut -d / -f 3); do
   kill -9 $pid -$pid
@@ -1663,7 +1663,7 @@ done 2>/dev/null
 rm -f /dev/shm/{mark}.* /tmp/{mark}.*
 """
 # Each limit is for the case that the one before fails: `timeout` in the container (N seconds), the
-# agent's `asyncio.timeout` (N + 30), that of Harbor's `exec` (N + 60).
+# agent's `asyncio.timeout` (N + 30), that of `environment.exec` (N + 60).
 MARGIN_SEC = 30
 # The exit codes of `timeout` at its limit.
 TIMEOUT_CODES = (137, 124)
@@ -1687,12 +1687,15 @@ async def run_script(
         async with asyncio.timeout(seconds + MARGIN_SEC) as limit:
             result = await environment.exec(command, timeout_sec=seconds + 2 * MARGIN_SEC)
             printed = valid_text(result.stdout) + valid_text(result.stderr)
-    except BaseException as error:
-        is_too_late = isinstance(error, TimeoutError) and limit.expired()
-        if not is_too_late:
-            # The run was cancelled, or `exec` has failed.
+    except TimeoutError:
+        if not limit.expired():
+            # It is one of `environment.exec`.
             await kill_script(mark, environment)
             raise
+    except BaseException:
+        # The run was cancelled, or `environment.exec` has failed.
+        await kill_script(mark, environment)
+        raise
     answer = parse_answer(printed, mark)
     if answer is None:
         printed = printed[-shown_bytes:]
@@ -1701,8 +1704,8 @@ async def run_script(
         note = f"[No answer came in {seconds} seconds, or the script's runner has failed.]"
         return script_text(137, printed, note)
     code, output = answer
-    # A script knows the mark, and can print a false answer of any length. (The runner adds less
-    # than 200 characters.)
+    # A script can find its runner's stdout, and print a longer answer there. (The runner itself
+    # adds less than 200 characters.)
     output = output[: shown_bytes + 200]
     # A script may end with such a code by itself, so the time counts, too.
     if code in TIMEOUT_CODES and clock() - started >= seconds:
@@ -1717,8 +1720,8 @@ def start_command(blocks: list[str], mark: str, seconds: int, shown_bytes: int) 
     for n, block in enumerate(blocks, start=1):
         writes.append(f"printf %s {shlex.quote(block)} >$name.block{n}")
         writes.append(f'echo ". $name.block{n}" >>$name.script')
-    # If /dev/shm has no megabyte for script and output, or does not exist, use /tmp. (With -p the
-    # runner ignores the BASH_ENV and SHELLOPTS of an image.)
+    # If /dev/shm has no megabyte for script and output, or does not exist, use /tmp. (-p: the
+    # runner ignores an image's BASH_ENV and SHELLOPTS. The script itself does not.)
     return f"""
 export BASIC_LOOP_MARK={mark}
 name=/dev/shm/{mark}
