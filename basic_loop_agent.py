@@ -231,11 +231,10 @@ class Turn(LLMResponse):
     def continues(self, earlier: Turn) -> bool:
         """True if the prompt begins with the ids of an earlier turn."""
         n_ids = len(earlier.prompt_token_ids) + len(earlier.completion_token_ids)
-        if len(self.prompt_token_ids) < n_ids:
-            return False
         # One by one: slices would copy both prompts, and each may have 100,000s of ids.
-        earlier_ids = itertools.chain(earlier.prompt_token_ids, earlier.completion_token_ids)
-        return all(map(operator.eq, earlier_ids, self.prompt_token_ids))
+        ids = itertools.chain(earlier.prompt_token_ids, earlier.completion_token_ids)
+        is_equal = map(operator.eq, ids, self.prompt_token_ids)
+        return len(self.prompt_token_ids) >= n_ids and all(is_equal)
 
 
 class AbortedError(RuntimeError):
@@ -578,7 +577,7 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         # Later turns without ids are no error: they are left out of the rollout, and counted.
         ids = (turn.prompt_token_ids, turn.completion_token_ids, turn.logprobs)
         is_first = len(self.turns) == 1 and turn.finish_reason == "stop"
-        if self.options.collect_rollout_details and is_first and None in ids:
+        if is_first and self.options.collect_rollout_details and None in ids:
             raise RuntimeError("no token ids or logprobs came: set collect_rollout_details=false")
         return turn
 
@@ -611,8 +610,8 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
             self._server_is_down = True
         if meaning != "context is full":
             forget_client(self.client)
-        source = f"{type(failure).__name__} of {self.client.url or 'the server'}"
-        raise ApiError(f"{source}: {text}") from failure
+        server = self.client.url or "the server"
+        raise ApiError(f"{type(failure).__name__} of {server}: {text}") from failure
 
     def _add_turn(self, turn: Turn, prompt: str) -> None:
         turn.sent_text = prompt
@@ -704,7 +703,7 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         except asyncio.CancelledError:
             stop_reason = StopReason.CANCELLED
             raise
-        except ApiError:
+        except (ApiError, RuntimeRequestError):
             raise
         except Exception as error:
             if not (isinstance(error, TimeoutError) and timer.expired()):
@@ -1248,8 +1247,7 @@ class TinkerClient(TokenClient):
         client_args = {name: value for name, value in args.items() if name not in parameters}
         source = {"model_path": options.model_path} if options.model_path else {"base_model": model}
         self._source = source | client_args
-        self._model, self._given_limit = model, options.context_limit
-        self._service = None
+        self._model, self._given_limit, self._service = model, options.context_limit, None
         # If one of these is None, the SDK finds its own.
         self._login = (("base_url", url), ("api_key", key))
 
@@ -1356,13 +1354,17 @@ SPECIAL_TOKENS = [
 NEUTRAL_SAMPLING = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
 
 
-def model_names(cards: list[dict], is_sglang: bool) -> list[str]:
-    """The names by which to ask a server for its models. A LoRA adapter "sql" is "sql" on vLLM, and
-    "base:sql" on SGLang, which samples the base model for plain "sql"."""
-    return [
-        f"{card['parent']}:{card['id']}" if is_sglang and card.get("parent") else card["id"]
-        for card in cards
-    ]
+def context_limits(cards: list[dict], is_sglang: bool) -> dict[str, int]:
+    """The context limit of each model on a server, by the name to ask for it. A LoRA adapter "sql"
+    is "sql" on vLLM, and "base:sql" on SGLang, which samples the base model for plain "sql"."""
+    # An adapter has no limit of its own. The largest is that of its base model.
+    largest = max(card["max_model_len"] or 0 for card in cards)
+    limits = {}
+    for card in cards:
+        base = is_sglang and card.get("parent")
+        name = f"{base}:{card['id']}" if base else card["id"]
+        limits[name] = card["max_model_len"] or largest
+    return limits
 
 
 class ServerClient(TokenClient):
@@ -1406,12 +1408,11 @@ class ServerClient(TokenClient):
         http = self._http.with_options(timeout=FIRST_RESPONSE_SEC, max_retries=1)
         try:
             # cast_to=object: the response is plain JSON.
-            cards = (await http.get("/v1/models", cast_to=object))["data"]
-            names = model_names(cards, self._is_sglang)
-            if self._model not in names:
-                raise ValueError(f"its models are {names}")
-            # An adapter has no limit of its own. The largest is that of its base model.
-            limit = max(card["max_model_len"] or 0 for card in cards)
+            response = await http.get("/v1/models", cast_to=object)
+            limits = context_limits(response["data"], self._is_sglang)
+            if self._model not in limits:
+                raise ValueError(f"its models are {list(limits)}")
+            limit = limits[self._model]
             self.context_limit = min(limit, self._given_limit or limit)
         except (APIError, KeyError, TypeError, ValueError) as error:
             raise ApiError(
@@ -1751,10 +1752,9 @@ def parse_answer(printed: str, mark: str) -> tuple[int, str] | None:
 async def kill_script(mark: str, environment: BaseEnvironment) -> bool:
     """Kill a script and what it has started, and remove its files. Returns whether the environment
     has done so: it may be gone."""
-    command = _KILL.format(mark=mark)
     try:
         async with asyncio.timeout(MARGIN_SEC):
-            result = await environment.exec(command, timeout_sec=2 * MARGIN_SEC)
+            result = await environment.exec(_KILL.format(mark=mark), timeout_sec=2 * MARGIN_SEC)
     except Exception:
         return False
     return result.return_code == 0

@@ -1462,7 +1462,7 @@ class TestEndings:
         gone = ExecResult(stdout="", stderr="the container is not running", return_code=1)
         environment = FakeEnvironment("", gone, gone)
         failed = tinker.new_run([bash("a"), bash("b"), bash("c")], environment, max_turns=9)
-        with pytest.raises(RuntimeRequestError, match="the container is not running"):
+        with pytest.raises(RuntimeRequestError, match=r"^the environment .*: the container is"):
             failed.follow()
         assert (failed.stop_reason, len(tinker.sampled)) == ("error", 2)
 
@@ -2733,9 +2733,12 @@ class TestVllm:
         done = vllm.run([Reply(answer={"usage": usage})])
         assert done.context.n_cache_tokens == 40
 
-    def test_an_adapter_has_the_context_limit_of_its_base_model(self, vllm, monkeypatch):
+    @columns("own_limit").rows(
+        of_an_adapter_is_its_base_models=None, of_another_model_is_its_own=99
+    )
+    def test_the_context_limit(self, own_limit, vllm, monkeypatch):
         base = {"id": "base", "max_model_len": 100}
-        adapter = {"id": vllm.options["model_name"], "max_model_len": None}
+        adapter = {"id": vllm.options["model_name"], "max_model_len": own_limit}
         usual = vllm.answer
 
         def answer(path: str, body: dict[str, Any]) -> dict[str, Any]:
@@ -2744,7 +2747,7 @@ class TestVllm:
         monkeypatch.setattr(vllm, "answer", answer)
         vllm.run(max_tokens=99_999)
         (body,) = vllm.bodies("/v1/completions")
-        assert body["max_tokens"] == 100 - len(body["prompt"])
+        assert body["max_tokens"] == (own_limit or 100) - len(body["prompt"])
 
     @columns("given limit").rows(servers=(None, 8192), higher=(9000, 8192), lower=(300, 300))
     def test_vllms_context_limit_is_the_smaller_one(self, given, limit, vllm):
