@@ -2080,10 +2080,17 @@ class TestScripts:
         without_its_runner=(f"kill -9 {RUNNER}", 9),
     )
     def test_a_script_leaves_no_file_of_its_own(self, script, seconds, shell):
-        before = {*os.listdir("/dev/shm"), *os.listdir("/tmp")}
+        real_exec, commands = shell.exec, []
+
+        def exec_and_note(command: str, timeout_sec: int) -> Any:
+            commands.append(command)
+            return real_exec(command, timeout_sec)
+
+        shell.exec = exec_and_note
         run_shell(shell, script, seconds=seconds)
-        left = {*os.listdir("/dev/shm"), *os.listdir("/tmp")} - before
-        assert [name for name in left if re.match(r"[0-9a-f]{8}\.", name)] == []
+        mark = re.search(r"BASIC_LOOP_MARK=(\w+)", commands[0])[1]
+        left = [*os.listdir("/dev/shm"), *os.listdir("/tmp")]
+        assert [name for name in left if name.startswith(mark)] == []
 
     # ---- what goes on, and what is killed
 
