@@ -1652,7 +1652,7 @@ printf ":%s:%s:" "$BASIC_LOOP_MARK" "$code"
   fi
 } | base64
 echo :
-rm -f "$name".*
+rm -rf "$name".*
 """
 # Kills each process that has inherited the mark, and its process group (-$pid), in which a process
 # may have an empty environment (`env -i`). This command itself has no mark in its environment. Its
@@ -1661,7 +1661,7 @@ _KILL = """
 for pid in $(grep -ls BASIC_LOOP_MARK={mark} /proc/[0-9]*/environ | cut -d / -f 3); do
   kill -9 $pid -$pid
 done 2>/dev/null
-rm -f /dev/shm/{mark}.* /tmp/{mark}.*
+rm -rf /dev/shm/{mark}.* /tmp/{mark}.*
 """
 # Each limit is for the case that the one before fails: `timeout` in the container (N seconds), the
 # agent's `asyncio.timeout` (N + 30), that of `environment.exec` (N + 60).
