@@ -283,8 +283,9 @@ class ModelClient:
         **other: Any,
     ) -> Turn:
         """Sample a reply, and split off its thinking. `prompt` is the text of the new message,
-        which is not in `message_history` yet. `other` holds what else Chat passes. Raises
-        ContextLengthExceededError if there is no room for a reply, and any error of the server."""
+        which is not in `message_history` yet. `other` holds what else Chat passes. While the server
+        is busy, this is called again with the same request. Raises ContextLengthExceededError if
+        there is no room for a reply, and any error of the server."""
         raise NotImplementedError
 
     def escape_special_tokens(self, text: str) -> str:
@@ -493,8 +494,8 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
     async def converse(self, environment: BaseEnvironment) -> StopReason | str:
         """Sample a reply, run its script, send the script's output with the next `sample`, and so
         on. Returns why the run ended: a StopReason, or a word of your own. A subclass may `tell`
-        something and call this again: the run goes on, unless `max_turns` turns were made, which
-        are counted over all calls."""
+        something and call this again: the run goes on. If `max_turns` turns were made, counted over
+        all calls, it ends with MAX_TURNS instead, and the text opens the next step."""
         while len(self.turns) < self.options.max_turns:
             try:
                 turn = await self.sample()
@@ -1618,7 +1619,7 @@ def fenced_blocks(text: str, *languages: str) -> list[str] | None:
 # Each script has a random MARK. `start_command` writes the script and a bash program, the runner,
 # into files MARK.*, and becomes the runner (by bash's `exec`). The runner runs the script under
 # `timeout`, and prints :MARK:EXIT CODE:OUTPUT: (the output in base64, because `environment.exec`
-# returns text, and a script may print any bytes). bash 4.2 and coreutils are needed.
+# returns text, and a script may print any bytes). bash 4.2, coreutils and grep are needed.
 #
 # - The script and the runner are files, and no arguments of bash, because models write
 #   `pkill -f python`, which kills each process with "python" in its command line.
@@ -1636,7 +1637,6 @@ def fenced_blocks(text: str, *languages: str) -> list[str] | None:
 _RUNNER = r"""
 exec </dev/null 2>/dev/null
 name=${0%.runner} seconds=$1 shown=$2 half=$(($2 / 2))
-# At the time limit the exit code is 137, and 124 with the coreutils in Rust.
 timeout -s KILL "$seconds" bash "$name.script" >>"$name.output" 2>&1
 code=$?
 # If the script has removed its output, the size is 0.
@@ -1666,7 +1666,7 @@ rm -rf /dev/shm/{mark}.* /tmp/{mark}.*
 # Each limit is for the case that the one before fails: `timeout` in the container (N seconds), the
 # agent's `asyncio.timeout` (N + 30), that of `environment.exec` (N + 60).
 MARGIN_SEC = 30
-# The exit codes of `timeout` at its limit.
+# The exit codes of `timeout` at its limit: 137, and 124 with the coreutils in Rust.
 TIMEOUT_CODES = (137, 124)
 
 
