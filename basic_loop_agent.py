@@ -13,8 +13,8 @@ Harbor calls `run` or `resume` once per instruction: once for most trials, once 
 with several steps. A run is one such call. A turn is one model call and its reply. A rollout is the
 token ids and log-probabilities of a run's turns. The answer is the last reply, without thinking.
 
-The model's scripts run in the task's container. Of the host's files they can write only to those in
-the agent's log folder. The agent sets no limit to the disk and memory that they use.
+The model's scripts run in the task's container, where nothing limits the disk and the memory that
+they use. Of the host's files they can write only to those in the agent's log folder.
 """
 
 from __future__ import annotations
@@ -238,13 +238,8 @@ class Turn(LLMResponse):
 
 
 class AbortedError(RuntimeError):
-    """The server has stopped before the reply was complete, for instance to load new weights.
-    `partial` has the prompt and all tokens sampled for this reply so far; None if there are none.
-    The agent waits, as for a busy server, and calls the client again."""
-
-    def __init__(self, partial: Turn | None) -> None:
-        super().__init__("the server has aborted the reply")
-        self.partial = partial
+    """The server has stopped before the reply was complete, for instance to load new weights. The
+    agent waits, as for a busy server, and calls the client again with the same request."""
 
 
 @dataclass
@@ -255,9 +250,9 @@ class Request:
         previous: The last turn, with whose ids the next prompt begins (TokenClient.next_prompt).
             None: this is the first turn, or the conversation was edited, so all is rendered.
         session_id: For a router with sticky sessions.
-        partial: The part of the reply that was sampled before the server aborted it. The agent sets
-            it after an AbortedError, and the next call goes on from there. If the run ends first,
-            the agent records the part as a turn.
+        partial: The part of the reply that was sampled so far: its prompt and its tokens. A client
+            sets it if the server aborts the reply, and goes on from it when it is called again. If
+            the run ends first, the agent records the part as a turn.
     """
 
     previous: Turn | None = None
@@ -605,8 +600,6 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
                 raise ContextLengthExceededError(text) from failure
             if not (meaning == "busy" or (meaning == "down" and has_replied)):
                 break
-            if isinstance(failure, AbortedError):
-                request.partial = failure.partial
             self.logger.warning(f"the model's server has failed: {text}")
             self._server_is_down = True
         if meaning != "context is full":
@@ -1110,7 +1103,9 @@ class TokenClient(ModelClient, ABC):
         turn = joined(so_far, part)
         if part.finish_reason == "abort":
             # A part without ids or logprobs is of no use: go on from the parts before it.
-            raise AbortedError(turn if part.is_trainable else request.partial)
+            if part.is_trainable:
+                request.partial = turn
+            raise AbortedError("the server has aborted the reply")
         return without_thinking(turn)
 
     async def start_reply(self, messages: list[dict], previous: Turn | None) -> Turn:
@@ -1616,58 +1611,48 @@ def fenced_blocks(text: str, *languages: str) -> list[str] | None:
 
 # ---- scripts
 #
-# Each script has a random MARK. `start_command` writes the script and a bash program, the runner,
-# into files MARK.*, and becomes the runner (by bash's `exec`). The runner runs the script under
-# `timeout`, and prints :MARK:EXIT CODE:OUTPUT: (the output in base64, because `environment.exec`
-# returns text, and a script may print any bytes). bash 4.2, coreutils and grep are needed.
+# 1. `start_command` makes a command for `environment.exec`. It writes two files, the script and the
+#    runner, and becomes the runner (by bash's `exec`). Their names begin with a random MARK.
+# 2. The runner runs the script. Its answer is :MARK:EXIT CODE:OUTPUT: with the output in base64,
+#    because `environment.exec` returns text, and a script may print any bytes. That of `echo hello`
+#    is :3f2a19bc:0:aGVsbG8K:
+# 3. If there is no answer, or if the time limit is reached, `kill_script` kills the script and what
+#    it has started. Otherwise a server that the script has started lives on.
 #
-# - The script and the runner are files, and no arguments of bash, because models write
-#   `pkill -f python`, which kills each process with "python" in its command line.
-# - The output goes into a file, because a pipe would stay open, and hold the script up, as long as
-#   a server that the script has started.
-# - The files are in /dev/shm, which is memory of a bounded size: a script that prints without end
-#   does not fill the host's disk.
-# - Each block is a file, MARK.block1 and so on, and MARK.script reads them. In one file a
-#   here-document that lacks its end would silently swallow the next block. Here bash warns.
-# - All that the script has started has BASIC_LOOP_MARK=MARK in its environment. It lives on after
-#   the script, as a server has to. `kill_script` kills it if the time limit is reached, if no
-#   answer comes, or if the run is cancelled.
+# The script and the runner are files, because an argument of bash would be seen by commands such as
+# `pkill -f python`, which models write. The output is a file, because a server would hold a pipe
+# open. The files are in /dev/shm, which is memory of a bounded size, or else in /tmp.
+#
+# The environment needs bash 4.2, coreutils and grep.
 
 # Its arguments are the time limit in seconds, and the bytes of output that the model sees.
 _RUNNER = r"""
-exec </dev/null 2>/dev/null
-name=${0%.runner} seconds=$1 shown=$2 half=$(($2 / 2))
-timeout -s KILL "$seconds" bash "$name.script" >>"$name.output" 2>&1
-code=$?
-# If the script has removed its output, the size is 0.
-size=$(stat -c %s "$name.output" || echo 0)
+exec 2>/dev/null
+name=${0%.runner} seconds=$1 shown=$2 half=$(($2 / 2)) code=0
+timeout -s KILL "$seconds" bash "$name.script" </dev/null >>"$name.output" 2>&1 || code=$?
 printf ":%s:%s:" "$BASIC_LOOP_MARK" "$code"
 {
-  if [ "$size" -le "$shown" ]; then
-    head -c "$shown" "$name.output"
-  else
+  size=$(stat -c %s "$name.output")
+  if [ "$size" -gt "$shown" ]; then
     head -c "$half" "$name.output"
     printf "\n[... %s bytes left out ...]\n" "$((size - 2 * half))"
     tail -c "$half" "$name.output"
+  else
+    head -c "$shown" "$name.output"
   fi
+  echo >>"$name.output" || printf "\n[The output is incomplete: %s is full.]" "${name%/*}"
 } | base64
 echo :
-rm -rf "$name".*
+rm -rf {/dev/shm,/tmp}/"$BASIC_LOOP_MARK".*
 """
-# Kills each process that has inherited the mark, and its process group (-$pid), in which a process
-# may have an empty environment (`env -i`). This command itself has no mark in its environment. Its
-# exit code is that of rm, and tells whether the environment still runs commands.
+# The mark is in the environment of the script and of all that it starts. The exit code is that of
+# rm, and tells whether the environment still runs commands.
 _KILL = """
-for pid in $(grep -ls BASIC_LOOP_MARK={mark} /proc/[0-9]*/environ | cut -d / -f 3); do
-  kill -9 $pid -$pid
-done 2>/dev/null
+kill -9 $(grep -ls BASIC_LOOP_MARK={mark} /proc/[0-9]*/environ | cut -d / -f 3) 2>/dev/null
 rm -rf /dev/shm/{mark}.* /tmp/{mark}.*
 """
-# Each limit is for the case that the one before fails: `timeout` in the container (N seconds), the
-# agent's `asyncio.timeout` (N + 30), that of `environment.exec` (N + 60).
+# After a script's time limit the agent waits so long for the answer, and then as long for the kill.
 MARGIN_SEC = 30
-# The exit codes of `timeout` at its limit: 137, and 124 with the coreutils in Rust.
-TIMEOUT_CODES = (137, 124)
 
 
 async def run_script(
@@ -1679,20 +1664,18 @@ async def run_script(
     mark = uuid4().hex[:8]
     command = start_command(blocks, mark, seconds, shown_bytes)
     # The command becomes one argument of a process: Linux takes 131,072 bytes, Modal 65,536.
-    if len(command.encode()) > 65_000:
+    if len(command) > 65_000:
         return script_text(126, "[Nothing was run: the script is too long. Split it.]")
     clock = asyncio.get_running_loop().time
     started = clock()
     printed = ""
     try:
-        async with asyncio.timeout(seconds + MARGIN_SEC) as limit:
+        async with asyncio.timeout(seconds + MARGIN_SEC):
+            # The environment's own limit comes last: some have a short one if none is given.
             result = await environment.exec(command, timeout_sec=seconds + 2 * MARGIN_SEC)
             printed = valid_text(result.stdout) + valid_text(result.stderr)
     except TimeoutError:
-        if not limit.expired():
-            # It is one of `environment.exec`.
-            await kill_script(mark, environment)
-            raise
+        pass
     except BaseException:
         # The run was cancelled, or `environment.exec` has failed.
         await kill_script(mark, environment)
@@ -1705,11 +1688,10 @@ async def run_script(
         note = f"[No answer came in {seconds} seconds, or the script's runner has failed.]"
         return script_text(137, printed, note)
     code, output = answer
-    # A script can find its runner's stdout, and print a longer answer there. (The runner itself
-    # adds less than 200 characters.)
+    # The runner adds less than 200 characters. More was written by a script in its place.
     output = output[: shown_bytes + 200]
-    # A script may end with such a code by itself, so the time counts, too.
-    if code in TIMEOUT_CODES and clock() - started >= seconds:
+    # The exit code alone does not tell: a script that uses too much memory has the same one.
+    if code and clock() - started >= seconds:
         await kill_script(mark, environment)
         return script_text(code, output, f"[The time limit of {seconds} seconds was reached.]")
     return script_text(code, output)
@@ -1717,18 +1699,16 @@ async def run_script(
 
 def start_command(blocks: list[str], mark: str, seconds: int, shown_bytes: int) -> str:
     """The command that writes the files, and becomes the runner."""
-    writes = [f"printf %s {shlex.quote(_RUNNER)} >$name.runner"]
-    for n, block in enumerate(blocks, start=1):
-        writes.append(f"printf %s {shlex.quote(block)} >$name.block{n}")
-        writes.append(f'echo ". $name.block{n}" >>$name.script')
-    # If /dev/shm has no megabyte for script and output, or does not exist, use /tmp. (-p: the
-    # runner ignores an image's BASH_ENV and SHELLOPTS. The script itself does not.)
+    # By `eval`, because a here-document that lacks its end would swallow the next block.
+    script = "\n".join(f"eval {shlex.quote(block)}" for block in blocks)
+    encoded = base64.b64encode(script.encode()).decode()
     return f"""
 export BASIC_LOOP_MARK={mark}
-name=/dev/shm/{mark}
-head -c 1000000 /dev/zero >$name.room || name=/tmp/{mark}
-rm -f /dev/shm/{mark}.room
-{" && ".join(writes)} && exec bash -p $name.runner {seconds} {shown_bytes}
+for name in /dev/shm/{mark} /tmp/{mark}; do
+  echo {encoded} | base64 -d >$name.script &&
+    printf %s {shlex.quote(_RUNNER)} >$name.runner &&
+    exec bash $name.runner {seconds} {shown_bytes}
+done
 """
 
 
@@ -1750,8 +1730,8 @@ def parse_answer(printed: str, mark: str) -> tuple[int, str] | None:
 
 
 async def kill_script(mark: str, environment: BaseEnvironment) -> bool:
-    """Kill a script and what it has started, and remove its files. Returns whether the environment
-    has done so: it may be gone."""
+    """Kill a script and what it has started, and remove its files. Returns False if the environment
+    does not run this: it may be gone."""
     try:
         async with asyncio.timeout(MARGIN_SEC):
             result = await environment.exec(_KILL.format(mark=mark), timeout_sec=2 * MARGIN_SEC)

@@ -13,10 +13,10 @@ The scripted model takes the place of a client that the subclass builds itself.
 """
 
 import asyncio
+import base64
 import importlib
 import os
 import re
-import shlex
 from asyncio.subprocess import PIPE
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,6 +33,8 @@ os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
 
 # The one script that HostEnvironment runs, what the model is told of it, and the model's replies.
 SCRIPT = "echo hello from the script"
+# The same, as the agent writes it into a file.
+ENCODED = base64.b64encode(f"eval '{SCRIPT}\n'".encode()).decode()
 OUTPUT = "Exit code: 0\nOutput:\nhello from the script"
 REPLIES = (f"I will try a command.\n\n```bash\n{SCRIPT}\n```", "Hello, world!")
 module, _, name = os.environ.get("AGENT", "basic_loop_agent:BasicLoopAgent").partition(":")
@@ -135,7 +137,7 @@ class HostEnvironment(BaseEnvironment):
     @staticmethod
     async def exec(command: str, **kwargs: Any) -> ExecResult:
         """Run a command of the agent that holds this file's own script, and no other."""
-        if "BASIC_LOOP_MARK" in command and shlex.quote(f"{SCRIPT}\n") not in command:
+        if "BASIC_LOOP_MARK" in command and f"echo {ENCODED} |" not in command:
             raise RuntimeError("this environment runs no script but its own")
         arguments = ("bash", "-c", command)
         process = await asyncio.create_subprocess_exec(*arguments, stdout=PIPE, stderr=PIPE)
