@@ -23,9 +23,7 @@ import asyncio
 import base64
 import concurrent.futures
 import copy
-import itertools
 import math
-import operator
 import os
 import re
 import shlex
@@ -230,11 +228,8 @@ class Turn(LLMResponse):
 
     def continues(self, earlier: Turn) -> bool:
         """True if the prompt begins with the ids of an earlier turn."""
-        n_ids = len(earlier.prompt_token_ids) + len(earlier.completion_token_ids)
-        # One by one: slices would copy both prompts, and each may have 100,000s of ids.
-        ids = itertools.chain(earlier.prompt_token_ids, earlier.completion_token_ids)
-        is_equal = map(operator.eq, ids, self.prompt_token_ids)
-        return len(self.prompt_token_ids) >= n_ids and all(is_equal)
+        ids = earlier.prompt_token_ids + earlier.completion_token_ids
+        return self.prompt_token_ids[: len(ids)] == ids
 
 
 class AbortedError(RuntimeError):
@@ -250,9 +245,9 @@ class Request:
         previous: The last turn, with whose ids the next prompt begins (TokenClient.next_prompt).
             None: this is the first turn, or the conversation was edited, so all is rendered.
         session_id: For a router with sticky sessions.
-        partial: The part of the reply that was sampled so far: its prompt and its tokens. A client
-            sets it if the server aborts the reply, and goes on from it when it is called again. If
-            the run ends first, the agent records the part as a turn.
+        partial: The client's note to itself: the part of the reply that it had sampled when the
+            server aborted it. The agent calls again with the same request, and the client goes on
+            from there. If the run ends first, the agent records the part as a turn.
     """
 
     previous: Turn | None = None
@@ -288,15 +283,16 @@ class ModelClient:
         return text
 
     def discard(self) -> None:
-        """Called when a call has failed for good. Forget what a new client would use again, such as
-        a session. Do not close this client: other trials may still use it."""
+        """Called when a call has failed for good. If the clients of this class share something,
+        such as a session, see that the next client opens a new one. Do not close this client: other
+        trials may still use it."""
 
 
 # ---- what an error means
 
 
-# Harbor 0.26 scores a trial that ended in an error, unless the name of the error's class is in its
-# ERROR_POLICIES. These two are, so a run that has failed raises one of them, and is not scored.
+# Harbor does not score a trial that raised an error with one of these names, so each run that has
+# failed raises one of them. (They are in its ERROR_POLICIES. Harbor 0.26 scores many other errors.)
 
 
 class ApiError(RuntimeError):
@@ -362,7 +358,8 @@ _clients: list[SharedClient] = []
 MAX_CLIENTS = 64
 # The service of `use_service`.
 _given_service: Any = None
-# A tokenizer raises "Already borrowed" if two threads use it at once.
+# The clients of a model share a tokenizer. One is built in a thread, while another one renders. If
+# two threads use a tokenizer at once, it raises "Already borrowed".
 _tokenizer_lock = threading.Lock()
 
 
@@ -394,8 +391,8 @@ class BasicLoopAgent(BaseAgent):
         unsent: The texts for the next `sample`, in order. `run`, `resume`, `tell` and `observe` add
             to this list. `sample` removes the texts that it has sent, once the reply has come. What
             is left at the end of a run opens the next step.
-        _last_turn: Like turns[-1], but kept from one run to the next, and never a part of a reply:
-            the next prompt begins with its ids. None before the first reply.
+        _last_turn: The last turn, also of an earlier run, with whose ids the next prompt begins.
+            None before the first reply. (turns[-1] may be a part of a reply, after an error.)
         _last_messages: A copy of `messages` after this turn, to notice if the loop edits them.
 
     Attributes of one run:
@@ -445,10 +442,10 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         api_base: str | None = DEFAULTS.api_base,
         **kw: Any,
     ) -> None:
-        """Create the agent of one trial. Callers pass these nine by name. `kw` holds the other
-        options of BasicLoopOptions and Harbor's arguments (logs_dir, extra_env, ...), of which
-        extra_env holds the variables of `--ae KEY=value`, such as API keys. Raises ValueError for a
-        bad option."""
+        """Create the agent of one trial. These nine keywords, with their defaults, are the
+        interface that callers know. `kw` holds the other options of BasicLoopOptions and Harbor's
+        arguments (logs_dir, extra_env, ...), of which extra_env holds the variables of `--ae
+        KEY=value`, such as API keys. Raises ValueError for a bad option."""
         # `extra_env` is not passed on: Harbor (0.16 and later) would give it to each command in the
         # container, and scripts could read the keys.
         self._agent_env = kw.pop("extra_env", None) or {}
@@ -732,7 +729,7 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         for name, value in totals.items():
             setattr(context, name, value)
         if ModelUsage:
-            # With it Harbor need not read trajectory.json, in whose place a script may put a pipe.
+            # Without it Harbor reads trajectory.json, and hangs if a script has made it a pipe.
             context.model_usage = {self.model_name: ModelUsage(**totals)}
         # SkyRL and verl call the number of turns n_episodes.
         metadata = {"stop_reason": stop_reason, "n_episodes": len(self.turns)}
@@ -780,8 +777,8 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         steps = []
         observation = ""
         for turn in self.turns:
-            # If only the last observation was sent, the step of that turn has it. Otherwise this is
-            # a step of the user.
+            # The last observation is in the step before. Anything else, also an observation with
+            # more text, is a step of the user.
             if turn.sent_text != observation:
                 steps.append({"source": "user", "message": turn.sent_text})
             steps.append(self.trajectory_step(turn))
@@ -881,7 +878,7 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
                     entry.client = client
                 except Exception as error:
                     entry.error = error
-                    # The next trial builds anew.
+                    # A trial that comes later builds anew.
                     _clients[:] = [other for other in _clients if other is not entry]
             if entry.error:
                 raise entry.error
@@ -985,8 +982,8 @@ def without_thinking(turn: Turn) -> Turn:
     text = turn.content.lstrip()
     for opening, closing in THINKING_TAGS.items():
         if text.startswith(opening):
-            # Look for the closing tag first: that of gpt-oss begins with its opening tag, and a
-            # reply without thinking begins with its closing tag.
+            # Take the closing tag first: that of gpt-oss is also all that stands before a reply
+            # without thinking, <|channel|>final<|message|>hi.
             thinking, _, answer = text.partition(closing)
             thinking = turn.reasoning_content + thinking.removeprefix(opening)
             return replace(turn, content=answer.lstrip(), reasoning_content=thinking)
@@ -1028,9 +1025,8 @@ def litellm_client(model: str, url: str | None, key: str | None, **args: Any) ->
 
     class CheckedLiteLLM(LiteLLM):
         def _extract_usage_info(self, response: Any) -> UsageInfo | None:
-            # Harbor's LiteLLM (0.13 to 0.26) has no hook for responses. This method sees each one,
-            # so its finish reason is checked here. After an error LiteLLM asks again, three times
-            # in all.
+            # A misuse, for want of a hook: of the methods of Harbor's LiteLLM (0.13 to 0.26) this
+            # one sees each response. After an error LiteLLM asks again, three times in all.
             if not response["choices"]:
                 raise ApiError("the server has sent no reply")
             choice = response["choices"][0]
@@ -1131,8 +1127,8 @@ class TokenClient(ModelClient, ABC):
         if previous and previous.prompt_token_ids and previous.completion_token_ids:
             reply = previous.completion_token_ids
             tail = await self._tail(messages)
-            # A complete reply ends in the stop token with which the tail begins (Inkling: in two).
-            # Do not repeat it. A reply that was cut off has none.
+            # Do not repeat the stop token: a complete reply ends in the token with which the tail
+            # begins (Inkling: in two tokens). A reply that was cut off shares none with it.
             n_shared = next((n for n in (2, 1) if reply[-n:] == tail[:n]), 0)
             if tail and (n_shared or previous.finish_reason != "stop"):
                 new_ids = reply + tail[n_shared:]
@@ -1143,8 +1139,12 @@ class TokenClient(ModelClient, ABC):
         """The tokens that the template writes after a reply, up to the next one.
 
         They depend only on the template, the system message and the new message. So render a short
-        conversation twice, with the replies "b" and "c", which are one token each. The first token
-        that differs is the reply. The tail is all that follows it. (Empty: no token differs.)
+        conversation twice, with the replies "b" and "c", which are one token each:
+
+            one      <|im_start|>user a<|im_end|><|im_start|>assistant b TAIL
+            other    <|im_start|>user a<|im_end|><|im_start|>assistant c TAIL
+
+        The tail follows the first token that differs. It is empty if no token does.
         """
 
         async def rendered(reply: str) -> list[int]:
@@ -1166,6 +1166,7 @@ def joined(so_far: Turn, part: Turn) -> Turn:
     usage.prompt_tokens = len(so_far.prompt_token_ids)
     usage.completion_tokens += n
     ids, logprobs = part.completion_token_ids, part.logprobs
+    # (routed_experts of the last part are those of all tokens: its prompt holds the parts before.)
     extra = so_far.extra | part.extra
     if "weight_versions" in part.extra:
         # `start` and `end` count the tokens of the part: add those of the parts before.
@@ -1186,8 +1187,8 @@ def joined(so_far: Turn, part: Turn) -> Turn:
 
 
 async def in_daemon_thread(function: Callable[[], Any]) -> Any:
-    """Like `asyncio.to_thread`, but the process can end meanwhile: Tinker's SDK waits for a silent
-    server for up to twelve minutes."""
+    """Like `asyncio.to_thread`, whose threads would keep the process from ending: Tinker's SDK
+    waits for a silent server for up to twelve minutes."""
     future = concurrent.futures.Future()
 
     def work() -> None:
@@ -1205,9 +1206,9 @@ class TinkerClient(TokenClient):
     """Tinker, by tinker-cookbook's renderer. (Harbor's TinkerLLM returns no ids of a reply that was
     cut off, and opens a session for each checkpoint.)"""
 
-    # A service for each URL and key, which the clients of all checkpoints share, because it has a
-    # session with Tinker and about 11 file descriptors. `discard` removes it, because the session
-    # may have ended.
+    # A second cache, of connections and not of clients: a service for each URL and key, which the
+    # clients of all checkpoints share, because it has a session with Tinker and about 11 file
+    # descriptors. `discard` removes it, because the session may have ended.
     services: ClassVar[dict[tuple, Any]] = {}
 
     def __init__(
@@ -1226,8 +1227,8 @@ class TinkerClient(TokenClient):
             self._renderer = get_renderer(name, self._tokenizer)
             # A list of token ids, or of texts: the renderer role_colon has one text.
             stop = self._renderer.get_stop_sequences()
-            # What `generate` removes from the end of a reply's text, in this order: a stop
-            # sequence, the eos_token of a base model, what Inkling has before its stop token.
+            # What `generate` removes from the end of a reply's text, one after the other: the stop
+            # sequence, the eos_token (of a base model), and what Inkling has before its stop token.
             self._endings = [s if isinstance(s, str) else self._tokenizer.decode([s]) for s in stop]
             # Some tokenizers have no such method, and make no special token of any text.
             has_names = hasattr(self._tokenizer, "get_added_vocab")
@@ -1272,7 +1273,7 @@ class TinkerClient(TokenClient):
             answer = tinker.RestClient(**dict(self._login)).get_server_capabilities()
             return answer.result().supported_models
         except tinker.APIStatusError:
-            # A server of your own may not tell its limits.
+            # A server of your own may not tell its limits. (With a wrong key `_open` fails.)
             return []
         except tinker.TinkerError:
             # A given service may need no key.
@@ -1599,7 +1600,8 @@ def fenced_blocks(text: str, *languages: str) -> list[str] | None:
     for token in _MARKDOWN.parse(f"{text}\n"):
         if token.type != "fence":
             continue
-        # `map` spans the opening fence, the content and the closing fence.
+        # `map` is the lines of the opening fence, of the content and of the closing fence, if there
+        # is one.
         first_line, end_line = token.map
         if end_line - first_line != token.content.count("\n") + 2:
             is_any_open = True
@@ -1619,17 +1621,23 @@ def fenced_blocks(text: str, *languages: str) -> list[str] | None:
 # 3. If there is no answer, or if the time limit is reached, `kill_script` kills the script and what
 #    it has started. Otherwise a server that the script has started lives on.
 #
-# The script and the runner are files, because an argument of bash would be seen by commands such as
-# `pkill -f python`, which models write. The output is a file, because a server would hold a pipe
-# open. The files are in /dev/shm, which is memory of a bounded size, or else in /tmp.
+# The script and the runner are files: if they were arguments of bash, a `pkill -f python` in the
+# script would kill the bash that runs it. The output is a file, because a server would hold a pipe
+# open. The files are in /dev/shm, because its size is bounded, and output without end would fill a
+# disk. If it cannot be written, they are in /tmp.
 #
 # The environment needs bash 4.2, coreutils and grep.
 
 # Its arguments are the time limit in seconds, and the bytes of output that the model sees.
 _RUNNER = r"""
+# The image may have set SHELLOPTS=errexit.
+set +e
+# Some environments mix stderr into stdout, where a message would spoil the answer.
 exec 2>/dev/null
-name=${0%.runner} seconds=$1 shown=$2 half=$(($2 / 2)) code=0
-timeout -s KILL "$seconds" bash "$name.script" </dev/null >>"$name.output" 2>&1 || code=$?
+name=${0%.runner} seconds=$1 shown=$2 half=$(($2 / 2))
+# A script may empty its output, by >/dev/stderr. Without >> zeros would fill the place.
+timeout -s KILL "$seconds" bash "$name.script" </dev/null >>"$name.output" 2>&1
+code=$?
 printf ":%s:%s:" "$BASIC_LOOP_MARK" "$code"
 {
   size=$(stat -c %s "$name.output")
@@ -1640,18 +1648,19 @@ printf ":%s:%s:" "$BASIC_LOOP_MARK" "$code"
   else
     head -c "$shown" "$name.output"
   fi
+  # If there is no room for a newline, output was lost.
   echo >>"$name.output" || printf "\n[The output is incomplete: %s is full.]" "${name%/*}"
 } | base64
 echo :
-rm -rf {/dev/shm,/tmp}/"$BASIC_LOOP_MARK".*
+rm -rf /dev/shm/"$BASIC_LOOP_MARK".* /tmp/"$BASIC_LOOP_MARK".*
 """
-# The mark is in the environment of the script and of all that it starts. The exit code is that of
-# rm, and tells whether the environment still runs commands.
+# The script and all that it starts have the mark in their environment. The exit code is that of rm,
+# and tells whether the environment still runs commands.
 _KILL = """
 kill -9 $(grep -ls BASIC_LOOP_MARK={mark} /proc/[0-9]*/environ | cut -d / -f 3) 2>/dev/null
 rm -rf /dev/shm/{mark}.* /tmp/{mark}.*
 """
-# After a script's time limit the agent waits so long for the answer, and then as long for the kill.
+# How long the agent waits for the answer after a script's time limit, and then for the kill.
 MARGIN_SEC = 30
 
 
@@ -1671,11 +1680,12 @@ async def run_script(
     printed = ""
     try:
         async with asyncio.timeout(seconds + MARGIN_SEC):
-            # The environment's own limit comes last: some have a short one if none is given.
+            # Some environments have a short limit of their own, unless a longer one is given.
             result = await environment.exec(command, timeout_sec=seconds + 2 * MARGIN_SEC)
+            # stderr says why there is no answer, such as "bash: not found".
             printed = valid_text(result.stdout) + valid_text(result.stderr)
     except TimeoutError:
-        pass
+        pass  # There is no answer.
     except BaseException:
         # The run was cancelled, or `environment.exec` has failed.
         await kill_script(mark, environment)
@@ -1688,10 +1698,9 @@ async def run_script(
         note = f"[No answer came in {seconds} seconds, or the script's runner has failed.]"
         return script_text(137, printed, note)
     code, output = answer
-    # The runner adds less than 200 characters. More was written by a script in its place.
-    output = output[: shown_bytes + 200]
-    # The exit code alone does not tell: a script that uses too much memory has the same one.
-    if code and clock() - started >= seconds:
+    # `timeout` gives 137 at its limit, and 124 if coreutils is the one in Rust. A script that was
+    # killed because it used too much memory has 137, too, so look at the clock.
+    if code in (137, 124) and clock() - started >= seconds:
         await kill_script(mark, environment)
         return script_text(code, output, f"[The time limit of {seconds} seconds was reached.]")
     return script_text(code, output)
@@ -1699,7 +1708,8 @@ async def run_script(
 
 def start_command(blocks: list[str], mark: str, seconds: int, shown_bytes: int) -> str:
     """The command that writes the files, and becomes the runner."""
-    # By `eval`, because a here-document that lacks its end would swallow the next block.
+    # An `eval` for each block, so that a here-document that lacks its end, or a syntax error, stays
+    # in its block. The exit code is that of the last one.
     script = "\n".join(f"eval {shlex.quote(block)}" for block in blocks)
     encoded = base64.b64encode(script.encode()).decode()
     return f"""

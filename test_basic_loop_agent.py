@@ -1933,7 +1933,7 @@ class TestScripts:
         whole=(":M:3:YQo=:", 0, told(3, "a")),
         after_other_text=("12:30:45 99:1\n:M:3:YQo=:\n", 0, told(3, "a")),
         with_other_ends_of_lines=(":M:3:YQ\r\no=\r\n:\r\n", 0, told(3, "a")),
-        a_success_at_the_limit=(":M:0::", 9, told(0, "(none)")),
+        another_code_at_the_limit=(":M:3::", 9, told(3, "(none)")),
         before_the_limit=(":M:124:YQo=:", 8, told(124, "a")),
         cut_in_a_byte=(":M:0:YQo", 0, told(137, f":M:0:YQo\n{NO_ANSWER}")),
         cut_between_bytes=(":M:0:YQo=", 0, told(137, f":M:0:YQo=\n{NO_ANSWER}")),
@@ -1953,9 +1953,8 @@ class TestScripts:
     @columns("printed").rows(
         no_answer=60_000 * "x",
         a_code_of_5000_digits=f":M:{5000 * '9'}:YQo=:",
-        an_output_of_30000_bytes=f":M:0:{40_000 * 'A'}:",
     )
-    def test_whatever_a_script_forges_the_text_is_short(self, printed):
+    def test_without_a_valid_answer_the_text_is_short(self, printed):
         """`max_output_bytes` are 99. A message of the agent has less than 300 more."""
         assert len(run_shell_that_prints(printed, shown_bytes=99)) < 400
 
