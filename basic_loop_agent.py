@@ -706,14 +706,13 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
             stop_reason = StopReason.ROLLOUT_TIMEOUT
         finally:
             self._record(stop_reason, context)
-            # In a thread, because it takes seconds to make JSON of all ids of a long run. With a
-            # shield, so that the files are written even if Harbor cancels this task meanwhile. If
-            # the run has failed, its error wins over that of the disk, which is logged.
+            # In a thread, because it takes seconds to make JSON of all ids of a long run. (`wait`
+            # does not cancel it if Harbor cancels this task meanwhile, and raises no error of it.)
             loop = asyncio.get_running_loop()
             writing = loop.run_in_executor(None, self._write_files, context)
-            disk_error = await asyncio.shield(writing)
-        if disk_error:
-            raise RuntimeRequestError(f"the log folder cannot be written: {disk_error}")
+            await asyncio.wait([writing])
+        # The run itself has not failed: now raise the error with which the writing ended, if any.
+        writing.result()
 
     def _record(self, stop_reason: StopReason | str, context: AgentContext) -> None:
         """Fill the context."""
@@ -743,17 +742,15 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
             metadata | self.metadata, fallback=str, inf_nan_mode="null"
         )
 
-    def _write_files(self, context: AgentContext) -> Exception | None:
-        """Write what the run leaves in the log folder. Returns an error, and does not raise it."""
+    def _write_files(self, context: AgentContext) -> None:
+        """Write what the run leaves in the log folder. Raises RuntimeRequestError."""
         answer = self.turns[-1].content if self.turns else ""
         try:
             # Without a turn this empties the file, which may hold the answer of the step before.
             write_file(self.logs_dir / "completion.txt", [valid_text(answer).encode()])
             write_file(self.logs_dir / "trajectory.json", self._trajectory(context))
         except Exception as error:
-            self.logger.error(f"the log folder cannot be written: {error}")
-            return error
-        return None
+            raise RuntimeRequestError(f"the log folder cannot be written: {error}") from error
 
     def _trajectory(self, context: AgentContext) -> Iterator[bytes]:
         """The parts of trajectory.json: a JSON object that ends in the list of steps. (A step at a
@@ -1272,14 +1269,9 @@ class TinkerClient(TokenClient):
         try:
             answer = tinker.RestClient(**dict(self._login)).get_server_capabilities()
             return answer.result().supported_models
-        except tinker.APIStatusError:
-            # A server of your own may not tell its limits. (With a wrong key `_open` fails.)
-            return []
         except tinker.TinkerError:
-            # A given service may need no key.
-            if _given_service:
-                return []
-            raise
+            # A server of your own may not tell its limits. (With a wrong key `_open` fails, too.)
+            return []
 
     def _open(self) -> None:
         import tinker
