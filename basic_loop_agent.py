@@ -14,7 +14,7 @@ with several steps. A run is one such call. A turn is one model call and its rep
 token ids and log-probabilities of a run's turns. The answer is the last reply, without thinking.
 
 The model's scripts run in the task's container, where nothing limits the disk and the memory that
-they use. Of the host's files they can write only to those in the agent's log folder.
+they use. The container may have the agent's log folder as a mount, where they can write, too.
 """
 
 from __future__ import annotations
@@ -317,7 +317,8 @@ PAUSES_SEC = (0, 1, 2, 4, *[5] * 119)
 
 
 def meaning_of(error: Exception) -> Literal["context is full", "busy", "down", "failed"]:
-    """What an error of a client means."""
+    """What an error of a client means. "busy" is waited for, and so is "down", but not before the
+    first reply. "context is full" ends the run, and "failed" makes it an error."""
     if isinstance(error, ContextLengthExceededError):
         return "context is full"
     # A prompt that is too long has no status of its own. So match the text, but only of an error
@@ -347,16 +348,22 @@ class SharedClient:
     # Held while the client is built.
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     client: ModelClient | None = None
-    # Why the build has failed, for the trials that wait for the lock meanwhile.
+    # Why the build has failed. The trials that wait for the lock raise it, too: to build anew, one
+    # after the other, would take each of them FIRST_RESPONSE_SEC at a silent server.
     error: Exception | None = None
 
 
-# The cache: an entry for each client, the oldest first. (A list: the keys hold dictionaries.) An
-# entry is removed when its client fails, or when there are more than MAX_CLIENTS, because each has
-# connections, and some trainers give each trial a URL of its own. Trials keep the client they have.
+# The cache: an entry for each client, the oldest first. It is a list, because the keys hold
+# dictionaries. An entry is removed when its client fails, and the oldest one when there are more
+# than MAX_CLIENTS: each client has connections, and some trainers give each trial a URL of its own.
+# A trial keeps the client that it has.
 _clients: list[SharedClient] = []
 MAX_CLIENTS = 64
-# The service of `use_service`.
+# One level below, the clients of all checkpoints on Tinker share a service, which has a session and
+# about 11 file descriptors. This holds a service for each URL and key. `TinkerClient.discard`
+# removes it after an error, because the session may have ended.
+_tinker_services: dict[tuple, Any] = {}
+# The service of `use_service`, in place of these.
 _given_service: Any = None
 # The clients of a model share a tokenizer. One is built in a thread, while another one renders. If
 # two threads use a tokenizer at once, it raises "Already borrowed".
@@ -486,8 +493,8 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
     async def converse(self, environment: BaseEnvironment) -> StopReason | str:
         """Sample a reply, run its script, send the script's output with the next `sample`, and so
         on. Returns why the run ended: a StopReason, or a word of your own. A subclass may `tell`
-        something and call this again: the run goes on. If `max_turns` turns were made, counted over
-        all calls, it ends with MAX_TURNS instead, and the text opens the next step."""
+        something and call this again: the run goes on. All calls together make `max_turns` turns.
+        After that it returns MAX_TURNS at once, and what was told opens the next step."""
         while len(self.turns) < self.options.max_turns:
             try:
                 turn = await self.sample()
@@ -590,16 +597,19 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
             meaning = meaning_of(failure)
             # Harbor's LiteLLM raises an error without a text.
             text = str(failure) or repr(failure.__context__ or failure)
-            # Before the first reply, a prompt that is too long is the task's fault, and a URL where
-            # nothing answers may be wrong. So both are errors then.
+            # Before the first reply, a URL where nothing answers may be wrong.
             has_replied = self._last_turn is not None
-            if meaning == "context is full" and has_replied:
-                raise ContextLengthExceededError(text) from failure
-            if not (meaning == "busy" or (meaning == "down" and has_replied)):
+            can_wait = meaning == "busy" or (meaning == "down" and has_replied)
+            if not can_wait:
                 break
             self.logger.warning(f"the model's server has failed: {text}")
             self._server_is_down = True
-        if meaning != "context is full":
+        # The last call has failed for good, or the agent has waited in vain.
+        if meaning == "context is full":
+            # Before the first reply it is the task's fault, and an error.
+            if has_replied:
+                raise ContextLengthExceededError(text) from failure
+        else:
             forget_client(self.client)
         server = self.client.url or "the server"
         raise ApiError(f"{type(failure).__name__} of {server}: {text}") from failure
@@ -979,8 +989,8 @@ def without_thinking(turn: Turn) -> Turn:
     text = turn.content.lstrip()
     for opening, closing in THINKING_TAGS.items():
         if text.startswith(opening):
-            # Take the closing tag first: that of gpt-oss is also all that stands before a reply
-            # without thinking, <|channel|>final<|message|>hi.
+            # Take the closing tag first. A reply of gpt-oss without thinking begins with it:
+            # <|channel|>final<|message|>hi
             thinking, _, answer = text.partition(closing)
             thinking = turn.reasoning_content + thinking.removeprefix(opening)
             return replace(turn, content=answer.lstrip(), reasoning_content=thinking)
@@ -1104,8 +1114,8 @@ class TokenClient(ModelClient, ABC):
     async def start_reply(self, messages: list[dict], previous: Turn | None) -> Turn:
         """A turn with the next prompt, of which nothing is sampled yet."""
         ids = await self.next_prompt(messages, previous)
-        # Some templates end the prompt with <think>. Put it in front of the reply's text, so that
-        # `without_thinking` finds it. (Four tokens have room for a tag and a newline.)
+        # Some templates end the prompt with a tag: "...assistant\n<think>\n". Put it in front of
+        # the reply's text, for `without_thinking`. (Four tokens have room for a tag and a newline.)
         end = (await self.decode(ids[-4:])).rstrip()
         opening_tag = next((tag for tag in THINKING_TAGS if end.endswith(tag)), "")
         return Turn(content=opening_tag, prompt_token_ids=ids, completion_token_ids=[], logprobs=[])
@@ -1203,11 +1213,6 @@ class TinkerClient(TokenClient):
     """Tinker, by tinker-cookbook's renderer. (Harbor's TinkerLLM returns no ids of a reply that was
     cut off, and opens a session for each checkpoint.)"""
 
-    # A second cache, of connections and not of clients: a service for each URL and key, which the
-    # clients of all checkpoints share, because it has a session with Tinker and about 11 file
-    # descriptors. `discard` removes it, because the session may have ended.
-    services: ClassVar[dict[tuple, Any]] = {}
-
     def __init__(
         self, options: BasicLoopOptions, model: str, url: str | None, key: str | None, **args: Any
     ) -> None:
@@ -1225,7 +1230,8 @@ class TinkerClient(TokenClient):
             # A list of token ids, or of texts: the renderer role_colon has one text.
             stop = self._renderer.get_stop_sequences()
             # What `generate` removes from the end of a reply's text, one after the other: the stop
-            # sequence, the eos_token (of a base model), and what Inkling has before its stop token.
+            # sequence, the eos_token (of a base model), and what Inkling has before its stop token,
+            # as in hi<|end_message|><|end_turn|>.
             self._endings = [s if isinstance(s, str) else self._tokenizer.decode([s]) for s in stop]
             # Some tokenizers have no such method, and make no special token of any text.
             has_names = hasattr(self._tokenizer, "get_added_vocab")
@@ -1277,15 +1283,15 @@ class TinkerClient(TokenClient):
         import tinker
 
         # There is no lock: two clients at once may open two services, which does no harm.
-        self._service = _given_service or self.services.get(self._login)
+        self._service = _given_service or _tinker_services.get(self._login)
         if not self._service:
             self._service = tinker.ServiceClient(**dict(self._login))
-            self.services[self._login] = self._service
+            _tinker_services[self._login] = self._service
         self._sampling_client = self._service.create_sampling_client(**self._source).result()
 
     def discard(self) -> None:
-        if self.services.get(self._login) is self._service:
-            self.services.pop(self._login, None)
+        if _tinker_services.get(self._login) is self._service:
+            _tinker_services.pop(self._login, None)
 
     async def render(self, messages: list[dict]) -> list[int]:
         with _tokenizer_lock:
@@ -1350,8 +1356,9 @@ def context_limits(cards: list[dict], is_sglang: bool) -> dict[str, int]:
     largest = max(card["max_model_len"] or 0 for card in cards)
     limits = {}
     for card in cards:
-        base = is_sglang and card.get("parent")
-        name = f"{base}:{card['id']}" if base else card["id"]
+        name = card["id"]
+        if is_sglang and card.get("parent"):
+            name = f"{card['parent']}:{name}"
         limits[name] = card["max_model_len"] or largest
     return limits
 
@@ -1492,7 +1499,7 @@ class TrainingData:
     trial: TrialResult
 
 
-def trial_to_trajectory(trial: TrialResult) -> TrainingData | None:
+def training_data(trial: TrialResult) -> TrainingData | None:
     """Training data from a finished trial, live or from `TrialResult.model_validate_json`. None if
     the trial failed, if one of its steps ended in ERROR, or if it has neither a reward nor a
     trainable turn. Raises ValueError if ids and logprobs do not align, or a number is infinite."""
@@ -1519,8 +1526,8 @@ def trial_to_trajectory(trial: TrialResult) -> TrainingData | None:
     return TrainingData(turns, reward, stop_reasons[-1], trial)
 
 
-# The name by which callers of the first version import it.
-_trial_to_trajectory = trial_to_trajectory
+# The names by which callers of earlier versions import it.
+_trial_to_trajectory = trial_to_trajectory = training_data
 
 
 def rollout_details(turns: list[Turn]) -> list[dict] | None:
@@ -1578,7 +1585,8 @@ def valid_text(text: str | None) -> str:
     return (text or "").replace("\0", "").encode("utf-8", "replace").decode()
 
 
-# A parser of Markdown's fences, and of what decides if ``` is a fence: lists and indented code.
+# A parser of Markdown's fences alone. Lists and indented code are on, too, because they decide
+# whether ``` is a fence.
 _MARKDOWN = MarkdownIt("zero").enable(["fence", "list", "code"]).disable("inline")
 
 
@@ -1592,8 +1600,8 @@ def fenced_blocks(text: str, *languages: str) -> list[str] | None:
     for token in _MARKDOWN.parse(f"{text}\n"):
         if token.type != "fence":
             continue
-        # `map` is the lines of the opening fence, of the content and of the closing fence, if there
-        # is one.
+        # `map` counts the lines of the content, and two for the fences. If the closing one is
+        # missing, it counts one less.
         first_line, end_line = token.map
         if end_line - first_line != token.content.count("\n") + 2:
             is_any_open = True
@@ -1618,7 +1626,7 @@ def fenced_blocks(text: str, *languages: str) -> list[str] | None:
 # open. The files are in /dev/shm, because its size is bounded, and output without end would fill a
 # disk. If it cannot be written, they are in /tmp.
 #
-# The environment needs bash 4.2, coreutils and grep.
+# The environment needs /proc, bash 4.2, coreutils and grep.
 
 # Its arguments are the time limit in seconds, and the bytes of output that the model sees.
 _RUNNER = r"""
@@ -1638,6 +1646,7 @@ printf ":%s:%s:" "$BASIC_LOOP_MARK" "$code"
     printf "\n[... %s bytes left out ...]\n" "$((size - 2 * half))"
     tail -c "$half" "$name.output"
   else
+    # Not cat: a server may still be printing.
     head -c "$shown" "$name.output"
   fi
   # If there is no room for a newline, output was lost.
@@ -1646,13 +1655,14 @@ printf ":%s:%s:" "$BASIC_LOOP_MARK" "$code"
 echo :
 rm -rf /dev/shm/"$BASIC_LOOP_MARK".* /tmp/"$BASIC_LOOP_MARK".*
 """
-# The script and all that it starts have the mark in their environment. The exit code is that of rm,
-# and tells whether the environment still runs commands.
+# The script has the mark in its environment (in /proc), and so has all that it has started. The exit
+# code is that of rm, and tells whether the container still runs commands.
 _KILL = """
 kill -9 $(grep -ls BASIC_LOOP_MARK={mark} /proc/[0-9]*/environ | cut -d / -f 3) 2>/dev/null
 rm -rf /dev/shm/{mark}.* /tmp/{mark}.*
 """
-# How long the agent waits for the answer after a script's time limit, and then for the kill.
+# `timeout` ends a script after N seconds. If there is no answer after N + 30, the agent gives up.
+# The environment's own limit is N + 60, because some have a short one if none is given.
 MARGIN_SEC = 30
 
 
@@ -1672,7 +1682,6 @@ async def run_script(
     printed = ""
     try:
         async with asyncio.timeout(seconds + MARGIN_SEC):
-            # Some environments have a short limit of their own, unless a longer one is given.
             result = await environment.exec(command, timeout_sec=seconds + 2 * MARGIN_SEC)
             # stderr says why there is no answer, such as "bash: not found".
             printed = valid_text(result.stdout) + valid_text(result.stderr)
@@ -1700,15 +1709,18 @@ async def run_script(
 
 def start_command(blocks: list[str], mark: str, seconds: int, shown_bytes: int) -> str:
     """The command that writes the files, and becomes the runner."""
-    # An `eval` for each block, so that a here-document that lacks its end, or a syntax error, stays
-    # in its block. The exit code is that of the last one.
+    # An `eval` for each block: if a block writes Markdown, a ``` in its here-document ends the block,
+    # and leaves the here-document open. The next block, joined to it, would become a part of it.
     script = "\n".join(f"eval {shlex.quote(block)}" for block in blocks)
-    encoded = base64.b64encode(script.encode()).decode()
+
+    def in_base64(text: str) -> str:
+        return base64.b64encode(text.encode()).decode()
+
     return f"""
 export BASIC_LOOP_MARK={mark}
 for name in /dev/shm/{mark} /tmp/{mark}; do
-  echo {encoded} | base64 -d >$name.script &&
-    printf %s {shlex.quote(_RUNNER)} >$name.runner &&
+  echo {in_base64(script)} | base64 -d >$name.script &&
+    echo {in_base64(_RUNNER)} | base64 -d >$name.runner &&
     exec bash $name.runner {seconds} {shown_bytes}
 done
 """

@@ -163,7 +163,7 @@ class FakeEnvironment:
     def scripts(self) -> list[str]:
         """Each script, without the newlines at its end. (The module's command has it in base64, and
         `eval` before each of its blocks.)"""
-        encoded = re.findall(r"echo (\S+) \| base64 -d", "\n".join(self.commands))
+        encoded = re.findall(r"echo (\S+) \| base64 -d >\$name.script", "\n".join(self.commands))
         texts = [base64.b64decode(text).decode() for text in encoded]
         return ["".join(shlex.split(text)[1::2]).rstrip() for text in texts]
 
@@ -666,7 +666,7 @@ def clean_process(monkeypatch) -> Iterator[None]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("OPENAI_API_KEY", "sk-test")
     monkeypatch.setenv("TINKER_API_KEY", "tml-test")
-    module.TinkerClient.services.clear()
+    module._tinker_services.clear()
     module.use_service(None)
     signal.signal(signal.SIGALRM, lambda *_: pytest.fail("the test takes more than a minute"))
     signal.alarm(60)
@@ -3741,12 +3741,12 @@ class TestTrainingData:
         several_without_that_name=({"a": 1, "b": 2}, None),
     )
     def test_a_trajectory_has_the_trials_reward(self, rewards, reward):
-        assert module.trial_to_trajectory(a_trial(rewards)).reward == reward
+        assert module.training_data(a_trial(rewards)).reward == reward
 
     def test_a_trajectory_has_the_turns_of_all_steps(self):
         turns = [Turn(**WHOLE, extra={"a": n}) for n in range(3)]
         steps = [a_trial(turns=turns[:2]), a_trial(turns=turns[2:], stop_reason="max_turns")]
-        data = module.trial_to_trajectory(a_trial({"reward": 0.5}, steps=steps))
+        data = module.training_data(a_trial({"reward": 0.5}, steps=steps))
         assert (data.turns, data.stop_reason, data.reward) == (turns, "max_turns", 0.5)
 
     @columns("trial is_data").rows(
@@ -3765,18 +3765,18 @@ class TestTrainingData:
     def test_a_trial_is_training_data_unless_it_failed(self, trial, is_data, monkeypatch):
         # Harbor before 0.25 has no such property.
         monkeypatch.delattr(TrialResult, "reward_valid", raising=False)
-        assert (module.trial_to_trajectory(trial) is not None) is is_data
+        assert (module.training_data(trial) is not None) is is_data
 
     # Without rewards Harbor always says False.
     @columns("trial is_data").rows(a_reward=(a_trial(), False), no_reward=(a_trial(None), True))
     def test_a_reward_that_harbor_finds_invalid_is_no_data(self, trial, is_data, monkeypatch):
         monkeypatch.setattr(TrialResult, "reward_valid", False, raising=False)
-        assert (module.trial_to_trajectory(trial) is not None) is is_data
+        assert (module.training_data(trial) is not None) is is_data
 
     @pytest.mark.parametrize("reward", [math.nan, math.inf])
     def test_a_reward_that_is_no_number_is_an_error(self, reward):
         with pytest.raises(ValueError, match="trial greet__1: a reward is not a finite number"):
-            module.trial_to_trajectory(a_trial({"reward": 1, "style": reward}))
+            module.training_data(a_trial({"reward": 1, "style": reward}))
 
 
 # ------------------------------------------------------------------------------------ the main job
@@ -3814,13 +3814,13 @@ def two_steps(folder: Path) -> Path:
 
 class TestJob:
     def test_a_trial_gives_back_every_sampled_token(self, tinker):
-        turns = module.trial_to_trajectory(run_job(tinker, COMMAND, RIGHT)).turns
+        turns = module.training_data(run_job(tinker, COMMAND, RIGHT)).turns
         recorded = [Sampled(*(getattr(turn, name) for name in IDS)) for turn in turns]
         assert recorded == tinker.sampled
 
     def test_a_trial_that_harbor_timed_out_is_scored(self, tinker):
         trial = run_job(tinker, COMMAND, forever, override_timeout_sec=1)
-        data = module.trial_to_trajectory(trial)
+        data = module.training_data(trial)
         assert (data.reward, data.stop_reason, len(data.turns)) == (0.0, "cancelled", 1)
 
     def test_a_clients_timeout_is_not_scored(self, tinker):
@@ -3829,7 +3829,7 @@ class TestJob:
         assert trial.exception_info.exception_type == "ApiError"
         # Harbor 0.26 runs the verifier all the same.
         assert not getattr(trial, "reward_valid", False)
-        assert module.trial_to_trajectory(trial) is None
+        assert module.training_data(trial) is None
 
     @pytest.mark.skipif(not hasattr(TrialResult, "reward_valid"), reason="since Harbor 0.25")
     def test_a_trial_that_failed_has_no_valid_reward(self, tinker):
@@ -3850,12 +3850,12 @@ class TestJob:
     def test_a_failed_step_is_no_training_data(self, tinker, tmp_path):
         trial = run_job(tinker, GONE, RIGHT, task=two_steps(tmp_path))
         # Harbor before 0.26 gives the mean of 0 (for the failed step) and 1.
-        assert module.trial_to_trajectory(trial) is None
+        assert module.training_data(trial) is None
 
     @since_harbor_023
     def test_a_later_step_resumes_the_conversation(self, tinker, tmp_path):
         trial = run_job(tinker, RIGHT, RIGHT, task=two_steps(tmp_path), resume_trajectory=True)
-        first, second = module.trial_to_trajectory(trial).turns
+        first, second = module.training_data(trial).turns
         assert second.continues(first)
 
     @since_harbor_023

@@ -71,7 +71,7 @@ POLICY_SERVICE = PolicyService()
 
 @dataclass
 class HarborTrial(types.Env):
-    """A trial. When it has ended, it has an error, or an outcome (`trial_to_trajectory`)."""
+    """A trial. When it has ended, it has an error, or an outcome (`training_data`)."""
 
     group: "HarborGroup"
     error: types.RolloutError | None = None
@@ -89,7 +89,7 @@ class HarborTrial(types.Env):
             agent.use_service(POLICY_SERVICE)
             async with group.slots:
                 result = await (await Trial.create(config)).run()
-            outcome = agent.trial_to_trajectory(result)
+            outcome = agent.training_data(result)
             if not outcome or not outcome.turns or outcome.reward is None:
                 parts = (result, *(result.step_results or []))
                 for info in filter(None, [part.exception_info for part in parts]):
