@@ -245,9 +245,9 @@ class Request:
         previous: The last turn, with whose ids the next prompt begins (TokenClient.next_prompt).
             None: this is the first turn, or the conversation was edited, so all is rendered.
         session_id: For a router with sticky sessions.
-        partial: The client's note to itself: the part of the reply that it had sampled when the
-            server aborted it. The agent calls again with the same request, and the client goes on
-            from there. If the run ends first, the agent records the part as a turn.
+        partial: Set by the client: the part of the reply that it had sampled when the server
+            aborted it. The agent calls again with the same request, and the client goes on from
+            there. If the run ends first, `sample` records the part as a turn.
     """
 
     previous: Turn | None = None
@@ -365,8 +365,8 @@ MAX_CLIENTS = 64
 _tinker_services: dict[tuple, Any] = {}
 # The service of `use_service`, in place of these.
 _given_service: Any = None
-# The clients of a model share a tokenizer. One is built in a thread, while another one renders. If
-# two threads use a tokenizer at once, it raises "Already borrowed".
+# tinker-cookbook gives all clients of a model the same tokenizer. It raises "Already borrowed" if
+# two threads use it: a new client in the thread that builds it, while an older one renders.
 _tokenizer_lock = threading.Lock()
 
 
@@ -493,8 +493,8 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
     async def converse(self, environment: BaseEnvironment) -> StopReason | str:
         """Sample a reply, run its script, send the script's output with the next `sample`, and so
         on. Returns why the run ended: a StopReason, or a word of your own. A subclass may `tell`
-        something and call this again: the run goes on. All calls together make `max_turns` turns.
-        After that it returns MAX_TURNS at once, and what was told opens the next step."""
+        something and call this again: the run goes on. Once `max_turns` turns are made, a further
+        call returns MAX_TURNS at once, and what was told stays in `unsent` for the next step."""
         while len(self.turns) < self.options.max_turns:
             try:
                 turn = await self.sample()
@@ -716,12 +716,13 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
             stop_reason = StopReason.ROLLOUT_TIMEOUT
         finally:
             self._record(stop_reason, context)
-            # In a thread, because it takes seconds to make JSON of all ids of a long run. (`wait`
-            # does not cancel it if Harbor cancels this task meanwhile, and raises no error of it.)
+            # In a thread, because it takes seconds to make JSON of all ids of a long run. If Harbor
+            # cancels this task meanwhile, `wait` does not cancel the thread's work. It raises no
+            # error of that, either: an error of the run wins over one of the writing.
             loop = asyncio.get_running_loop()
             writing = loop.run_in_executor(None, self._write_files, context)
             await asyncio.wait([writing])
-        # The run itself has not failed: now raise the error with which the writing ended, if any.
+        # The run has not failed. Raise the error of the writing, if there is one.
         writing.result()
 
     def _record(self, stop_reason: StopReason | str, context: AgentContext) -> None:
@@ -784,8 +785,8 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         steps = []
         observation = ""
         for turn in self.turns:
-            # The last observation is in the step before. Anything else, also an observation with
-            # more text, is a step of the user.
+            # If only the last observation was sent, the step before has it already. Otherwise, also
+            # if more was sent with it, add a step of the user.
             if turn.sent_text != observation:
                 steps.append({"source": "user", "message": turn.sent_text})
             steps.append(self.trajectory_step(turn))
@@ -989,7 +990,8 @@ def without_thinking(turn: Turn) -> Turn:
     text = turn.content.lstrip()
     for opening, closing in THINKING_TAGS.items():
         if text.startswith(opening):
-            # Take the closing tag first. A reply of gpt-oss without thinking begins with it:
+            # Look for the closing tag before the opening one is removed: that of gpt-oss begins
+            # with its opening tag, and its reply without thinking has the closing tag alone, as in
             # <|channel|>final<|message|>hi
             thinking, _, answer = text.partition(closing)
             thinking = turn.reasoning_content + thinking.removeprefix(opening)
@@ -1101,7 +1103,7 @@ class TokenClient(ModelClient, ABC):
             ids = ids + sampled
         room = min(self.max_tokens - len(sampled), self.context_limit - len(ids))
         if room < 1:
-            raise ContextLengthExceededError(f"the prompt fills the context: {len(ids)} tokens")
+            raise ContextLengthExceededError(f"no room is left after {len(ids)} tokens")
         part = await self.generate(ids, room, request.session_id)
         turn = joined(so_far, part)
         if part.finish_reason == "abort":
@@ -1134,8 +1136,8 @@ class TokenClient(ModelClient, ABC):
         if previous and previous.prompt_token_ids and previous.completion_token_ids:
             reply = previous.completion_token_ids
             tail = await self._tail(messages)
-            # Do not repeat the stop token: a complete reply ends in the token with which the tail
-            # begins (Inkling: in two tokens). A reply that was cut off shares none with it.
+            # Do not repeat what ends a complete reply and begins the tail: one stop token, or the
+            # two of the model family Inkling. A reply that was cut off has none.
             n_shared = next((n for n in (2, 1) if reply[-n:] == tail[:n]), 0)
             if tail and (n_shared or previous.finish_reason != "stop"):
                 new_ids = reply + tail[n_shared:]
@@ -1173,7 +1175,7 @@ def joined(so_far: Turn, part: Turn) -> Turn:
     usage.prompt_tokens = len(so_far.prompt_token_ids)
     usage.completion_tokens += n
     ids, logprobs = part.completion_token_ids, part.logprobs
-    # (routed_experts of the last part are those of all tokens: its prompt holds the parts before.)
+    # The prompt of the last part holds the parts before, so its routed_experts cover them, too.
     extra = so_far.extra | part.extra
     if "weight_versions" in part.extra:
         # `start` and `end` count the tokens of the part: add those of the parts before.
@@ -1205,7 +1207,7 @@ async def in_daemon_thread(function: Callable[[], Any]) -> Any:
             future.set_exception(error)
 
     threading.Thread(target=work, daemon=True).start()
-    # Without the shield a cancellation would cancel `future`, and `set_result` would fail.
+    # Without the shield a cancelled caller would cancel `future`, and `set_result` would fail.
     return await asyncio.shield(asyncio.wrap_future(future))
 
 
@@ -1350,8 +1352,9 @@ NEUTRAL_SAMPLING = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty
 
 
 def context_limits(cards: list[dict], is_sglang: bool) -> dict[str, int]:
-    """The context limit of each model on a server, by the name to ask for it. A LoRA adapter "sql"
-    is "sql" on vLLM, and "base:sql" on SGLang, which samples the base model for plain "sql"."""
+    """The context limit of each model on a server, by the name to ask for it. To sample the LoRA
+    adapter "sql", ask vLLM for "sql", and SGLang for "base:sql" (for "sql" it samples the base
+    model)."""
     # An adapter has no limit of its own. The largest is that of its base model.
     largest = max(card["max_model_len"] or 0 for card in cards)
     limits = {}
@@ -1618,8 +1621,9 @@ def fenced_blocks(text: str, *languages: str) -> list[str] | None:
 # 2. The runner runs the script. Its answer is :MARK:EXIT CODE:OUTPUT: with the output in base64,
 #    because `environment.exec` returns text, and a script may print any bytes. That of `echo hello`
 #    is :3f2a19bc:0:aGVsbG8K:
-# 3. If there is no answer, or if the time limit is reached, `kill_script` kills the script and what
-#    it has started. Otherwise a server that the script has started lives on.
+# 3. If there is no answer, or the time limit was reached, `kill_script` kills the script and all
+#    that it has started. After an answer in time nothing is killed: a server that the script has
+#    started lives on.
 #
 # The script and the runner are files: if they were arguments of bash, a `pkill -f python` in the
 # script would kill the bash that runs it. The output is a file, because a server would hold a pipe
@@ -1630,12 +1634,16 @@ def fenced_blocks(text: str, *languages: str) -> list[str] | None:
 
 # Its arguments are the time limit in seconds, and the bytes of output that the model sees.
 _RUNNER = r"""
-# The image may have set SHELLOPTS=errexit.
+# An image with SHELLOPTS=errexit would end the runner when the script fails.
 set +e
 # Some environments mix stderr into stdout, where a message would spoil the answer.
 exec 2>/dev/null
-name=${0%.runner} seconds=$1 shown=$2 half=$(($2 / 2))
-# A script may empty its output, by >/dev/stderr. Without >> zeros would fill the place.
+name=${0%.runner}
+seconds=$1
+shown=$2
+half=$((shown / 2))
+# In a script >/dev/stderr empties this file. By >> later output goes to its new end, and not behind
+# a gap of zeros.
 timeout -s KILL "$seconds" bash "$name.script" </dev/null >>"$name.output" 2>&1
 code=$?
 printf ":%s:%s:" "$BASIC_LOOP_MARK" "$code"
@@ -1649,14 +1657,14 @@ printf ":%s:%s:" "$BASIC_LOOP_MARK" "$code"
     # Not cat: a server may still be printing.
     head -c "$shown" "$name.output"
   fi
-  # If there is no room for a newline, output was lost.
+  # A probe: if not even a newline fits, the file system is full, and output was lost.
   echo >>"$name.output" || printf "\n[The output is incomplete: %s is full.]" "${name%/*}"
 } | base64
 echo :
 rm -rf /dev/shm/"$BASIC_LOOP_MARK".* /tmp/"$BASIC_LOOP_MARK".*
 """
-# The script has the mark in its environment (in /proc), and so has all that it has started. The exit
-# code is that of rm, and tells whether the container still runs commands.
+# The script has the mark in its environment (in /proc), and so has all that it has started. The
+# exit code is that of rm, and tells whether the container still runs commands.
 _KILL = """
 kill -9 $(grep -ls BASIC_LOOP_MARK={mark} /proc/[0-9]*/environ | cut -d / -f 3) 2>/dev/null
 rm -rf /dev/shm/{mark}.* /tmp/{mark}.*
@@ -1696,12 +1704,12 @@ async def run_script(
         printed = printed[-shown_bytes:]
         if not await kill_script(mark, environment):
             raise RuntimeRequestError(f"the environment runs no scripts any more: {printed}")
-        note = f"[No answer came in {seconds} seconds, or the script's runner has failed.]"
-        return script_text(137, printed, note)
+        return script_text(137, printed, "[The script's runner gave no answer.]")
     code, output = answer
-    # `timeout` gives 137 at its limit, and 124 if coreutils is the one in Rust. A script that was
-    # killed because it used too much memory has 137, too, so look at the clock.
+    # `timeout` gives 137 at its limit, and 124 in Rust's coreutils (Ubuntu 25.10). A script that
+    # was killed because it used too much memory has 137, too, so look at the clock.
     if code in (137, 124) and clock() - started >= seconds:
+        # `timeout` has killed its own process group only.
         await kill_script(mark, environment)
         return script_text(code, output, f"[The time limit of {seconds} seconds was reached.]")
     return script_text(code, output)
@@ -1709,13 +1717,15 @@ async def run_script(
 
 def start_command(blocks: list[str], mark: str, seconds: int, shown_bytes: int) -> str:
     """The command that writes the files, and becomes the runner."""
-    # An `eval` for each block: if a block writes Markdown, a ``` in its here-document ends the block,
-    # and leaves the here-document open. The next block, joined to it, would become a part of it.
+    # An `eval` for each block: if a block writes Markdown, a ``` in its here-document ends the
+    # block, and leaves the here-document open. The next block, joined to it, would be a part of it.
     script = "\n".join(f"eval {shlex.quote(block)}" for block in blocks)
 
+    # Quoted once more, an apostrophe would have 17 characters.
     def in_base64(text: str) -> str:
         return base64.b64encode(text.encode()).decode()
 
+    # `exec` does not return: /tmp is tried only if /dev/shm cannot be written.
     return f"""
 export BASIC_LOOP_MARK={mark}
 for name in /dev/shm/{mark} /tmp/{mark}; do
