@@ -359,28 +359,12 @@ class SharedClient:
 # A trial keeps the client that it has.
 _clients: list[SharedClient] = []
 MAX_CLIENTS = 64
-# One level below, the clients of all checkpoints on Tinker share a service, which has a session and
-# about 11 file descriptors. This holds a service for each URL and key. `TinkerClient.discard`
-# removes it after an error, because the session may have ended.
-_tinker_services: dict[tuple, Any] = {}
-# The service of `use_service`, in place of these.
-_given_service: Any = None
-# tinker-cookbook gives all clients of a model the same tokenizer. It raises "Already borrowed" if
-# two threads use it: a new client in the thread that builds it, while an older one renders.
-_tokenizer_lock = threading.Lock()
 
 
 def forget_client(client: ModelClient) -> None:
     """After an error of a client: see that no new trial gets it."""
     _clients[:] = [entry for entry in _clients if entry.client is not client]
     client.discard()
-
-
-def use_service(service: Any) -> None:
-    """From now on, sample by this `tinker.ServiceClient`, for instance a trainer's, so that
-    sampling and training have one session. None: use the agent's own services again."""
-    global _given_service
-    _given_service = service
 
 
 class BasicLoopAgent(BaseAgent):
@@ -716,9 +700,9 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
             stop_reason = StopReason.ROLLOUT_TIMEOUT
         finally:
             self._record(stop_reason, context)
-            # In a thread, because it takes seconds to make JSON of all ids of a long run. If Harbor
-            # cancels this task meanwhile, `wait` does not cancel the thread's work. It raises no
-            # error of that, either: an error of the run wins over one of the writing.
+            # In a thread, because it takes seconds to make JSON of all ids of a long run. By `wait`:
+            # a cancellation leaves the thread writing, and an error of the writing is not raised
+            # here, where it would hide the run's own.
             loop = asyncio.get_running_loop()
             writing = loop.run_in_executor(None, self._write_files, context)
             await asyncio.wait([writing])
@@ -739,7 +723,7 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         for name, value in totals.items():
             setattr(context, name, value)
         if ModelUsage:
-            # Without it Harbor reads trajectory.json, and hangs if a script has made it a pipe.
+            # Without it Harbor reads the totals from trajectory.json, which scripts can replace.
             context.model_usage = {self.model_name: ModelUsage(**totals)}
         # SkyRL and verl call the number of turns n_episodes.
         metadata = {"stop_reason": stop_reason, "n_episodes": len(self.turns)}
@@ -785,8 +769,8 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         steps = []
         observation = ""
         for turn in self.turns:
-            # If only the last observation was sent, the step before has it already. Otherwise, also
-            # if more was sent with it, add a step of the user.
+            # No step of the user if all that was sent is the last observation, which the step
+            # before shows already.
             if turn.sent_text != observation:
                 steps.append({"source": "user", "message": turn.sent_text})
             steps.append(self.trajectory_step(turn))
@@ -975,11 +959,13 @@ THINKING_TAGS = {
     "<|START_THINKING|>": "<|END_THINKING|>",
     # <|open|>think<|sep|>hm<|close|>think<|sep|>hi
     "<|open|>think<|sep|>": "<|close|>think<|sep|>",
-    # <|channel>thought hm<channel|>hi
+    # Gemma: <|channel>thought hm<channel|>hi
     "<|channel>": "<channel|>",
-    # <|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>hi
+    # gpt-oss: <|channel|>analysis<|message|>hm<|end|><|start|>assistant
+    # <|channel|>final<|message|>hi
     "<|channel|>": "<|channel|>final<|message|>",
-    # <|message_model|><|content_thinking|>hm<|end_message|><|message_model|><|content_text|>hi
+    # Inkling: <|message_model|><|content_thinking|>hm<|end_message|><|message_model|>
+    # <|content_text|>hi
     "<|message_model|>": "<|message_model|><|content_text|>",
 }
 
@@ -990,9 +976,8 @@ def without_thinking(turn: Turn) -> Turn:
     text = turn.content.lstrip()
     for opening, closing in THINKING_TAGS.items():
         if text.startswith(opening):
-            # Look for the closing tag before the opening one is removed: that of gpt-oss begins
-            # with its opening tag, and its reply without thinking has the closing tag alone, as in
-            # <|channel|>final<|message|>hi
+            # Partition first: the closing tag of gpt-oss begins with its opening tag, and is all
+            # that stands before a reply without thinking, <|channel|>final<|message|>hi
             thinking, _, answer = text.partition(closing)
             thinking = turn.reasoning_content + thinking.removeprefix(opening)
             return replace(turn, content=answer.lstrip(), reasoning_content=thinking)
@@ -1035,7 +1020,8 @@ def litellm_client(model: str, url: str | None, key: str | None, **args: Any) ->
     class CheckedLiteLLM(LiteLLM):
         def _extract_usage_info(self, response: Any) -> UsageInfo | None:
             # A misuse, for want of a hook: of the methods of Harbor's LiteLLM (0.13 to 0.26) this
-            # one sees each response. After an error LiteLLM asks again, three times in all.
+            # one sees each response. Without it a reply that the server has broken off would count
+            # as complete. After an error LiteLLM asks again, three times in all.
             if not response["choices"]:
                 raise ApiError("the server has sent no reply")
             choice = response["choices"][0]
@@ -1133,16 +1119,16 @@ class TokenClient(ModelClient, ABC):
         All is rendered instead if there is no previous turn, if it has no ids, or if its reply is
         complete and does not end in the token with which the tail begins.
         """
-        if previous and previous.prompt_token_ids and previous.completion_token_ids:
-            reply = previous.completion_token_ids
-            tail = await self._tail(messages)
-            # Do not repeat what ends a complete reply and begins the tail: one stop token, or the
-            # two of the model family Inkling. A reply that was cut off has none.
-            n_shared = next((n for n in (2, 1) if reply[-n:] == tail[:n]), 0)
-            if tail and (n_shared or previous.finish_reason != "stop"):
-                new_ids = reply + tail[n_shared:]
-                return previous.prompt_token_ids + new_ids
-        return await self.render(messages)
+        if not (previous and previous.prompt_token_ids and previous.completion_token_ids):
+            return await self.render(messages)
+        reply = previous.completion_token_ids
+        tail = await self._tail(messages)
+        # What ends a complete reply begins the tail, too: a stop token, or two tokens (Inkling).
+        n_shared = next((n for n in (2, 1) if reply[-n:] == tail[:n]), 0)
+        is_complete = previous.finish_reason == "stop"
+        if not tail or (is_complete and not n_shared):
+            return await self.render(messages)
+        return previous.prompt_token_ids + reply + tail[n_shared:]
 
     async def _tail(self, messages: list[dict]) -> list[int]:
         """The tokens that the template writes after a reply, up to the next one.
@@ -1195,9 +1181,29 @@ def joined(so_far: Turn, part: Turn) -> Turn:
     )
 
 
+# ---- Tinker
+
+# The clients of all checkpoints share a service, which has a session with Tinker and about 11 file
+# descriptors. This holds a service for each URL and key. `TinkerClient.discard` removes it after an
+# error, because the session may have ended.
+_tinker_services: dict[tuple, Any] = {}
+# The service of `use_service`, in place of these.
+_given_service: Any = None
+# tinker-cookbook gives all clients of a model the same tokenizer. It raises "Already borrowed" if
+# two threads use it: a new client in the thread that builds it, while an older one renders.
+_tokenizer_lock = threading.Lock()
+
+
+def use_service(service: Any) -> None:
+    """From now on, sample by this `tinker.ServiceClient`, for instance a trainer's, so that
+    sampling and training have one session. None: use the agent's own services again."""
+    global _given_service
+    _given_service = service
+
+
 async def in_daemon_thread(function: Callable[[], Any]) -> Any:
-    """Like `asyncio.to_thread`, whose threads would keep the process from ending: Tinker's SDK
-    waits for a silent server for up to twelve minutes."""
+    """Like `asyncio.to_thread`, only so that Ctrl-C ends the process while a server is silent:
+    Tinker's SDK waits for it for up to twelve minutes."""
     future = concurrent.futures.Future()
 
     def work() -> None:
@@ -1603,8 +1609,7 @@ def fenced_blocks(text: str, *languages: str) -> list[str] | None:
     for token in _MARKDOWN.parse(f"{text}\n"):
         if token.type != "fence":
             continue
-        # `map` counts the lines of the content, and two for the fences. If the closing one is
-        # missing, it counts one less.
+        # `map` is [0, 3] for the three lines "```bash", "ls", "```", and [0, 2] without the last.
         first_line, end_line = token.map
         if end_line - first_line != token.content.count("\n") + 2:
             is_any_open = True
@@ -1619,8 +1624,8 @@ def fenced_blocks(text: str, *languages: str) -> list[str] | None:
 # 1. `start_command` makes a command for `environment.exec`. It writes two files, the script and the
 #    runner, and becomes the runner (by bash's `exec`). Their names begin with a random MARK.
 # 2. The runner runs the script. Its answer is :MARK:EXIT CODE:OUTPUT: with the output in base64,
-#    because `environment.exec` returns text, and a script may print any bytes. That of `echo hello`
-#    is :3f2a19bc:0:aGVsbG8K:
+#    because `environment.exec` returns text, and a script may print any bytes. The answer of
+#    `echo hello` is :3f2a19bc:0:aGVsbG8K:
 # 3. If there is no answer, or the time limit was reached, `kill_script` kills the script and all
 #    that it has started. After an answer in time nothing is killed: a server that the script has
 #    started lives on.
@@ -1634,18 +1639,19 @@ def fenced_blocks(text: str, *languages: str) -> list[str] | None:
 
 # Its arguments are the time limit in seconds, and the bytes of output that the model sees.
 _RUNNER = r"""
-# An image with SHELLOPTS=errexit would end the runner when the script fails.
-set +e
 # Some environments mix stderr into stdout, where a message would spoil the answer.
 exec 2>/dev/null
 name=${0%.runner}
 seconds=$1
 shown=$2
 half=$((shown / 2))
-# In a script >/dev/stderr empties this file. By >> later output goes to its new end, and not behind
-# a gap of zeros.
-timeout -s KILL "$seconds" bash "$name.script" </dev/null >>"$name.output" 2>&1
-code=$?
+# By >>, because a script that writes to /dev/stderr by name empties this file: by > all later
+# output would go to the old offset.
+if timeout -s KILL "$seconds" bash "$name.script" </dev/null >>"$name.output" 2>&1; then
+  code=0
+else
+  code=$?
+fi
 printf ":%s:%s:" "$BASIC_LOOP_MARK" "$code"
 {
   size=$(stat -c %s "$name.output")
@@ -1661,10 +1667,12 @@ printf ":%s:%s:" "$BASIC_LOOP_MARK" "$code"
   echo >>"$name.output" || printf "\n[The output is incomplete: %s is full.]" "${name%/*}"
 } | base64
 echo :
+# (A server that lives on prints to a file that nobody can read any more.)
 rm -rf /dev/shm/"$BASIC_LOOP_MARK".* /tmp/"$BASIC_LOOP_MARK".*
 """
-# The script has the mark in its environment (in /proc), and so has all that it has started. The
-# exit code is that of rm, and tells whether the container still runs commands.
+# /proc/PID/environ has the variables with which a process was started. All that the script starts
+# inherits the mark, which `start_command` exports. This command itself does not have it. The exit
+# code is that of rm, and tells whether the container still runs commands.
 _KILL = """
 kill -9 $(grep -ls BASIC_LOOP_MARK={mark} /proc/[0-9]*/environ | cut -d / -f 3) 2>/dev/null
 rm -rf /dev/shm/{mark}.* /tmp/{mark}.*
@@ -1709,7 +1717,7 @@ async def run_script(
     # `timeout` gives 137 at its limit, and 124 in Rust's coreutils (Ubuntu 25.10). A script that
     # was killed because it used too much memory has 137, too, so look at the clock.
     if code in (137, 124) and clock() - started >= seconds:
-        # `timeout` has killed its own process group only.
+        # What has left the process group of `timeout`, such as by setsid, still runs.
         await kill_script(mark, environment)
         return script_text(code, output, f"[The time limit of {seconds} seconds was reached.]")
     return script_text(code, output)
@@ -1717,11 +1725,11 @@ async def run_script(
 
 def start_command(blocks: list[str], mark: str, seconds: int, shown_bytes: int) -> str:
     """The command that writes the files, and becomes the runner."""
-    # An `eval` for each block: if a block writes Markdown, a ``` in its here-document ends the
-    # block, and leaves the here-document open. The next block, joined to it, would be a part of it.
+    # An `eval` for each block, so that a here-document that is left open (such as by a ``` within
+    # it, which ends the block) cannot swallow the next one.
     script = "\n".join(f"eval {shlex.quote(block)}" for block in blocks)
 
-    # Quoted once more, an apostrophe would have 17 characters.
+    # To quote what is quoted already would make the command much longer.
     def in_base64(text: str) -> str:
         return base64.b64encode(text.encode()).decode()
 
