@@ -700,9 +700,9 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
             stop_reason = StopReason.ROLLOUT_TIMEOUT
         finally:
             self._record(stop_reason, context)
-            # In a thread, because it takes seconds to make JSON of all ids of a long run. By `wait`:
-            # a cancellation leaves the thread writing, and an error of the writing is not raised
-            # here, where it would hide the run's own.
+            # In a thread, because it takes seconds to make JSON of all ids of a long run. With
+            # `wait` a cancellation leaves the thread writing, and an error of the writing is not
+            # raised here, where it would hide the run's own.
             loop = asyncio.get_running_loop()
             writing = loop.run_in_executor(None, self._write_files, context)
             await asyncio.wait([writing])
