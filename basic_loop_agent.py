@@ -70,7 +70,7 @@ except ImportError:
 
     ModelUsage = None
 
-__version__ = "0.16.0"
+__version__ = "0.17.0"
 
 
 class BasicLoopOptions(
