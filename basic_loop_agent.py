@@ -390,7 +390,8 @@ class BasicLoopAgent(BaseAgent):
         instruction: What Harbor asks for.
         turns: The turns so far.
         metadata: The loop may keep JSON values here, for the context's metadata.
-        _server_is_down: True while the model's server is busy or down, and `sample` waits for it.
+        _waits_for_server: True from a failure of the model's server (busy, down, or a reply that it
+            aborted) to the next reply.
     """
 
     options_model = BasicLoopOptions
@@ -472,7 +473,7 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         self.instruction = ""
         self.turns: list[Turn] = []
         self.metadata: dict[str, Any] = {}
-        self._server_is_down = False
+        self._waits_for_server = False
 
     async def converse(self, environment: BaseEnvironment) -> StopReason | str:
         """Sample a reply, run its script, send the script's output with the next `sample`, and so
@@ -533,7 +534,8 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
     async def sample(self) -> Turn:
         """Send the texts that are unsent, and record the reply as a turn. A subclass may override
         this. Raises RuntimeError if there is nothing to send, or if the first turn lacks ids;
-        ContextLengthExceededError if a later prompt is too long; and any error of the client."""
+        ContextLengthExceededError if a later prompt is too long; and any error of the client. If no
+        reply came, `unsent` is as before."""
         # What a loop tells during the call is for the next one.
         n_sent = len(self.unsent)
         if not n_sent:
@@ -574,7 +576,7 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
                 # then appends the prompt and the reply to `messages`. After an error it appends
                 # nothing, so the call can be repeated.
                 turn = await self.chat.chat(prompt, request=request)
-                self._server_is_down = False
+                self._waits_for_server = False
                 return turn
             except Exception as error:
                 failure = error
@@ -587,7 +589,7 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
             if not can_wait:
                 break
             self.logger.warning(f"the model's server has failed: {text}")
-            self._server_is_down = True
+            self._waits_for_server = True
         # The last call has failed for good, or the agent has waited in vain.
         if meaning == "context is full":
             # Before the first reply it is the task's fault, and an error.
@@ -678,7 +680,7 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         self.instruction = valid_text(instruction)
         self.turns = []
         self.metadata = {}
-        self._server_is_down = False
+        self._waits_for_server = False
         # Not by `tell`: the task's author may use special tokens on purpose.
         self.unsent.append(self.instruction)
         stop_reason = StopReason.ERROR
@@ -694,8 +696,8 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
             if not (isinstance(error, TimeoutError) and timer.expired()):
                 raise RuntimeRequestError(f"{type(error).__name__}: {error}") from error
             # `max_seconds` have passed.
-            if self._server_is_down:
-                raise ApiError("max_seconds ended while the model's server was down") from error
+            if self._waits_for_server:
+                raise ApiError("max_seconds ended before the model's server was back") from error
             # No error is raised, so that Harbor scores the trial.
             stop_reason = StopReason.ROLLOUT_TIMEOUT
         finally:

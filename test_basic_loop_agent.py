@@ -2885,7 +2885,7 @@ class TestVllm:
     def test_max_seconds_that_end_while_the_server_is_busy_are_its_error(self, server, monkeypatch):
         monkeypatch.setattr(server, "sample", always_busy_after(server, bash("ls")))
         failed = server.new_run(max_turns=3, max_seconds=2, llm_kwargs={"max_retries": 0})
-        with pytest.raises(module.ApiError, match="max_seconds ended while"):
+        with pytest.raises(module.ApiError, match="max_seconds ended before"):
             failed.follow()
         assert (failed.stop_reason, len(failed.agent.turns)) == ("error", 1)
 
