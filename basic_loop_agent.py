@@ -291,8 +291,9 @@ class ModelClient:
 # ---- what an error means
 
 
-# Harbor does not score a trial that raised an error with one of these names, so each run that has
-# failed raises one of them. (They are in its ERROR_POLICIES. Harbor 0.26 scores many other errors.)
+# Harbor decides by the name of an exception's class whether to score the trial (ERROR_POLICIES). It
+# does not score a trial that raises one of these two, so a run that has failed raises one of them.
+# Harbor 0.26 would score most other errors.
 
 
 class ApiError(RuntimeError):
@@ -310,6 +311,8 @@ CONTEXT_IS_FULL = (
     "|(?<!took )(?<!string )too long|maximum prompt length|exceeds max length"
     "|range of input length|input length.*exceeds|max_tokens must be at least 1, got"
 )
+# The statuses of an error about the request. (llama.cpp's is 500 if the prompt is too long.)
+REFUSED_STATUSES = (400, 413, 422, 500)
 # The statuses of a server that is overloaded, or paused for new weights.
 BUSY_STATUSES = (429, 503, 529)
 # The seconds before each call to a server that is busy or down: ten minutes in all.
@@ -321,11 +324,10 @@ def meaning_of(error: Exception) -> Literal["context is full", "busy", "down", "
     first reply. "context is full" ends the run, and "failed" makes it an error."""
     if isinstance(error, ContextLengthExceededError):
         return "context is full"
-    # A prompt that is too long has no status of its own. So match the text, but only of an error
-    # about the request: with one of these statuses (llama.cpp's is 500), or Tinker's category
-    # "user".
+    # A prompt that is too long has no status of its own, so match the text. (Tinker's errors have a
+    # category.)
     status = getattr(error, "status_code", None)
-    is_refused = status in (400, 413, 422, 500) or str(getattr(error, "category", "")) == "user"
+    is_refused = status in REFUSED_STATUSES or str(getattr(error, "category", "")) == "user"
     if is_refused and re.search(CONTEXT_IS_FULL, str(error)):
         return "context is full"
     if isinstance(error, AbortedError) or status in BUSY_STATUSES:
@@ -382,8 +384,8 @@ class BasicLoopAgent(BaseAgent):
         unsent: The texts for the next `sample`, in order. `run`, `resume`, `tell` and `observe` add
             to this list. `sample` removes the texts that it has sent, once the reply has come. What
             is left at the end of a run opens the next step.
-        _last_turn: The last turn, also of an earlier run, with whose ids the next prompt begins.
-            None before the first reply. (turns[-1] may be a part of a reply, after an error.)
+        _last_turn: The last turn of the conversation, with whose ids the next prompt begins.
+            (`turns` is only this run's, and may end in a part of a reply, which is not kept here.)
         _last_messages: A copy of `messages` after this turn, to notice if the loop edits them.
 
     Attributes of one run:
@@ -451,8 +453,8 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
             "model_client": model_client,
             "api_base": api_base,
         }
-        # Pass on what the caller has given, and what a subclass's `__init__` gives. The others get
-        # the defaults of `options_model`.
+        # Leave out what nobody gave: it gets the default of `options_model`. The caller gives what
+        # is in `_given`, and a subclass's `__init__` what differs from DEFAULTS.
         for name, value in options.items():
             if name in self._given or value != getattr(DEFAULTS, name):
                 kw[name] = value
@@ -547,7 +549,8 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         try:
             turn = await self._call_model(prompt, request)
         except BaseException:
-            # The run ends. If the reply is there in part, record this as a turn: its tokens count.
+            # The run ends. What an aborted call has left in the request is a turn, because its
+            # tokens count.
             # `messages` and `unsent` are as before, so a `resume` sends the prompt again.
             if request.partial:
                 self._add_turn(without_thinking(request.partial), prompt)
@@ -560,7 +563,8 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         # These checks come after the turn was recorded, so that its reply can be looked at.
         if turn.finish_reason in FAILED_REASONS:
             raise ApiError(f"the server has ended the reply with {turn.finish_reason!r}")
-        # Later turns without ids are no error: they are left out of the rollout, and counted.
+        # Later turns without ids are no error: they are left out of the rollout, and counted. (A
+        # reply that was cut off has no ids with litellm.)
         ids = (turn.prompt_token_ids, turn.completion_token_ids, turn.logprobs)
         is_first = len(self.turns) == 1 and turn.finish_reason == "stop"
         if is_first and self.options.collect_rollout_details and None in ids:
@@ -583,19 +587,18 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
             meaning = meaning_of(failure)
             # Harbor's LiteLLM raises an error without a text.
             text = str(failure) or repr(failure.__context__ or failure)
-            # Before the first reply, a URL where nothing answers may be wrong.
+            # Before the first reply, a prompt that is too long is the task's fault, and a URL where
+            # nothing answers may be wrong. So both are errors then.
             has_replied = self._last_turn is not None
+            if meaning == "context is full" and has_replied:
+                raise ContextLengthExceededError(text) from failure
             can_wait = meaning == "busy" or (meaning == "down" and has_replied)
             if not can_wait:
                 break
             self.logger.warning(f"the model's server has failed: {text}")
             self._waits_for_server = True
-        # The last call has failed for good, or the agent has waited in vain.
-        if meaning == "context is full":
-            # Before the first reply it is the task's fault, and an error.
-            if has_replied:
-                raise ContextLengthExceededError(text) from failure
-        else:
+        # The call has failed for good, or the agent has waited in vain.
+        if meaning != "context is full":
             forget_client(self.client)
         server = self.client.url or "the server"
         raise ApiError(f"{type(failure).__name__} of {server}: {text}") from failure
@@ -702,13 +705,12 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
             stop_reason = StopReason.ROLLOUT_TIMEOUT
         finally:
             self._record(stop_reason, context)
-            # In a thread, because it takes seconds to make JSON of all ids of a long run. With
-            # `wait` a cancellation leaves the thread writing, and an error of the writing is not
-            # raised here, where it would hide the run's own.
+            # In a thread, because it takes seconds to make JSON of all ids of a long run. An error
+            # that is raised in `finally` would replace the run's own. `wait` raises none (and does
+            # not end the thread if it is cancelled itself). `result`, below, raises it.
             loop = asyncio.get_running_loop()
             writing = loop.run_in_executor(None, self._write_files, context)
             await asyncio.wait([writing])
-        # The run has not failed. Raise the error of the writing, if there is one.
         writing.result()
 
     def _record(self, stop_reason: StopReason | str, context: AgentContext) -> None:
@@ -872,7 +874,8 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
                     entry.client = client
                 except Exception as error:
                     entry.error = error
-                    # A trial that comes later builds anew.
+                    # Later trials build anew. Those that wait for the lock have this entry, and
+                    # raise its error.
                     _clients[:] = [other for other in _clients if other is not entry]
             if entry.error:
                 raise entry.error
@@ -978,8 +981,8 @@ def without_thinking(turn: Turn) -> Turn:
     text = turn.content.lstrip()
     for opening, closing in THINKING_TAGS.items():
         if text.startswith(opening):
-            # Partition first: the closing tag of gpt-oss begins with its opening tag, and is all
-            # that stands before a reply without thinking, <|channel|>final<|message|>hi
+            # Partition before the opening tag is removed: a reply of gpt-oss without thinking
+            # begins with the closing tag, <|channel|>final<|message|>hi
             thinking, _, answer = text.partition(closing)
             thinking = turn.reasoning_content + thinking.removeprefix(opening)
             return replace(turn, content=answer.lstrip(), reasoning_content=thinking)
@@ -1068,8 +1071,7 @@ class TokenClient(ModelClient, ABC):
 
         def broken_up(match: re.Match) -> str:
             token = match[0]
-            # Two spaces, because the last character may begin another token: in "]~b]~!b[" the
-            # tokens ]~b] and ]~!b[ of MiniMax overlap.
+            # After the last character, too: it may begin the next token, as in "]~b]~!b[".
             return f"{token[0]}\u200b{token[1:]}\u200b"
 
         if not self.special_tokens:
@@ -1102,17 +1104,18 @@ class TokenClient(ModelClient, ABC):
         return without_thinking(turn)
 
     async def start_reply(self, messages: list[dict], previous: Turn | None) -> Turn:
-        """A turn with the next prompt, of which nothing is sampled yet."""
+        """A turn with the next prompt, of which nothing is sampled yet. `joined` adds what is. Its
+        content is the opening tag of thinking, if the template has put one into the prompt."""
         ids = await self.next_prompt(messages, previous)
-        # Some templates end the prompt with a tag: "...assistant\n<think>\n". Put it in front of
-        # the reply's text, for `without_thinking`. (Four tokens have room for a tag and a newline.)
+        # Such as "...assistant\n<think>\n". (Four tokens have room for a tag and a newline.)
         end = (await self.decode(ids[-4:])).rstrip()
         opening_tag = next((tag for tag in THINKING_TAGS if end.endswith(tag)), "")
         return Turn(content=opening_tag, prompt_token_ids=ids, completion_token_ids=[], logprobs=[])
 
     async def next_prompt(self, messages: list[dict], previous: Turn | None) -> list[int]:
         """The ids of the next prompt: the previous prompt, the reply as it was sampled, and the
-        tail. The tail is what the template writes after a reply:
+        tail, less what the reply already ends with (here <|im_end|>). The tail is what the template
+        writes after a reply:
 
             prompt   <|im_start|>user OLD<|im_end|><|im_start|>assistant
             reply    REPLY<|im_end|>
@@ -1185,9 +1188,9 @@ def joined(so_far: Turn, part: Turn) -> Turn:
 
 # ---- Tinker
 
-# The clients of all checkpoints share a service, which has a session with Tinker and about 11 file
-# descriptors. This holds a service for each URL and key. `TinkerClient.discard` removes it after an
-# error, because the session may have ended.
+# The service that the next client gets, for each URL and key. The clients of all checkpoints share
+# one, because it has a session with Tinker and about 11 file descriptors. `TinkerClient.discard`
+# removes it after an error, because the session may have ended.
 _tinker_services: dict[tuple, Any] = {}
 # The service of `use_service`, in place of these.
 _given_service: Any = None
@@ -1204,8 +1207,8 @@ def use_service(service: Any) -> None:
 
 
 async def in_daemon_thread(function: Callable[[], Any]) -> Any:
-    """Like `asyncio.to_thread`, only so that Ctrl-C ends the process while a server is silent:
-    Tinker's SDK waits for it for up to twelve minutes."""
+    """Like `asyncio.to_thread`, but in a daemon thread: otherwise the end of the process would wait
+    for Tinker's SDK, which waits for a silent server for up to twelve minutes."""
     future = concurrent.futures.Future()
 
     def work() -> None:
@@ -1239,14 +1242,14 @@ class TinkerClient(TokenClient):
             self._renderer = get_renderer(name, self._tokenizer)
             # A list of token ids, or of texts: the renderer role_colon has one text.
             stop = self._renderer.get_stop_sequences()
-            # What `generate` removes from the end of a reply's text, one after the other: the stop
-            # sequence, the eos_token (of a base model), and what Inkling has before its stop token,
-            # as in hi<|end_message|><|end_turn|>.
-            self._endings = [s if isinstance(s, str) else self._tokenizer.decode([s]) for s in stop]
+            stop_texts = [s if isinstance(s, str) else self._tokenizer.decode([s]) for s in stop]
             # Some tokenizers have no such method, and make no special token of any text.
             has_names = hasattr(self._tokenizer, "get_added_vocab")
             names = self._tokenizer.get_added_vocab() if has_names else []
-        self._endings += [self._tokenizer.eos_token or "", "<|end_message|>"]
+        # What `generate` removes from the end of a reply's text, one after the other: the stop
+        # sequence, the eos_token (of a base model), and what Inkling has before its stop token, as
+        # in hi<|end_message|><|end_turn|>.
+        self._endings = [*stop_texts, self._tokenizer.eos_token or "", "<|end_message|>"]
         # Skip single characters and blanks, which some vocabularies add: any text may hold them.
         self.special_tokens = [re.escape(name) for name in names if len(name.strip()) > 1]
         parameters = tinker.SamplingParams.model_fields
@@ -1577,9 +1580,9 @@ def turns_of(context: AgentContext) -> Iterator[Turn]:
 
 
 def write_file(path: Path, parts: Iterable[bytes]) -> None:
-    """Write a file into the log folder. A script can write there, too, and leave a link or a pipe
-    of that name. So write a new file beside the log folder, and rename it over that one, which is
-    never opened. Raises OSError, also if a script has left a folder of that name."""
+    """Write a file into the log folder, where a script can put a link or a pipe in its place. So
+    the old file is never opened: write a new one beside the log folder, then rename it. Raises
+    OSError, also if a script has put a folder in its place."""
     fresh = path.parent.parent / f".{path.name}.{uuid4().hex}"
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -1613,8 +1616,8 @@ def fenced_blocks(text: str, *languages: str) -> list[str] | None:
             continue
         # `map` is [0, 3] for the three lines "```bash", "ls", "```", and [0, 2] without the last.
         first_line, end_line = token.map
-        if end_line - first_line != token.content.count("\n") + 2:
-            is_any_open = True
+        is_closed = end_line - first_line == token.content.count("\n") + 2
+        is_any_open = is_any_open or not is_closed
         words = token.info.lower().split()
         if token.markup.startswith("`") and words and words[0] in languages:
             blocks.append(token.content)
@@ -1625,11 +1628,11 @@ def fenced_blocks(text: str, *languages: str) -> list[str] | None:
 #
 # 1. `start_command` makes a command for `environment.exec`. It writes two files, the script and the
 #    runner, and becomes the runner (by bash's `exec`). Their names begin with a random MARK.
-# 2. The runner runs the script. Its answer is :MARK:EXIT CODE:OUTPUT: with the output in base64,
-#    because `environment.exec` returns text, and a script may print any bytes. The answer of
-#    `echo hello` is :3f2a19bc:0:aGVsbG8K:
-# 3. If there is no answer, or the time limit was reached, `kill_script` kills the script and all
-#    that it has started. After an answer in time nothing is killed: a server that the script has
+# 2. The runner runs the script. Its report is :MARK:EXIT CODE:OUTPUT: with the output in base64,
+#    because `environment.exec` returns text, and a script may print any bytes. The report of
+#    `echo hello` is :3f2a19bc:0:aGVsbG8K: (with a newline before the last colon).
+# 3. If there is no report, or the time limit was reached, `kill_script` kills the script and all
+#    that it has started. After a report in time nothing is killed: a server that the script has
 #    started lives on.
 #
 # The script and the runner are files: if they were arguments of bash, a `pkill -f python` in the
@@ -1641,45 +1644,46 @@ def fenced_blocks(text: str, *languages: str) -> list[str] | None:
 
 # Its arguments are the time limit in seconds, and the bytes of output that the model sees.
 _RUNNER = r"""
-# Some environments mix stderr into stdout, where a message would spoil the answer.
+# Some environments mix stderr into stdout, where a message would spoil the report.
 exec 2>/dev/null
-name=${0%.runner}
+base=${0%.runner}
 seconds=$1
 shown=$2
 half=$((shown / 2))
-# By >>, because a script that writes to /dev/stderr by name empties this file: by > all later
-# output would go to the old offset.
-if timeout -s KILL "$seconds" bash "$name.script" </dev/null >>"$name.output" 2>&1; then
+# By >>, because `echo x >/dev/stderr` in a script empties this file. By > what follows would come
+# after a gap of NUL bytes. (No plain $?: an image may export SHELLOPTS=errexit.)
+if timeout -s KILL "$seconds" bash "$base.script" </dev/null >>"$base.output" 2>&1; then
   code=0
 else
   code=$?
 fi
 printf ":%s:%s:" "$BASIC_LOOP_MARK" "$code"
 {
-  size=$(stat -c %s "$name.output")
+  size=$(stat -c %s "$base.output")
   if [ "$size" -gt "$shown" ]; then
-    head -c "$half" "$name.output"
+    head -c "$half" "$base.output"
     printf "\n[... %s bytes left out ...]\n" "$((size - 2 * half))"
-    tail -c "$half" "$name.output"
+    tail -c "$half" "$base.output"
   else
     # Not cat: a server may still be printing.
-    head -c "$shown" "$name.output"
+    head -c "$shown" "$base.output"
   fi
-  # A probe: if not even a newline fits, the file system is full, and output was lost.
-  echo >>"$name.output" || printf "\n[The output is incomplete: %s is full.]" "${name%/*}"
+  # If the file system is full, the last output was lost. One more byte, which is not shown, tells.
+  echo >>"$base.output" || printf "\n[The output is incomplete: %s is full.]" "${base%/*}"
 } | base64
 echo :
 # (A server that lives on prints to a file that nobody can read any more.)
 rm -rf /dev/shm/"$BASIC_LOOP_MARK".* /tmp/"$BASIC_LOOP_MARK".*
 """
 # /proc/PID/environ has the variables with which a process was started. All that the script starts
-# inherits the mark, which `start_command` exports. This command itself does not have it. The exit
-# code is that of rm, and tells whether the container still runs commands.
+# inherits the mark, which `start_command` exports. This command itself does not have it. (-r: a
+# script may have put a folder in a file's place.) The exit code tells whether the container still
+# runs commands.
 _KILL = """
 kill -9 $(grep -ls BASIC_LOOP_MARK={mark} /proc/[0-9]*/environ | cut -d / -f 3) 2>/dev/null
 rm -rf /dev/shm/{mark}.* /tmp/{mark}.*
 """
-# `timeout` ends a script after N seconds. If there is no answer after N + 30, the agent gives up.
+# `timeout` ends a script after N seconds. If there is no report after N + 30, the agent gives up.
 # The environment's own limit is N + 60, because some have a short one if none is given.
 MARGIN_SEC = 30
 
@@ -1701,21 +1705,21 @@ async def run_script(
     try:
         async with asyncio.timeout(seconds + MARGIN_SEC):
             result = await environment.exec(command, timeout_sec=seconds + 2 * MARGIN_SEC)
-            # stderr says why there is no answer, such as "bash: not found".
+            # stderr says why there is no report, such as "bash: not found".
             printed = valid_text(result.stdout) + valid_text(result.stderr)
     except TimeoutError:
-        pass  # There is no answer.
+        pass  # There is no report.
     except BaseException:
         # The run was cancelled, or `environment.exec` has failed.
         await kill_script(mark, environment)
         raise
-    answer = parse_answer(printed, mark)
-    if answer is None:
+    report = parse_report(printed, mark)
+    if report is None:
         printed = printed[-shown_bytes:]
         if not await kill_script(mark, environment):
             raise RuntimeRequestError(f"the environment runs no scripts any more: {printed}")
-        return script_text(137, printed, "[The script's runner gave no answer.]")
-    code, output = answer
+        return script_text(137, printed, "[The script's runner gave no report.]")
+    code, output = report
     # `timeout` gives 137 at its limit, and 124 in Rust's coreutils (Ubuntu 25.10). A script that
     # was killed because it used too much memory has 137, too, so look at the clock.
     if code in (137, 124) and clock() - started >= seconds:
@@ -1727,21 +1731,20 @@ async def run_script(
 
 def start_command(blocks: list[str], mark: str, seconds: int, shown_bytes: int) -> str:
     """The command that writes the files, and becomes the runner."""
-    # An `eval` for each block, so that a here-document that is left open (such as by a ``` within
-    # it, which ends the block) cannot swallow the next one.
+    # An `eval` for each block: an unclosed here-document then ends with its block.
     script = "\n".join(f"eval {shlex.quote(block)}" for block in blocks)
 
-    # To quote what is quoted already would make the command much longer.
+    # Base64, and no quotes: the script has quotes already, and each would become five characters.
     def in_base64(text: str) -> str:
         return base64.b64encode(text.encode()).decode()
 
     # `exec` does not return: /tmp is tried only if /dev/shm cannot be written.
     return f"""
 export BASIC_LOOP_MARK={mark}
-for name in /dev/shm/{mark} /tmp/{mark}; do
-  echo {in_base64(script)} | base64 -d >$name.script &&
-    echo {in_base64(_RUNNER)} | base64 -d >$name.runner &&
-    exec bash $name.runner {seconds} {shown_bytes}
+for base in /dev/shm/{mark} /tmp/{mark}; do
+  echo {in_base64(script)} | base64 -d >$base.script &&
+    echo {in_base64(_RUNNER)} | base64 -d >$base.runner &&
+    exec bash $base.runner {seconds} {shown_bytes}
 done
 """
 
@@ -1751,12 +1754,13 @@ def script_text(exit_code: int, *texts: str) -> str:
     return f"Exit code: {exit_code}\nOutput:\n" + ("\n".join(filter(None, texts)) or "(none)")
 
 
-def parse_answer(printed: str, mark: str) -> tuple[int, str] | None:
+def parse_report(printed: str, mark: str) -> tuple[int, str] | None:
     """The exit code and the output, from what the runner has printed. None if that is missing or
     incomplete."""
-    _, _, answer = printed.partition(f":{mark}:")
+    _, _, report = printed.partition(f":{mark}:")
     try:
-        code, encoded, _ = answer.split(":", 2)
+        # Without the last colon the report is incomplete, and this raises ValueError, too.
+        code, encoded, _ = report.split(":", 2)
         output = base64.b64decode(encoded).decode("utf-8", "replace")
         return int(code), output.removesuffix("\n")
     except ValueError:

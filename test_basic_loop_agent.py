@@ -163,7 +163,7 @@ class FakeEnvironment:
     def scripts(self) -> list[str]:
         """Each script, without the newlines at its end. (The module's command has it in base64, and
         `eval` before each of its blocks.)"""
-        encoded = re.findall(r"echo (\S+) \| base64 -d >\$name.script", "\n".join(self.commands))
+        encoded = re.findall(r"echo (\S+) \| base64 -d >\$base.script", "\n".join(self.commands))
         texts = [base64.b64decode(text).decode() for text in encoded]
         return ["".join(shlex.split(text)[1::2]).rstrip() for text in texts]
 
@@ -1759,7 +1759,7 @@ class TestBlocks:
 # -------------------------------------------------------------------------------------- scripts
 
 LIMIT = "[The time limit of 1 seconds was reached.]"
-NO_ANSWER = "[The script's runner gave no answer.]"
+NO_ANSWER = "[The script's runner gave no report.]"
 # A command that no other process on the machine runs.
 SLEEP = f"sleep {60 + uuid4().int % 10**9}"
 # The id of the runner, which is the parent of `timeout`, the parent of a script.
