@@ -96,7 +96,8 @@ class BasicLoopOptions(
     api_base: str | None = Field(None, pattern="^https?://")
     """URL of the server. Default: a variable such as VLLM_BASE_URL, or that of the provider."""
     top_p: PositiveFloat | None = Field(None, le=1)
-    """Nucleus sampling: the smallest set of tokens with this total probability. null: not sent."""
+    """Nucleus sampling: the smallest set of tokens with this total probability. null: 1.0 for vllm
+    and sglang, and not sent otherwise."""
     max_seconds: PositiveFloat | None = None
     """Seconds after which the loop ends and the trial is scored. Choose it below the task's
     timeout, which Harbor does not tell an agent."""
@@ -156,7 +157,8 @@ class StopReason(StrEnum):
     ERROR = "error"
 
 
-# A reply with one of these finish reasons is a failure of the server.
+# A reply with one of these finish reasons is a failure of the server. (A TokenClient goes on after
+# "abort".)
 FAILED_REASONS = {"abort", "cancelled", "error", "time_limit", "insufficient_system_resource"}
 # The lists of a RolloutDetail with one entry per turn. `Turn` has attributes of the same names.
 _TOKEN_FIELDS = ("prompt_token_ids", "completion_token_ids", "logprobs")
@@ -164,7 +166,7 @@ _TOKEN_FIELDS = ("prompt_token_ids", "completion_token_ids", "logprobs")
 
 @dataclass
 class Turn(LLMResponse):
-    """One model call. The ids are exactly as sampled.
+    """One model call. The ids are exactly as sampled. (A reply in the making is a Turn, too.)
 
     Set by the client, attributes of Harbor's LLMResponse:
         content: The reply's text, without thinking.
@@ -239,15 +241,16 @@ class AbortedError(RuntimeError):
 
 @dataclass
 class Request:
-    """What a client gets with the messages.
+    """What a client gets with the messages. `sample` makes one for each reply. Only `partial`
+    changes: the client writes it, and `sample` reads it if the run ends.
 
     Attributes:
         previous: The last turn, with whose ids the next prompt begins (TokenClient.next_prompt).
             None: this is the first turn, or the conversation was edited, so all is rendered.
         session_id: For a router with sticky sessions.
-        partial: Set by the client: the part of the reply that it had sampled when the server
-            aborted it. The agent calls again with the same request, and the client goes on from
-            there. If the run ends first, `sample` records the part as a turn.
+        partial: The part of the reply that was sampled before the server aborted it. The agent
+            calls again with the same request, and the client goes on from there. If the run ends
+            first, `sample` records the part as a turn.
     """
 
     previous: Turn | None = None
@@ -283,17 +286,16 @@ class ModelClient:
         return text
 
     def discard(self) -> None:
-        """Called when a call has failed for good. If the clients of this class share something,
-        such as a session, see that the next client opens a new one. Do not close this client: other
-        trials may still use it."""
+        """Called when a call has failed for good. Forget what later clients would use again. (Only
+        TinkerClient needs this: its clients share a service.) Leave this client open: other trials
+        may use it."""
 
 
 # ---- what an error means
 
 
-# Harbor decides by the name of an exception's class whether to score the trial (ERROR_POLICIES). It
-# does not score a trial that raises one of these two, so a run that has failed raises one of them.
-# Harbor 0.26 would score most other errors.
+# Harbor decides by the name of an error's class (ERROR_POLICIES) whether to score a trial. It never
+# scores these two, so every run that has failed raises one of them.
 
 
 class ApiError(RuntimeError):
@@ -320,8 +322,7 @@ PAUSES_SEC = (0, 1, 2, 4, *[5] * 119)
 
 
 def meaning_of(error: Exception) -> Literal["context is full", "busy", "down", "failed"]:
-    """What an error of a client means. "busy" is waited for, and so is "down", but not before the
-    first reply. "context is full" ends the run, and "failed" makes it an error."""
+    """What an error of a client means. The agent may wait for a server that is busy or down."""
     if isinstance(error, ContextLengthExceededError):
         return "context is full"
     # A prompt that is too long has no status of its own, so match the text. (Tinker's errors have a
@@ -343,7 +344,8 @@ def meaning_of(error: Exception) -> Literal["context is full", "busy", "down", "
 
 @dataclass(eq=False)
 class SharedClient:
-    """A client for all trials with equal keys."""
+    """An entry of the cache: a client for all trials with equal keys. It is being built, or has a
+    client, or has an error. One with an error is in no list any more."""
 
     # `BasicLoopAgent._cache_key`, which begins with the event loop.
     key: tuple
@@ -384,8 +386,9 @@ class BasicLoopAgent(BaseAgent):
         unsent: The texts for the next `sample`, in order. `run`, `resume`, `tell` and `observe` add
             to this list. `sample` removes the texts that it has sent, once the reply has come. What
             is left at the end of a run opens the next step.
-        _last_turn: The last turn of the conversation, with whose ids the next prompt begins.
-            (`turns` is only this run's, and may end in a part of a reply, which is not kept here.)
+        _last_turn: The last turn, with whose ids the next prompt begins. It differs from turns[-1]
+            in two cases: at the start of a `resume`, and after a reply that was broken off, which
+            is in `turns`, but not in `messages`.
         _last_messages: A copy of `messages` after this turn, to notice if the loop edits them.
 
     Attributes of one run:
@@ -416,8 +419,9 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
     unclosed_block: ClassVar[str] = "Nothing was run: a block lacks the line ``` that closes it."
 
     def __new__(cls, *args: Any, **given: Any) -> Self:
-        """Keep the names of the arguments that were given. `__init__` alone could not tell
-        MyAgent(max_turns=1) from MyAgent(), which has the default of `MyAgent.options_model`."""
+        """Keep the names of the arguments that were given. If `MyAgent.options_model` has the
+        default max_turns = 50, `__init__` alone could not tell MyAgent(max_turns=1) from
+        MyAgent()."""
         agent = super().__new__(cls)
         agent._given = set(given)
         return agent
@@ -706,8 +710,8 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         finally:
             self._record(stop_reason, context)
             # In a thread, because it takes seconds to make JSON of all ids of a long run. An error
-            # that is raised in `finally` would replace the run's own. `wait` raises none (and does
-            # not end the thread if it is cancelled itself). `result`, below, raises it.
+            # of the writing may fail a good run, but not replace the error of a bad one: `wait`
+            # raises nothing here, `result` does. (A cancellation leaves the thread writing.)
             loop = asyncio.get_running_loop()
             writing = loop.run_in_executor(None, self._write_files, context)
             await asyncio.wait([writing])
@@ -874,8 +878,7 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
                     entry.client = client
                 except Exception as error:
                     entry.error = error
-                    # Later trials build anew. Those that wait for the lock have this entry, and
-                    # raise its error.
+                    # Later trials build anew.
                     _clients[:] = [other for other in _clients if other is not entry]
             if entry.error:
                 raise entry.error
@@ -947,8 +950,8 @@ def check_access(options: BasicLoopOptions, agent_env: dict[str, str]) -> None:
 
 # ---- thinking
 
-# The tags around the thinking of models, with examples of replies. If your model has others, add
-# them.
+# How thinking begins, and the text after which the answer begins, for most models the closing tag.
+# With examples of replies. If your model has others, add them.
 THINKING_TAGS = {
     # <think>hm</think>hi
     "<think>": "</think>",
@@ -979,11 +982,10 @@ def without_thinking(turn: Turn) -> Turn:
     """Move the thinking from the front of `content` to `reasoning_content`. If it is not closed,
     all of the content is thinking."""
     text = turn.content.lstrip()
-    for opening, closing in THINKING_TAGS.items():
+    for opening, end in THINKING_TAGS.items():
         if text.startswith(opening):
-            # Partition before the opening tag is removed: a reply of gpt-oss without thinking
-            # begins with the closing tag, <|channel|>final<|message|>hi
-            thinking, _, answer = text.partition(closing)
+            # If the reply begins with the end itself, as that of gpt-oss may, there is no thinking.
+            thinking, _, answer = text.partition(end)
             thinking = turn.reasoning_content + thinking.removeprefix(opening)
             return replace(turn, content=answer.lstrip(), reasoning_content=thinking)
     return turn
@@ -1024,9 +1026,9 @@ def litellm_client(model: str, url: str | None, key: str | None, **args: Any) ->
 
     class CheckedLiteLLM(LiteLLM):
         def _extract_usage_info(self, response: Any) -> UsageInfo | None:
-            # A misuse, for want of a hook: of the methods of Harbor's LiteLLM (0.13 to 0.26) this
-            # one sees each response. Without it a reply that the server has broken off would count
-            # as complete. After an error LiteLLM asks again, three times in all.
+            # Raise if the server has broken the reply off, which would count as complete otherwise.
+            # This private method is the only one of Harbor's LiteLLM (0.13 to 0.26) that sees each
+            # response. After an error LiteLLM asks again, three times in all.
             if not response["choices"]:
                 raise ApiError("the server has sent no reply")
             choice = response["choices"][0]
@@ -1088,9 +1090,8 @@ class TokenClient(ModelClient, ABC):
         request = request or Request()
         messages = [*message_history, {"role": "user", "content": prompt}]
         so_far = request.partial or await self.start_reply(messages, request.previous)
-        ids, sampled = so_far.prompt_token_ids, so_far.completion_token_ids
-        if sampled:
-            ids = ids + sampled
+        sampled = so_far.completion_token_ids
+        ids = so_far.prompt_token_ids + sampled
         room = min(self.max_tokens - len(sampled), self.context_limit - len(ids))
         if room < 1:
             raise ContextLengthExceededError(f"no room is left after {len(ids)} tokens")
@@ -1114,12 +1115,13 @@ class TokenClient(ModelClient, ABC):
 
     async def next_prompt(self, messages: list[dict], previous: Turn | None) -> list[int]:
         """The ids of the next prompt: the previous prompt, the reply as it was sampled, and the
-        tail, less what the reply already ends with (here <|im_end|>). The tail is what the template
-        writes after a reply:
+        tail. The tail is what the template writes after a reply:
 
             prompt   <|im_start|>user OLD<|im_end|><|im_start|>assistant
             reply    REPLY<|im_end|>
             tail     <|im_end|><|im_start|>user NEW<|im_end|><|im_start|>assistant
+
+        (<|im_end|> is in the reply and in the tail, and is kept once.)
 
         All is rendered instead if there is no previous turn, if it has no ids, or if its reply is
         complete and does not end in the token with which the tail begins.
@@ -1128,10 +1130,11 @@ class TokenClient(ModelClient, ABC):
             return await self.render(messages)
         reply = previous.completion_token_ids
         tail = await self._tail(messages)
-        # What ends a complete reply begins the tail, too: a stop token, or two tokens (Inkling).
+        # A complete reply ends with what the tail begins with: a stop token, or two (Inkling). A
+        # reply that was cut off lacks it, so the whole tail follows.
         n_shared = next((n for n in (2, 1) if reply[-n:] == tail[:n]), 0)
-        is_complete = previous.finish_reason == "stop"
-        if not tail or (is_complete and not n_shared):
+        was_cut_off = previous.finish_reason != "stop"
+        if not tail or not (n_shared or was_cut_off):
             return await self.render(messages)
         return previous.prompt_token_ids + reply + tail[n_shared:]
 
@@ -1166,7 +1169,7 @@ def joined(so_far: Turn, part: Turn) -> Turn:
     usage.prompt_tokens = len(so_far.prompt_token_ids)
     usage.completion_tokens += n
     ids, logprobs = part.completion_token_ids, part.logprobs
-    # The prompt of the last part holds the parts before, so its routed_experts cover them, too.
+    # (The routed_experts of the last part cover the whole reply, and replace those before.)
     extra = so_far.extra | part.extra
     if "weight_versions" in part.extra:
         # `start` and `end` count the tokens of the part: add those of the parts before.
@@ -1188,9 +1191,9 @@ def joined(so_far: Turn, part: Turn) -> Turn:
 
 # ---- Tinker
 
-# The service that the next client gets, for each URL and key. The clients of all checkpoints share
-# one, because it has a session with Tinker and about 11 file descriptors. `TinkerClient.discard`
-# removes it after an error, because the session may have ended.
+# A service for each URL and key: it has a session with Tinker, and about 11 file descriptors. On it
+# there is a client for each checkpoint, in `_clients`. `TinkerClient.discard` removes a service
+# after an error, because its session may have ended: the next client opens a new one.
 _tinker_services: dict[tuple, Any] = {}
 # The service of `use_service`, in place of these.
 _given_service: Any = None
@@ -1207,8 +1210,8 @@ def use_service(service: Any) -> None:
 
 
 async def in_daemon_thread(function: Callable[[], Any]) -> Any:
-    """Like `asyncio.to_thread`, but in a daemon thread: otherwise the end of the process would wait
-    for Tinker's SDK, which waits for a silent server for up to twelve minutes."""
+    """Run a function in a thread that does not keep the process alive, as `asyncio.to_thread`
+    would: Tinker's SDK waits for a silent server for up to twelve minutes."""
     future = concurrent.futures.Future()
 
     def work() -> None:
@@ -1218,7 +1221,7 @@ async def in_daemon_thread(function: Callable[[], Any]) -> Any:
             future.set_exception(error)
 
     threading.Thread(target=work, daemon=True).start()
-    # Without the shield a cancelled caller would cancel `future`, and `set_result` would fail.
+    # A cancelled caller must not cancel `future`: the thread still sets its result.
     return await asyncio.shield(asyncio.wrap_future(future))
 
 
@@ -1494,8 +1497,8 @@ class ServerClient(TokenClient):
 
 # ---- training data
 
-# The only errors with which a trial has training data: the time ran out, or an installed agent's
-# program has failed. What was done until then was scored.
+# The only errors with which a trial has training data: the time ran out, or (with another agent) a
+# program that is installed in the container has failed. What was done until then was scored.
 SCORED_ERRORS = {"AgentTimeoutError", "NonZeroAgentExitCodeError"}
 
 
@@ -1614,9 +1617,10 @@ def fenced_blocks(text: str, *languages: str) -> list[str] | None:
     for token in _MARKDOWN.parse(f"{text}\n"):
         if token.type != "fence":
             continue
-        # `map` is [0, 3] for the three lines "```bash", "ls", "```", and [0, 2] without the last.
+        # `map` spans the opening fence, the lines of the content, and the closing fence, if any.
         first_line, end_line = token.map
-        is_closed = end_line - first_line == token.content.count("\n") + 2
+        n_lines = token.content.count("\n")
+        is_closed = end_line - first_line == 1 + n_lines + 1
         is_any_open = is_any_open or not is_closed
         words = token.info.lower().split()
         if token.markup.startswith("`") and words and words[0] in languages:
@@ -1627,64 +1631,61 @@ def fenced_blocks(text: str, *languages: str) -> list[str] | None:
 # ---- scripts
 #
 # 1. `start_command` makes a command for `environment.exec`. It writes two files, the script and the
-#    runner, and becomes the runner (by bash's `exec`). Their names begin with a random MARK.
+#    runner, and replaces itself by the runner (`exec`). Their names begin with a random MARK.
 # 2. The runner runs the script. Its report is :MARK:EXIT CODE:OUTPUT: with the output in base64,
 #    because `environment.exec` returns text, and a script may print any bytes. The report of
 #    `echo hello` is :3f2a19bc:0:aGVsbG8K: (with a newline before the last colon).
 # 3. If there is no report, or the time limit was reached, `kill_script` kills the script and all
-#    that it has started. After a report in time nothing is killed: a server that the script has
-#    started lives on.
+#    that it has started, except what has cleared its environment or runs as another user. After a
+#    report in time nothing is killed: a server that the script has started lives on.
 #
-# The script and the runner are files: if they were arguments of bash, a `pkill -f python` in the
-# script would kill the bash that runs it. The output is a file, because a server would hold a pipe
-# open. The files are in /dev/shm, because its size is bounded, and output without end would fill a
-# disk. If it cannot be written, they are in /tmp.
+# `pkill -f python`, which models write, kills each process with "python" on its command line. So
+# the script and the runner are in files, and on no command line. The output is a file, because a
+# server would hold a pipe open. The files are in /dev/shm, because its size is bounded, and output
+# without end would fill a disk. If it cannot be written, they are in /tmp.
 #
 # The environment needs /proc, bash 4.2, coreutils and grep.
 
-# Its arguments are the time limit in seconds, and the bytes of output that the model sees.
+# The runner's arguments are the time limit in seconds, and the bytes of output that the model sees.
 _RUNNER = r"""
 # Some environments mix stderr into stdout, where a message would spoil the report.
 exec 2>/dev/null
 base=${0%.runner}
 seconds=$1
-shown=$2
-half=$((shown / 2))
-# By >>, because `echo x >/dev/stderr` in a script empties this file. By > what follows would come
-# after a gap of NUL bytes. (No plain $?: an image may export SHELLOPTS=errexit.)
-if timeout -s KILL "$seconds" bash "$base.script" </dev/null >>"$base.output" 2>&1; then
-  code=0
-else
-  code=$?
-fi
+max_bytes=$2
+half=$((max_bytes / 2))
+# Append (>>): a script that runs `echo x >/dev/stderr` truncates this file, and without append the
+# next write would leave a gap of NUL bytes.
+code=0
+timeout -s KILL "$seconds" bash "$base.script" </dev/null >>"$base.output" 2>&1 || code=$?
 printf ":%s:%s:" "$BASIC_LOOP_MARK" "$code"
 {
   size=$(stat -c %s "$base.output")
-  if [ "$size" -gt "$shown" ]; then
+  if [ "$size" -gt "$max_bytes" ]; then
     head -c "$half" "$base.output"
     printf "\n[... %s bytes left out ...]\n" "$((size - 2 * half))"
     tail -c "$half" "$base.output"
   else
     # Not cat: a server may still be printing.
-    head -c "$shown" "$base.output"
+    head -c "$max_bytes" "$base.output"
   fi
-  # If the file system is full, the last output was lost. One more byte, which is not shown, tells.
+  # If the file system is full, the end of the output is missing: test it by appending a byte.
   echo >>"$base.output" || printf "\n[The output is incomplete: %s is full.]" "${base%/*}"
 } | base64
+# The last colon: the report is complete.
 echo :
-# (A server that lives on prints to a file that nobody can read any more.)
-rm -rf /dev/shm/"$BASIC_LOOP_MARK".* /tmp/"$BASIC_LOOP_MARK".*
+# A server that lives on prints into the removed file, whose space is free when the server ends.
+rm -f /dev/shm/"$BASIC_LOOP_MARK".* /tmp/"$BASIC_LOOP_MARK".*
 """
-# /proc/PID/environ has the variables with which a process was started. All that the script starts
-# inherits the mark, which `start_command` exports. This command itself does not have it. (-r: a
-# script may have put a folder in a file's place.) The exit code tells whether the container still
-# runs commands.
+# All that the script has started inherits BASIC_LOOP_MARK. This command itself does not have it.
 _KILL = """
+# grep finds /proc/PID/environ, and cut takes the PID.
 kill -9 $(grep -ls BASIC_LOOP_MARK={mark} /proc/[0-9]*/environ | cut -d / -f 3) 2>/dev/null
-rm -rf /dev/shm/{mark}.* /tmp/{mark}.*
+rm -f /dev/shm/{mark}.* /tmp/{mark}.*
+true
 """
-# `timeout` ends a script after N seconds. If there is no report after N + 30, the agent gives up.
-# The environment's own limit is N + 60, because some have a short one if none is given.
+# Three limits, so that the inner one ends first: `timeout` at N seconds, the agent at N + 30 (if a
+# call of `environment.exec` hangs), `exec` itself at N + 60 (some have a short limit by default).
 MARGIN_SEC = 30
 
 
@@ -1698,7 +1699,7 @@ async def run_script(
     command = start_command(blocks, mark, seconds, shown_bytes)
     # The command becomes one argument of a process: Linux takes 131,072 bytes, Modal 65,536.
     if len(command) > 65_000:
-        return script_text(126, "[Nothing was run: the script is too long. Split it.]")
+        return script_result(126, "[Nothing was run: the script is too long. Split it.]")
     clock = asyncio.get_running_loop().time
     started = clock()
     printed = ""
@@ -1718,23 +1719,23 @@ async def run_script(
         printed = printed[-shown_bytes:]
         if not await kill_script(mark, environment):
             raise RuntimeRequestError(f"the environment runs no scripts any more: {printed}")
-        return script_text(137, printed, "[The script's runner gave no report.]")
+        return script_result("unknown", printed, "[The script's runner gave no report.]")
     code, output = report
-    # `timeout` gives 137 at its limit, and 124 in Rust's coreutils (Ubuntu 25.10). A script that
-    # was killed because it used too much memory has 137, too, so look at the clock.
-    if code in (137, 124) and clock() - started >= seconds:
+    # A script that fails at its limit was stopped by it.
+    if code and clock() - started >= seconds:
         # What has left the process group of `timeout`, such as by setsid, still runs.
         await kill_script(mark, environment)
-        return script_text(code, output, f"[The time limit of {seconds} seconds was reached.]")
-    return script_text(code, output)
+        return script_result(code, output, f"[The time limit of {seconds} seconds was reached.]")
+    return script_result(code, output)
 
 
 def start_command(blocks: list[str], mark: str, seconds: int, shown_bytes: int) -> str:
     """The command that writes the files, and becomes the runner."""
-    # An `eval` for each block: an unclosed here-document then ends with its block.
+    # One `eval` per block: a here-document that is left open in one block ends with that block, and
+    # after a syntax error the next block runs.
     script = "\n".join(f"eval {shlex.quote(block)}" for block in blocks)
 
-    # Base64, and no quotes: the script has quotes already, and each would become five characters.
+    # In base64: `script` is quoted already, and quoting it again would make '"'"' of each quote.
     def in_base64(text: str) -> str:
         return base64.b64encode(text.encode()).decode()
 
@@ -1749,7 +1750,7 @@ done
 """
 
 
-def script_text(exit_code: int, *texts: str) -> str:
+def script_result(exit_code: int | str, *texts: str) -> str:
     """What the model is told of a script."""
     return f"Exit code: {exit_code}\nOutput:\n" + ("\n".join(filter(None, texts)) or "(none)")
 
@@ -1768,8 +1769,8 @@ def parse_report(printed: str, mark: str) -> tuple[int, str] | None:
 
 
 async def kill_script(mark: str, environment: BaseEnvironment) -> bool:
-    """Kill a script and what it has started, and remove its files. Returns False if the environment
-    does not run this: it may be gone."""
+    """Kill a script and what it has started, and remove its files. Returns whether the environment
+    still runs commands."""
     try:
         async with asyncio.timeout(MARGIN_SEC):
             result = await environment.exec(_KILL.format(mark=mark), timeout_sec=2 * MARGIN_SEC)

@@ -1793,7 +1793,7 @@ def run_shell_that_prints(printed: str, seconds: float = 0, **options: Any) -> s
     return asyncio.run(run, loop_factory=virtual_loop).replace(mark(), "M")
 
 
-def told(code: int, output: str) -> str:
+def told(code: int | str, output: str) -> str:
     """What the model is told. (Code 124 is the time limit, 137 a kill, 143 a SIGTERM.)"""
     return f"Exit code: {code}\nOutput:\n{output}"
 
@@ -1933,14 +1933,14 @@ class TestScripts:
         whole=(":M:3:YQo=:", 0, told(3, "a")),
         after_other_text=("12:30:45 99:1\n:M:3:YQo=:\n", 0, told(3, "a")),
         with_other_ends_of_lines=(":M:3:YQ\r\no=\r\n:\r\n", 0, told(3, "a")),
-        another_code_at_the_limit=(":M:3::", 9, told(3, "(none)")),
+        a_success_at_the_limit=(":M:0::", 9, told(0, "(none)")),
         before_the_limit=(":M:124:YQo=:", 8, told(124, "a")),
-        cut_in_a_byte=(":M:0:YQo", 0, told(137, f":M:0:YQo\n{NO_ANSWER}")),
-        cut_between_bytes=(":M:0:YQo=", 0, told(137, f":M:0:YQo=\n{NO_ANSWER}")),
-        no_answer=("no bash here", 0, told(137, f"no bash here\n{NO_ANSWER}")),
+        cut_in_a_byte=(":M:0:YQo", 0, told("unknown", f":M:0:YQo\n{NO_ANSWER}")),
+        cut_between_bytes=(":M:0:YQo=", 0, told("unknown", f":M:0:YQo=\n{NO_ANSWER}")),
+        no_answer=("no bash here", 0, told("unknown", f"no bash here\n{NO_ANSWER}")),
         # A script may print such a thing in place of its runner.
-        forged_output=(":M:0:Y:", 0, told(137, f":M:0:Y:\n{NO_ANSWER}")),
-        forged_code=(":M:x:YQo=:", 0, told(137, f":M:x:YQo=:\n{NO_ANSWER}")),
+        forged_output=(":M:0:Y:", 0, told("unknown", f":M:0:Y:\n{NO_ANSWER}")),
+        forged_code=(":M:x:YQo=:", 0, told("unknown", f":M:x:YQo=:\n{NO_ANSWER}")),
     )
     def test_what_the_model_is_told_of_an_answer(self, printed, seconds, expected):
         assert run_shell_that_prints(printed, seconds) == expected
@@ -1960,7 +1960,7 @@ class TestScripts:
         options = {"max_turns": 3, "command_timeout_sec": 9}
         done = tinker.run([bash(forger), bash("echo a"), "done"], ShellEnvironment(), **options)
         forged, honest = done.observations
-        assert forged.startswith("Exit code: 137\n")
+        assert forged.startswith("Exit code: unknown\n")
         assert forged.endswith(NO_ANSWER)
         assert (honest, done.stop_reason) == (told(0, "a"), "completed")
 
@@ -1980,7 +1980,7 @@ class TestScripts:
         monkeypatch.setattr(module, "MARGIN_SEC", 1)
         output = "/dev/shm/$BASIC_LOOP_MARK.output"
         text = run_shell(shell, f"rm {output}; mkfifo {output}", seconds=1)
-        assert text.startswith("Exit code: 137\n")
+        assert text.startswith("Exit code: unknown\n")
 
     def test_a_script_may_remove_its_output(self, shell):
         script = "echo a; rm /dev/shm/$BASIC_LOOP_MARK.*; exit 3"
@@ -2058,7 +2058,7 @@ class TestScripts:
         small = [f"mount -t tmpfs -o size=4k none {folder}" for folder in ("/dev/shm", "/tmp")]
         script = f"touch {tmp_path}/never\n# {9000 * 'x'}\nexit 0"
         text = run_shell(MountEnvironment(*small), script)
-        assert text.startswith("Exit code: 137\n")
+        assert text.startswith("Exit code: unknown\n")
         assert "No space left on device" in text
         assert not (tmp_path / "never").exists()
 
@@ -2066,7 +2066,7 @@ class TestScripts:
     def test_folders_that_cannot_be_written_are_told(self):
         read_only = [f"mount -t tmpfs -o ro none {folder}" for folder in ("/dev/shm", "/tmp")]
         text = run_shell(MountEnvironment(*read_only), "true")
-        assert text.startswith("Exit code: 137\n")
+        assert text.startswith("Exit code: unknown\n")
         assert "Read-only file system" in text
 
     @columns("script seconds").rows(
@@ -2140,7 +2140,10 @@ class TestScripts:
             text = await script_agent(seconds=100).execute(["x"], environment)
             return text, asyncio.get_running_loop().time()
 
-        assert asyncio.run(main(), loop_factory=virtual_loop) == (told(137, NO_ANSWER), seconds)
+        assert asyncio.run(main(), loop_factory=virtual_loop) == (
+            told("unknown", NO_ANSWER),
+            seconds,
+        )
         assert environment.first_script_was_killed
         # The environment's own limits come 30 seconds later than the agent's.
         assert environment.timeouts == [100 + 60, 60]
