@@ -286,9 +286,8 @@ class ModelClient:
         return text
 
     def discard(self) -> None:
-        """Called when a call has failed for good. Forget what later clients would use again. (Only
-        TinkerClient needs this: its clients share a service.) Leave this client open: other trials
-        may use it."""
+        """Called when a call has failed for good. Close nothing, because other trials may use this
+        client. Only stop sharing: TinkerClient removes its service from `_tinker_services`."""
 
 
 # ---- what an error means
@@ -344,8 +343,8 @@ def meaning_of(error: Exception) -> Literal["context is full", "busy", "down", "
 
 @dataclass(eq=False)
 class SharedClient:
-    """An entry of the cache: a client for all trials with equal keys. It is being built, or has a
-    client, or has an error. One with an error is in no list any more."""
+    """An entry of the cache: a client for all trials with equal keys. It has a client; or an error,
+    and is not in `_clients` any more; or neither: then the next trial that gets the lock builds."""
 
     # `BasicLoopAgent._cache_key`, which begins with the event loop.
     key: tuple
@@ -386,9 +385,8 @@ class BasicLoopAgent(BaseAgent):
         unsent: The texts for the next `sample`, in order. `run`, `resume`, `tell` and `observe` add
             to this list. `sample` removes the texts that it has sent, once the reply has come. What
             is left at the end of a run opens the next step.
-        _last_turn: The last turn, with whose ids the next prompt begins. It differs from turns[-1]
-            in two cases: at the start of a `resume`, and after a reply that was broken off, which
-            is in `turns`, but not in `messages`.
+        _last_turn: The turn whose reply is the last of `messages`, and with whose ids the next
+            prompt begins; None before the first. (It outlives `turns`, which each run begins anew.)
         _last_messages: A copy of `messages` after this turn, to notice if the loop edits them.
 
     Attributes of one run:
@@ -419,9 +417,9 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
     unclosed_block: ClassVar[str] = "Nothing was run: a block lacks the line ``` that closes it."
 
     def __new__(cls, *args: Any, **given: Any) -> Self:
-        """Keep the names of the arguments that were given. If `MyAgent.options_model` has the
-        default max_turns = 50, `__init__` alone could not tell MyAgent(max_turns=1) from
-        MyAgent()."""
+        """Keep the names of the arguments that were given: a default in the signature hides
+        whether the caller gave the value. If the default of `MyAgent.options_model` is 50,
+        MyAgent(max_turns=1) has 1 turn, and MyAgent() has 50."""
         agent = super().__new__(cls)
         agent._given = set(given)
         return agent
@@ -553,8 +551,8 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         try:
             turn = await self._call_model(prompt, request)
         except BaseException:
-            # The run ends. What an aborted call has left in the request is a turn, because its
-            # tokens count.
+            # If the server has aborted the reply, and the run ends before it went on: record the
+            # sampled part, so that its tokens are counted.
             # `messages` and `unsent` are as before, so a `resume` sends the prompt again.
             if request.partial:
                 self._add_turn(without_thinking(request.partial), prompt)
@@ -709,13 +707,17 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
             stop_reason = StopReason.ROLLOUT_TIMEOUT
         finally:
             self._record(stop_reason, context)
-            # In a thread, because it takes seconds to make JSON of all ids of a long run. An error
-            # of the writing may fail a good run, but not replace the error of a bad one: `wait`
-            # raises nothing here, `result` does. (A cancellation leaves the thread writing.)
-            loop = asyncio.get_running_loop()
-            writing = loop.run_in_executor(None, self._write_files, context)
-            await asyncio.wait([writing])
+            writing = await self._write_in_thread(context)
         writing.result()
+
+    async def _write_in_thread(self, context: AgentContext) -> asyncio.Future:
+        """Write the files in a thread, because it takes seconds to make JSON of all ids of a long
+        run. Raises nothing: an error of the writing, in the future that this returns, may fail a
+        good run, but not replace the error of a bad one."""
+        writing = asyncio.get_running_loop().run_in_executor(None, self._write_files, context)
+        # (If Harbor cancels this, the thread goes on.)
+        await asyncio.wait([writing])
+        return writing
 
     def _record(self, stop_reason: StopReason | str, context: AgentContext) -> None:
         """Fill the context."""
@@ -856,7 +858,7 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         if self.options.model_client != "litellm":
             # Each call brings its session id. (LiteLLM gets it once, when it is built.)
             del options["session_id"]
-        # A subclass may build another client.
+        # A subclass may build another client. `use_service` may replace the service at any time.
         return (loop, type(self), self.model_name, options, self._agent_env, _given_service)
 
     async def _shared_llm(self) -> Any:
@@ -951,7 +953,8 @@ def check_access(options: BasicLoopOptions, agent_env: dict[str, str]) -> None:
 # ---- thinking
 
 # How thinking begins, and the text after which the answer begins, for most models the closing tag.
-# With examples of replies. If your model has others, add them.
+# Other tags inside the thinking stay in it. The opening may also stand at the end of the prompt
+# (see `start_reply`). If your model has others, add them.
 THINKING_TAGS = {
     # <think>hm</think>hi
     "<think>": "</think>",
@@ -1026,9 +1029,9 @@ def litellm_client(model: str, url: str | None, key: str | None, **args: Any) ->
 
     class CheckedLiteLLM(LiteLLM):
         def _extract_usage_info(self, response: Any) -> UsageInfo | None:
-            # Raise if the server has broken the reply off, which would count as complete otherwise.
-            # This private method is the only one of Harbor's LiteLLM (0.13 to 0.26) that sees each
-            # response. After an error LiteLLM asks again, three times in all.
+            # A hook, not about usage: of the methods of Harbor's LiteLLM (0.13 to 0.26) only this
+            # private one sees each response. Raise if the server has broken the reply off, which
+            # would count as complete otherwise. LiteLLM then asks again, three times in all.
             if not response["choices"]:
                 raise ApiError("the server has sent no reply")
             choice = response["choices"][0]
@@ -1090,6 +1093,7 @@ class TokenClient(ModelClient, ABC):
         request = request or Request()
         messages = [*message_history, {"role": "user", "content": prompt}]
         so_far = request.partial or await self.start_reply(messages, request.previous)
+        # After an abort the prompt is the one before and all that was sampled so far.
         sampled = so_far.completion_token_ids
         ids = so_far.prompt_token_ids + sampled
         room = min(self.max_tokens - len(sampled), self.context_limit - len(ids))
@@ -1105,8 +1109,9 @@ class TokenClient(ModelClient, ABC):
         return without_thinking(turn)
 
     async def start_reply(self, messages: list[dict], previous: Turn | None) -> Turn:
-        """A turn with the next prompt, of which nothing is sampled yet. `joined` adds what is. Its
-        content is the opening tag of thinking, if the template has put one into the prompt."""
+        """A turn with the next prompt, of which nothing is sampled yet. If the template has put an
+        opening tag of thinking into the prompt, it is the turn's content, so that
+        `without_thinking` finds the tag that the reply itself lacks."""
         ids = await self.next_prompt(messages, previous)
         # Such as "...assistant\n<think>\n". (Four tokens have room for a tag and a newline.)
         end = (await self.decode(ids[-4:])).rstrip()
@@ -1141,8 +1146,9 @@ class TokenClient(ModelClient, ABC):
     async def _tail(self, messages: list[dict]) -> list[int]:
         """The tokens that the template writes after a reply, up to the next one.
 
-        They depend only on the template, the system message and the new message. So render a short
-        conversation twice, with the replies "b" and "c", which are one token each:
+        They depend only on the template, the system message and the new message. (In the real
+        conversation the end of the reply cannot be searched for: templates trim replies.) So render
+        a short conversation twice, with the replies "b" and "c", which are one token each:
 
             one      <|im_start|>user a<|im_end|><|im_start|>assistant b TAIL
             other    <|im_start|>user a<|im_end|><|im_start|>assistant c TAIL
@@ -1198,7 +1204,7 @@ _tinker_services: dict[tuple, Any] = {}
 # The service of `use_service`, in place of these.
 _given_service: Any = None
 # tinker-cookbook gives all clients of a model the same tokenizer. It raises "Already borrowed" if
-# two threads use it: a new client in the thread that builds it, while an older one renders.
+# two threads use it at once, as when one client is built in a thread while another one renders.
 _tokenizer_lock = threading.Lock()
 
 
@@ -1221,7 +1227,7 @@ async def in_daemon_thread(function: Callable[[], Any]) -> Any:
             future.set_exception(error)
 
     threading.Thread(target=work, daemon=True).start()
-    # A cancelled caller must not cancel `future`: the thread still sets its result.
+    # A cancelled caller must not cancel `future`, or `set_result` would raise in the thread.
     return await asyncio.shield(asyncio.wrap_future(future))
 
 
@@ -1292,7 +1298,7 @@ class TinkerClient(TokenClient):
             answer = tinker.RestClient(**dict(self._login)).get_server_capabilities()
             return answer.result().supported_models
         except tinker.TinkerError:
-            # A server of your own may not tell its limits. (With a wrong key `_open` fails, too.)
+            # A server of your own may not tell its limits. A wrong key is reported by `_open`.
             return []
 
     def _open(self) -> None:
@@ -1613,7 +1619,7 @@ def fenced_blocks(text: str, *languages: str) -> list[str] | None:
     the text is not closed, so it is not clear where they end."""
     blocks = []
     is_any_open = False
-    # Without the newline the last line would not be counted.
+    # Without a final newline the last line of an open block has none, and would not be counted.
     for token in _MARKDOWN.parse(f"{text}\n"):
         if token.type != "fence":
             continue
@@ -1637,14 +1643,14 @@ def fenced_blocks(text: str, *languages: str) -> list[str] | None:
 #    `echo hello` is :3f2a19bc:0:aGVsbG8K: (with a newline before the last colon).
 # 3. If there is no report, or the time limit was reached, `kill_script` kills the script and all
 #    that it has started, except what has cleared its environment or runs as another user. After a
-#    report in time nothing is killed: a server that the script has started lives on.
+#    report in time nothing is killed: a background process, such as a server, lives on.
 #
-# `pkill -f python`, which models write, kills each process with "python" on its command line. So
-# the script and the runner are in files, and on no command line. The output is a file, because a
-# server would hold a pipe open. The files are in /dev/shm, because its size is bounded, and output
-# without end would fill a disk. If it cannot be written, they are in /tmp.
+# Models run `pkill -f python`, which kills every process with "python" on its command line. So the
+# script and the runner are in files, and on no command line. The output goes to a file, and not to
+# a pipe: a background process would hold a pipe open after the script has ended. The files are in
+# /dev/shm, where endless output stops at its size; in /tmp, the fallback, it fills the disk.
 #
-# The environment needs /proc, bash 4.2, coreutils and grep.
+# The environment needs /proc, bash, coreutils and grep.
 
 # The runner's arguments are the time limit in seconds, and the bytes of output that the model sees.
 _RUNNER = r"""
@@ -1654,10 +1660,10 @@ base=${0%.runner}
 seconds=$1
 max_bytes=$2
 half=$((max_bytes / 2))
-# Append (>>): a script that runs `echo x >/dev/stderr` truncates this file, and without append the
-# next write would leave a gap of NUL bytes.
-code=0
-timeout -s KILL "$seconds" bash "$base.script" </dev/null >>"$base.output" 2>&1 || code=$?
+# >> and not >: if the script truncates its output (`echo x >/dev/stderr` does), a > would go on at
+# the old offset, after a gap of NUL bytes.
+timeout -s KILL "$seconds" bash "$base.script" </dev/null >>"$base.output" 2>&1
+code=$?
 printf ":%s:%s:" "$BASIC_LOOP_MARK" "$code"
 {
   size=$(stat -c %s "$base.output")
@@ -1666,22 +1672,26 @@ printf ":%s:%s:" "$BASIC_LOOP_MARK" "$code"
     printf "\n[... %s bytes left out ...]\n" "$((size - 2 * half))"
     tail -c "$half" "$base.output"
   else
-    # Not cat: a server may still be printing.
+    # Not cat: a background process may still be printing.
     head -c "$max_bytes" "$base.output"
   fi
-  # If the file system is full, the end of the output is missing: test it by appending a byte.
+  # /dev/shm is small (64 MB in Docker), so long output does fill it. Then the end of the output is
+  # missing, and not even one byte can be appended.
   echo >>"$base.output" || printf "\n[The output is incomplete: %s is full.]" "${base%/*}"
 } | base64
 # The last colon: the report is complete.
 echo :
-# A server that lives on prints into the removed file, whose space is free when the server ends.
+# Both folders: writing to /dev/shm may have failed half-way. (A background process that lives on
+# prints into the removed file, whose space is free when the process ends.)
 rm -f /dev/shm/"$BASIC_LOOP_MARK".* /tmp/"$BASIC_LOOP_MARK".*
 """
-# All that the script has started inherits BASIC_LOOP_MARK. This command itself does not have it.
+# All that the script has started inherits BASIC_LOOP_MARK. This command itself does not have it, so
+# it does not kill itself.
 _KILL = """
 # grep finds /proc/PID/environ, and cut takes the PID.
 kill -9 $(grep -ls BASIC_LOOP_MARK={mark} /proc/[0-9]*/environ | cut -d / -f 3) 2>/dev/null
 rm -f /dev/shm/{mark}.* /tmp/{mark}.*
+# Return code 0: the environment still runs commands.
 true
 """
 # Three limits, so that the inner one ends first: `timeout` at N seconds, the agent at N + 30 (if a
@@ -1690,13 +1700,13 @@ MARGIN_SEC = 30
 
 
 async def run_script(
-    blocks: list[str], environment: BaseEnvironment, seconds: int, shown_bytes: int
+    blocks: list[str], environment: BaseEnvironment, seconds: int, max_bytes: int
 ) -> str:
     """Run blocks as one script with a time limit in seconds. Returns its exit code and its output,
     as the model gets them. Raises RuntimeRequestError if the environment runs nothing any more, and
     any error of its `exec`."""
     mark = uuid4().hex[:8]
-    command = start_command(blocks, mark, seconds, shown_bytes)
+    command = start_command(blocks, mark, seconds, max_bytes)
     # The command becomes one argument of a process: Linux takes 131,072 bytes, Modal 65,536.
     if len(command) > 65_000:
         return script_result(126, "[Nothing was run: the script is too long. Split it.]")
@@ -1716,36 +1726,39 @@ async def run_script(
         raise
     report = parse_report(printed, mark)
     if report is None:
-        printed = printed[-shown_bytes:]
+        printed = printed[-max_bytes:]
+        # The kill is also the test whether the environment still runs commands.
         if not await kill_script(mark, environment):
             raise RuntimeRequestError(f"the environment runs no scripts any more: {printed}")
         return script_result("unknown", printed, "[The script's runner gave no report.]")
     code, output = report
-    # A script that fails at its limit was stopped by it.
-    if code and clock() - started >= seconds:
+    # `timeout -s KILL` gives 137 (uutils: 124), but so does any other kill -9: so the time decides.
+    if code in (137, 124) and clock() - started >= seconds:
         # What has left the process group of `timeout`, such as by setsid, still runs.
         await kill_script(mark, environment)
         return script_result(code, output, f"[The time limit of {seconds} seconds was reached.]")
     return script_result(code, output)
 
 
-def start_command(blocks: list[str], mark: str, seconds: int, shown_bytes: int) -> str:
+def start_command(blocks: list[str], mark: str, seconds: int, max_bytes: int) -> str:
     """The command that writes the files, and becomes the runner."""
     # One `eval` per block: a here-document that is left open in one block ends with that block, and
-    # after a syntax error the next block runs.
+    # does not swallow the next one.
     script = "\n".join(f"eval {shlex.quote(block)}" for block in blocks)
 
     # In base64: `script` is quoted already, and quoting it again would make '"'"' of each quote.
     def in_base64(text: str) -> str:
         return base64.b64encode(text.encode()).decode()
 
-    # `exec` does not return: /tmp is tried only if /dev/shm cannot be written.
+    # `exec` does not return: /tmp is tried only if /dev/shm cannot be written. (SHELLOPTS: with the
+    # errexit of an image the runner would end when the script fails.)
     return f"""
 export BASIC_LOOP_MARK={mark}
+export -n SHELLOPTS
 for base in /dev/shm/{mark} /tmp/{mark}; do
   echo {in_base64(script)} | base64 -d >$base.script &&
     echo {in_base64(_RUNNER)} | base64 -d >$base.runner &&
-    exec bash $base.runner {seconds} {shown_bytes}
+    exec bash $base.runner {seconds} {max_bytes}
 done
 """
 

@@ -1933,7 +1933,7 @@ class TestScripts:
         whole=(":M:3:YQo=:", 0, told(3, "a")),
         after_other_text=("12:30:45 99:1\n:M:3:YQo=:\n", 0, told(3, "a")),
         with_other_ends_of_lines=(":M:3:YQ\r\no=\r\n:\r\n", 0, told(3, "a")),
-        a_success_at_the_limit=(":M:0::", 9, told(0, "(none)")),
+        another_code_at_the_limit=(":M:3::", 9, told(3, "(none)")),
         before_the_limit=(":M:124:YQo=:", 8, told(124, "a")),
         cut_in_a_byte=(":M:0:YQo", 0, told("unknown", f":M:0:YQo\n{NO_ANSWER}")),
         cut_between_bytes=(":M:0:YQo=", 0, told("unknown", f":M:0:YQo=\n{NO_ANSWER}")),
