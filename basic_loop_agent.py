@@ -166,7 +166,8 @@ _TOKEN_FIELDS = ("prompt_token_ids", "completion_token_ids", "logprobs")
 
 @dataclass
 class Turn(LLMResponse):
-    """One model call. The ids are exactly as sampled. (A reply in the making is a Turn, too.)
+    """One model call. The ids are exactly as sampled. The same class holds a reply that is not
+    complete yet (`start_reply`, `Request.partial`), and, without text, a turn of `training_data`.
 
     Set by the client, attributes of Harbor's LLMResponse:
         content: The reply's text, without thinking.
@@ -286,8 +287,8 @@ class ModelClient:
         return text
 
     def discard(self) -> None:
-        """Called when a call has failed for good. Close nothing, because other trials may use this
-        client. Only stop sharing: TinkerClient removes its service from `_tinker_services`."""
+        """Called when a call has failed for good. Forget what this client shares with others, such
+        as a session (only TinkerClient has one). Close nothing: other trials may use it."""
 
 
 # ---- what an error means
@@ -343,16 +344,21 @@ def meaning_of(error: Exception) -> Literal["context is full", "busy", "down", "
 
 @dataclass(eq=False)
 class SharedClient:
-    """An entry of the cache: a client for all trials with equal keys. It has a client; or an error,
-    and is not in `_clients` any more; or neither: then the next trial that gets the lock builds."""
+    """An entry of the cache: a client for all trials with equal keys.
+
+    Built: `client` is set.
+    Failed: `error` is set, and the entry has left `_clients`.
+    Not built yet, or the trial that built was cancelled: both are None, and the next trial that
+    gets the lock builds.
+    """
 
     # `BasicLoopAgent._cache_key`, which begins with the event loop.
     key: tuple
     # Held while the client is built.
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     client: ModelClient | None = None
-    # Why the build has failed. The trials that wait for the lock raise it, too: to build anew, one
-    # after the other, would take each of them FIRST_RESPONSE_SEC at a silent server.
+    # Why the build has failed. The trials that wait for the lock raise it, too. Otherwise each in
+    # turn would wait FIRST_RESPONSE_SEC for a dead server.
     error: Exception | None = None
 
 
@@ -455,8 +461,8 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
             "model_client": model_client,
             "api_base": api_base,
         }
-        # Leave out what nobody gave: it gets the default of `options_model`. The caller gives what
-        # is in `_given`, and a subclass's `__init__` what differs from DEFAULTS.
+        # Leave out what was not given: it gets the default of `options_model`. A value was given if
+        # the caller named it, or if a subclass's `__init__` passed one that differs from DEFAULTS.
         for name, value in options.items():
             if name in self._given or value != getattr(DEFAULTS, name):
                 kw[name] = value
@@ -708,12 +714,13 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         finally:
             self._record(stop_reason, context)
             writing = await self._write_in_thread(context)
+        # Only a good run gets here. Now an error of the writing is raised.
         writing.result()
 
     async def _write_in_thread(self, context: AgentContext) -> asyncio.Future:
         """Write the files in a thread, because it takes seconds to make JSON of all ids of a long
-        run. Raises nothing: an error of the writing, in the future that this returns, may fail a
-        good run, but not replace the error of a bad one."""
+        run. Returns the finished future, and raises nothing: in `finally` an error of the writing
+        would replace the run's own."""
         writing = asyncio.get_running_loop().run_in_executor(None, self._write_files, context)
         # (If Harbor cancels this, the thread goes on.)
         await asyncio.wait([writing])
@@ -987,7 +994,7 @@ def without_thinking(turn: Turn) -> Turn:
     text = turn.content.lstrip()
     for opening, end in THINKING_TAGS.items():
         if text.startswith(opening):
-            # If the reply begins with the end itself, as that of gpt-oss may, there is no thinking.
+            # (gpt-oss without thinking: the reply starts with the end, and nothing precedes it.)
             thinking, _, answer = text.partition(end)
             thinking = turn.reasoning_content + thinking.removeprefix(opening)
             return replace(turn, content=answer.lstrip(), reasoning_content=thinking)
@@ -1076,7 +1083,7 @@ class TokenClient(ModelClient, ABC):
 
         def broken_up(match: re.Match) -> str:
             token = match[0]
-            # After the last character, too: it may begin the next token, as in "]~b]~!b[".
+            # After the last character, too: in "]~b]~!b[" the ] of ]~b] also begins ]~!b[.
             return f"{token[0]}\u200b{token[1:]}\u200b"
 
         if not self.special_tokens:
@@ -1110,8 +1117,8 @@ class TokenClient(ModelClient, ABC):
 
     async def start_reply(self, messages: list[dict], previous: Turn | None) -> Turn:
         """A turn with the next prompt, of which nothing is sampled yet. If the template has put an
-        opening tag of thinking into the prompt, it is the turn's content, so that
-        `without_thinking` finds the tag that the reply itself lacks."""
+        opening tag of thinking into the prompt, it stands in `content` until `without_thinking`
+        removes it."""
         ids = await self.next_prompt(messages, previous)
         # Such as "...assistant\n<think>\n". (Four tokens have room for a tag and a newline.)
         end = (await self.decode(ids[-4:])).rstrip()
@@ -1135,8 +1142,8 @@ class TokenClient(ModelClient, ABC):
             return await self.render(messages)
         reply = previous.completion_token_ids
         tail = await self._tail(messages)
-        # A complete reply ends with what the tail begins with: a stop token, or two (Inkling). A
-        # reply that was cut off lacks it, so the whole tail follows.
+        # How much of the tail the reply already holds: a stop token, two (Inkling), or nothing if
+        # it was cut off.
         n_shared = next((n for n in (2, 1) if reply[-n:] == tail[:n]), 0)
         was_cut_off = previous.finish_reason != "stop"
         if not tail or not (n_shared or was_cut_off):
@@ -1146,9 +1153,9 @@ class TokenClient(ModelClient, ABC):
     async def _tail(self, messages: list[dict]) -> list[int]:
         """The tokens that the template writes after a reply, up to the next one.
 
-        They depend only on the template, the system message and the new message. (In the real
-        conversation the end of the reply cannot be searched for: templates trim replies.) So render
-        a short conversation twice, with the replies "b" and "c", which are one token each:
+        In the real conversation the end of the reply cannot be found, because templates trim
+        replies. But the tail depends only on the template, the system message and the new message.
+        So render two short conversations, with the replies "b" and "c", which are one token each:
 
             one      <|im_start|>user a<|im_end|><|im_start|>assistant b TAIL
             other    <|im_start|>user a<|im_end|><|im_start|>assistant c TAIL
@@ -1216,8 +1223,9 @@ def use_service(service: Any) -> None:
 
 
 async def in_daemon_thread(function: Callable[[], Any]) -> Any:
-    """Run a function in a thread that does not keep the process alive, as `asyncio.to_thread`
-    would: Tinker's SDK waits for a silent server for up to twelve minutes."""
+    """Run a function in a thread that does not keep the process alive. Tinker's SDK waits for a
+    silent server for up to twelve minutes, and a thread of `asyncio.to_thread` would delay the exit
+    of the process as long."""
     future = concurrent.futures.Future()
 
     def work() -> None:
@@ -1623,7 +1631,7 @@ def fenced_blocks(text: str, *languages: str) -> list[str] | None:
     for token in _MARKDOWN.parse(f"{text}\n"):
         if token.type != "fence":
             continue
-        # `map` spans the opening fence, the lines of the content, and the closing fence, if any.
+        # A closed block spans its content and two fences. An open one lacks the second.
         first_line, end_line = token.map
         n_lines = token.content.count("\n")
         is_closed = end_line - first_line == 1 + n_lines + 1
@@ -1637,10 +1645,11 @@ def fenced_blocks(text: str, *languages: str) -> list[str] | None:
 # ---- scripts
 #
 # 1. `start_command` makes a command for `environment.exec`. It writes two files, the script and the
-#    runner, and replaces itself by the runner (`exec`). Their names begin with a random MARK.
-# 2. The runner runs the script. Its report is :MARK:EXIT CODE:OUTPUT: with the output in base64,
-#    because `environment.exec` returns text, and a script may print any bytes. The report of
-#    `echo hello` is :3f2a19bc:0:aGVsbG8K: (with a newline before the last colon).
+#    runner, and replaces itself with the runner (`exec`), so that it is not in the process list any
+#    more. The files' names begin with a random mark, BASIC_LOOP_MARK.
+# 2. The runner runs the script. Its report is :BASIC_LOOP_MARK:EXIT CODE:OUTPUT: with the output in
+#    base64, because `environment.exec` returns text, and a script may print any bytes. The report
+#    of `echo hello` is :3f2a19bc:0:aGVsbG8K: (base64 adds newlines, which the decoder skips).
 # 3. If there is no report, or the time limit was reached, `kill_script` kills the script and all
 #    that it has started, except what has cleared its environment or runs as another user. After a
 #    report in time nothing is killed: a background process, such as a server, lives on.
@@ -1648,7 +1657,8 @@ def fenced_blocks(text: str, *languages: str) -> list[str] | None:
 # Models run `pkill -f python`, which kills every process with "python" on its command line. So the
 # script and the runner are in files, and on no command line. The output goes to a file, and not to
 # a pipe: a background process would hold a pipe open after the script has ended. The files are in
-# /dev/shm, where endless output stops at its size; in /tmp, the fallback, it fills the disk.
+# /dev/shm, where endless output stops at its size (64 MB in Docker). In /tmp, the fallback, it
+# fills the disk.
 #
 # The environment needs /proc, bash, coreutils and grep.
 
@@ -1660,8 +1670,8 @@ base=${0%.runner}
 seconds=$1
 max_bytes=$2
 half=$((max_bytes / 2))
-# >> and not >: if the script truncates its output (`echo x >/dev/stderr` does), a > would go on at
-# the old offset, after a gap of NUL bytes.
+# >>: a script's `>/dev/stderr` opens this file anew and empties it. With > the next write would go
+# to the old offset.
 timeout -s KILL "$seconds" bash "$base.script" </dev/null >>"$base.output" 2>&1
 code=$?
 printf ":%s:%s:" "$BASIC_LOOP_MARK" "$code"
@@ -1675,8 +1685,7 @@ printf ":%s:%s:" "$BASIC_LOOP_MARK" "$code"
     # Not cat: a background process may still be printing.
     head -c "$max_bytes" "$base.output"
   fi
-  # /dev/shm is small (64 MB in Docker), so long output does fill it. Then the end of the output is
-  # missing, and not even one byte can be appended.
+  # If not one more byte can be written, the folder is full, and the end of the output is lost.
   echo >>"$base.output" || printf "\n[The output is incomplete: %s is full.]" "${base%/*}"
 } | base64
 # The last colon: the report is complete.
@@ -1685,8 +1694,8 @@ echo :
 # prints into the removed file, whose space is free when the process ends.)
 rm -f /dev/shm/"$BASIC_LOOP_MARK".* /tmp/"$BASIC_LOOP_MARK".*
 """
-# All that the script has started inherits BASIC_LOOP_MARK. This command itself does not have it, so
-# it does not kill itself.
+# The runner and all that the script has started inherit BASIC_LOOP_MARK. This command does not have
+# it, so it does not kill itself.
 _KILL = """
 # grep finds /proc/PID/environ, and cut takes the PID.
 kill -9 $(grep -ls BASIC_LOOP_MARK={mark} /proc/[0-9]*/environ | cut -d / -f 3) 2>/dev/null
@@ -1732,7 +1741,8 @@ async def run_script(
             raise RuntimeRequestError(f"the environment runs no scripts any more: {printed}")
         return script_result("unknown", printed, "[The script's runner gave no report.]")
     code, output = report
-    # `timeout -s KILL` gives 137 (uutils: 124), but so does any other kill -9: so the time decides.
+    # At the limit GNU's `timeout -s KILL` gives 137, uutils' 124. A script may end with these, too,
+    # so look at the clock as well.
     if code in (137, 124) and clock() - started >= seconds:
         # What has left the process group of `timeout`, such as by setsid, still runs.
         await kill_script(mark, environment)
@@ -1742,23 +1752,22 @@ async def run_script(
 
 def start_command(blocks: list[str], mark: str, seconds: int, max_bytes: int) -> str:
     """The command that writes the files, and becomes the runner."""
-    # One `eval` per block: a here-document that is left open in one block ends with that block, and
-    # does not swallow the next one.
+    # One `eval` per block: a here-document that is left open, or a syntax error, ends with its
+    # block, and the next block runs.
     script = "\n".join(f"eval {shlex.quote(block)}" for block in blocks)
 
-    # In base64: `script` is quoted already, and quoting it again would make '"'"' of each quote.
+    # In base64: no word of the script is on a command line, and quoting it twice would make it much
+    # longer.
     def in_base64(text: str) -> str:
         return base64.b64encode(text.encode()).decode()
 
-    # `exec` does not return: /tmp is tried only if /dev/shm cannot be written. (SHELLOPTS: with the
-    # errexit of an image the runner would end when the script fails.)
+    # /tmp is tried only if /dev/shm cannot be written. (-u: an image may export SHELLOPTS=errexit,
+    # and then the runner would end when the script fails.)
     return f"""
-export BASIC_LOOP_MARK={mark}
-export -n SHELLOPTS
 for base in /dev/shm/{mark} /tmp/{mark}; do
   echo {in_base64(script)} | base64 -d >$base.script &&
     echo {in_base64(_RUNNER)} | base64 -d >$base.runner &&
-    exec bash $base.runner {seconds} {max_bytes}
+    exec env -u SHELLOPTS BASIC_LOOP_MARK={mark} bash $base.runner {seconds} {max_bytes}
 done
 """
 
