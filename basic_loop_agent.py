@@ -166,8 +166,8 @@ _TOKEN_FIELDS = ("prompt_token_ids", "completion_token_ids", "logprobs")
 
 @dataclass
 class Turn(LLMResponse):
-    """One model call. The ids are exactly as sampled. The same class holds a reply that is not
-    complete yet (`start_reply`, `Request.partial`), and, without text, a turn of `training_data`.
+    """One model call. The ids are exactly as sampled. Also used for a reply that is still being
+    sampled (`Request.partial`), and by `training_data`, which knows the ids but not the text.
 
     Set by the client, attributes of Harbor's LLMResponse:
         content: The reply's text, without thinking.
@@ -325,8 +325,8 @@ def meaning_of(error: Exception) -> Literal["context is full", "busy", "down", "
     """What an error of a client means. The agent may wait for a server that is busy or down."""
     if isinstance(error, ContextLengthExceededError):
         return "context is full"
-    # A prompt that is too long has no status of its own, so match the text. (Tinker's errors have a
-    # category.)
+    # A prompt that is too long has no status of its own, so match the text. (Some of
+    # Tinker's errors have no status. Their category is "user" if the request is at fault.)
     status = getattr(error, "status_code", None)
     is_refused = status in REFUSED_STATUSES or str(getattr(error, "category", "")) == "user"
     if is_refused and re.search(CONTEXT_IS_FULL, str(error)):
@@ -423,9 +423,10 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
     unclosed_block: ClassVar[str] = "Nothing was run: a block lacks the line ``` that closes it."
 
     def __new__(cls, *args: Any, **given: Any) -> Self:
-        """Keep the names of the arguments that were given: a default in the signature hides
-        whether the caller gave the value. If the default of `MyAgent.options_model` is 50,
-        MyAgent(max_turns=1) has 1 turn, and MyAgent() has 50."""
+        """Keep the names of the arguments that were given. Callers rely on the defaults in the
+        signature of `__init__`, so `__init__` cannot see whether a value was given or is a default.
+        If the default of `MyAgent.options_model` is 50, MyAgent(max_turns=1) has 1 turn, and
+        MyAgent() has 50."""
         agent = super().__new__(cls)
         agent._given = set(given)
         return agent
@@ -581,6 +582,8 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
 
     async def _call_model(self, prompt: str, request: Request) -> Turn:
         """Call the model. While its server is busy or down, wait, and call it again."""
+        # The loop is left by a return, a raise, a break (waiting will not help), or at the end of
+        # the pauses. `failure` is the last error.
         for pause in PAUSES_SEC:
             await asyncio.sleep(pause)
             try:
@@ -714,7 +717,7 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         finally:
             self._record(stop_reason, context)
             writing = await self._write_in_thread(context)
-        # Only a good run gets here. Now an error of the writing is raised.
+        # Not reached if the run raised. Raise what the writing raised.
         writing.result()
 
     async def _write_in_thread(self, context: AgentContext) -> asyncio.Future:
@@ -959,7 +962,7 @@ def check_access(options: BasicLoopOptions, agent_env: dict[str, str]) -> None:
 
 # ---- thinking
 
-# How thinking begins, and the text after which the answer begins, for most models the closing tag.
+# The opening of the thinking, and the text that ends it. The answer follows.
 # Other tags inside the thinking stay in it. The opening may also stand at the end of the prompt
 # (see `start_reply`). If your model has others, add them.
 THINKING_TAGS = {
@@ -994,7 +997,8 @@ def without_thinking(turn: Turn) -> Turn:
     text = turn.content.lstrip()
     for opening, end in THINKING_TAGS.items():
         if text.startswith(opening):
-            # (gpt-oss without thinking: the reply starts with the end, and nothing precedes it.)
+            # (gpt-oss without thinking: the reply begins with <|channel|>final<|message|>, so the
+            # thinking is "".)
             thinking, _, answer = text.partition(end)
             thinking = turn.reasoning_content + thinking.removeprefix(opening)
             return replace(turn, content=answer.lstrip(), reasoning_content=thinking)
@@ -1036,9 +1040,10 @@ def litellm_client(model: str, url: str | None, key: str | None, **args: Any) ->
 
     class CheckedLiteLLM(LiteLLM):
         def _extract_usage_info(self, response: Any) -> UsageInfo | None:
-            # A hook, not about usage: of the methods of Harbor's LiteLLM (0.13 to 0.26) only this
-            # private one sees each response. Raise if the server has broken the reply off, which
-            # would count as complete otherwise. LiteLLM then asks again, three times in all.
+            # Overridden only to see each response (the usage is returned unchanged): no other
+            # method of Harbor's LiteLLM (0.13 to 0.26) does. Raise if the server has broken the
+            # reply off, which would count as complete otherwise. LiteLLM then asks again, three
+            # times in all.
             if not response["choices"]:
                 raise ApiError("the server has sent no reply")
             choice = response["choices"][0]
@@ -1083,7 +1088,8 @@ class TokenClient(ModelClient, ABC):
 
         def broken_up(match: re.Match) -> str:
             token = match[0]
-            # After the last character, too: in "]~b]~!b[" the ] of ]~b] also begins ]~!b[.
+            # Two tokens may share a character: in ]~b]~!b[ the second ] ends one token and begins
+            # the next. The match takes it, so break after it, too.
             return f"{token[0]}\u200b{token[1:]}\u200b"
 
         if not self.special_tokens:
@@ -1116,9 +1122,9 @@ class TokenClient(ModelClient, ABC):
         return without_thinking(turn)
 
     async def start_reply(self, messages: list[dict], previous: Turn | None) -> Turn:
-        """A turn with the next prompt, of which nothing is sampled yet. If the template has put an
-        opening tag of thinking into the prompt, it stands in `content` until `without_thinking`
-        removes it."""
+        """A turn with the next prompt, of which nothing is sampled yet. If the template opens the
+        thinking in the prompt, the reply lacks the tag. So this puts it in front of `content`,
+        where `without_thinking` looks for it."""
         ids = await self.next_prompt(messages, previous)
         # Such as "...assistant\n<think>\n". (Four tokens have room for a tag and a newline.)
         end = (await self.decode(ids[-4:])).rstrip()
@@ -1145,8 +1151,8 @@ class TokenClient(ModelClient, ABC):
         # How much of the tail the reply already holds: a stop token, two (Inkling), or nothing if
         # it was cut off.
         n_shared = next((n for n in (2, 1) if reply[-n:] == tail[:n]), 0)
-        was_cut_off = previous.finish_reason != "stop"
-        if not tail or not (n_shared or was_cut_off):
+        ends_as_expected = n_shared > 0 or previous.finish_reason != "stop"
+        if not (tail and ends_as_expected):
             return await self.render(messages)
         return previous.prompt_token_ids + reply + tail[n_shared:]
 
@@ -1160,7 +1166,8 @@ class TokenClient(ModelClient, ABC):
             one      <|im_start|>user a<|im_end|><|im_start|>assistant b TAIL
             other    <|im_start|>user a<|im_end|><|im_start|>assistant c TAIL
 
-        The tail follows the first token that differs. It is empty if no token does.
+        The two are equal up to the reply, so the first token that differs is the reply, and all
+        after it is the tail. It is empty if no token differs.
         """
 
         async def rendered(reply: str) -> list[int]:
@@ -1204,9 +1211,8 @@ def joined(so_far: Turn, part: Turn) -> Turn:
 
 # ---- Tinker
 
-# A service for each URL and key: it has a session with Tinker, and about 11 file descriptors. On it
-# there is a client for each checkpoint, in `_clients`. `TinkerClient.discard` removes a service
-# after an error, because its session may have ended: the next client opens a new one.
+# One tinker.ServiceClient, with a session and about 11 file descriptors, for each URL and key. The
+# clients of all its checkpoints use it. `TinkerClient.discard` removes it after an error.
 _tinker_services: dict[tuple, Any] = {}
 # The service of `use_service`, in place of these.
 _given_service: Any = None
@@ -1235,7 +1241,8 @@ async def in_daemon_thread(function: Callable[[], Any]) -> Any:
             future.set_exception(error)
 
     threading.Thread(target=work, daemon=True).start()
-    # A cancelled caller must not cancel `future`, or `set_result` would raise in the thread.
+    # `wrap_future` passes a cancellation on to `future`, and `set_result` would then raise in the
+    # thread. The shield stops it.
     return await asyncio.shield(asyncio.wrap_future(future))
 
 
@@ -1627,7 +1634,7 @@ def fenced_blocks(text: str, *languages: str) -> list[str] | None:
     the text is not closed, so it is not clear where they end."""
     blocks = []
     is_any_open = False
-    # Without a final newline the last line of an open block has none, and would not be counted.
+    # Add a newline: lines are counted by their newlines below, and the last line may lack one.
     for token in _MARKDOWN.parse(f"{text}\n"):
         if token.type != "fence":
             continue
@@ -1645,14 +1652,15 @@ def fenced_blocks(text: str, *languages: str) -> list[str] | None:
 # ---- scripts
 #
 # 1. `start_command` makes a command for `environment.exec`. It writes two files, the script and the
-#    runner, and replaces itself with the runner (`exec`), so that it is not in the process list any
-#    more. The files' names begin with a random mark, BASIC_LOOP_MARK.
-# 2. The runner runs the script. Its report is :BASIC_LOOP_MARK:EXIT CODE:OUTPUT: with the output in
-#    base64, because `environment.exec` returns text, and a script may print any bytes. The report
-#    of `echo hello` is :3f2a19bc:0:aGVsbG8K: (base64 adds newlines, which the decoder skips).
-# 3. If there is no report, or the time limit was reached, `kill_script` kills the script and all
-#    that it has started, except what has cleared its environment or runs as another user. After a
-#    report in time nothing is killed: a background process, such as a server, lives on.
+#    runner, and then becomes the runner (by bash's `exec`), so that the command itself is no longer
+#    in the process list. The files' names begin with a random mark. The runner has it as the
+#    variable BASIC_LOOP_MARK, too, which all that it starts inherits.
+# 2. The runner runs the script. Its report is :MARK:EXIT CODE:OUTPUT: with the output in base64,
+#    because `environment.exec` returns text, and a script may print any bytes. The report of
+#    `echo hello` is :3f2a19bc:0:aGVsbG8K: (base64 adds newlines, which the decoder skips).
+# 3. If there is no report, or the time limit was reached, `kill_script` kills all processes that
+#    have the mark in their environment (not those that have cleared it, or run as another user).
+#    After a report in time nothing is killed: a background process, such as a server, lives on.
 #
 # Models run `pkill -f python`, which kills every process with "python" on its command line. So the
 # script and the runner are in files, and on no command line. The output goes to a file, and not to
@@ -1670,8 +1678,8 @@ base=${0%.runner}
 seconds=$1
 max_bytes=$2
 half=$((max_bytes / 2))
-# >>: a script's `>/dev/stderr` opens this file anew and empties it. With > the next write would go
-# to the old offset.
+# Append (>>): a script's `>/dev/stderr` truncates this file. Appending goes on at the new end. With
+# > the next write would leave a hole of NULs.
 timeout -s KILL "$seconds" bash "$base.script" </dev/null >>"$base.output" 2>&1
 code=$?
 printf ":%s:%s:" "$BASIC_LOOP_MARK" "$code"
@@ -1685,7 +1693,7 @@ printf ":%s:%s:" "$BASIC_LOOP_MARK" "$code"
     # Not cat: a background process may still be printing.
     head -c "$max_bytes" "$base.output"
   fi
-  # If not one more byte can be written, the folder is full, and the end of the output is lost.
+  # Test whether the folder is full: if this byte cannot be written, the end of the output was lost.
   echo >>"$base.output" || printf "\n[The output is incomplete: %s is full.]" "${base%/*}"
 } | base64
 # The last colon: the report is complete.
@@ -1694,8 +1702,7 @@ echo :
 # prints into the removed file, whose space is free when the process ends.)
 rm -f /dev/shm/"$BASIC_LOOP_MARK".* /tmp/"$BASIC_LOOP_MARK".*
 """
-# The runner and all that the script has started inherit BASIC_LOOP_MARK. This command does not have
-# it, so it does not kill itself.
+# This command does not have the mark, so it does not kill itself.
 _KILL = """
 # grep finds /proc/PID/environ, and cut takes the PID.
 kill -9 $(grep -ls BASIC_LOOP_MARK={mark} /proc/[0-9]*/environ | cut -d / -f 3) 2>/dev/null
@@ -1761,8 +1768,9 @@ def start_command(blocks: list[str], mark: str, seconds: int, max_bytes: int) ->
     def in_base64(text: str) -> str:
         return base64.b64encode(text.encode()).decode()
 
-    # /tmp is tried only if /dev/shm cannot be written. (-u: an image may export SHELLOPTS=errexit,
-    # and then the runner would end when the script fails.)
+    # Try /dev/shm, then /tmp. `exec` replaces this shell, so the loop goes on only if a file could
+    # not be written.
+    # An image may export SHELLOPTS=errexit. Then the runner would end when the script fails.
     return f"""
 for base in /dev/shm/{mark} /tmp/{mark}; do
   echo {in_base64(script)} | base64 -d >$base.script &&
@@ -1782,7 +1790,7 @@ def parse_report(printed: str, mark: str) -> tuple[int, str] | None:
     incomplete."""
     _, _, report = printed.partition(f":{mark}:")
     try:
-        # Without the last colon the report is incomplete, and this raises ValueError, too.
+        # Without the last colon the unpacking fails (ValueError), as does bad base64.
         code, encoded, _ = report.split(":", 2)
         output = base64.b64decode(encoded).decode("utf-8", "replace")
         return int(code), output.removesuffix("\n")
