@@ -1658,9 +1658,10 @@ def fenced_blocks(text: str, *languages: str) -> list[str] | None:
 # 2. The runner runs the script. Its report is :MARK:EXIT CODE:OUTPUT: with the output in base64,
 #    because `environment.exec` returns text, and a script may print any bytes. The report of
 #    `echo hello` is :3f2a19bc:0:aGVsbG8K: (base64 adds newlines, which the decoder skips).
-# 3. If there is no report, or the time limit was reached, `kill_script` kills all processes that
-#    have the mark in their environment (not those that have cleared it, or run as another user).
-#    After a report in time nothing is killed: a background process, such as a server, lives on.
+# 3. If there is no report, the time limit was reached, or the run is cancelled, `kill_script` kills
+#    all processes that have the mark in their environment (not those that have cleared it, or run
+#    as another user). After a report in time nothing is killed: a background process, such as a
+#    server, lives on.
 #
 # Models run `pkill -f python`, which kills every process with "python" on its command line. So the
 # script and the runner are in files, and on no command line. The output goes to a file, and not to
@@ -1678,8 +1679,8 @@ base=${0%.runner}
 seconds=$1
 max_bytes=$2
 half=$((max_bytes / 2))
-# Append (>>): a script's `>/dev/stderr` truncates this file. Appending goes on at the new end. With
-# > the next write would leave a hole of NULs.
+# Append (>>): if a script writes to `>/dev/stderr`, this file is truncated, and a plain > would go
+# on at the old offset, after a hole of NULs.
 timeout -s KILL "$seconds" bash "$base.script" </dev/null >>"$base.output" 2>&1
 code=$?
 printf ":%s:%s:" "$BASIC_LOOP_MARK" "$code"
@@ -1702,7 +1703,7 @@ echo :
 # prints into the removed file, whose space is free when the process ends.)
 rm -f /dev/shm/"$BASIC_LOOP_MARK".* /tmp/"$BASIC_LOOP_MARK".*
 """
-# This command does not have the mark, so it does not kill itself.
+# The mark is not in this command's environment, so it does not kill itself.
 _KILL = """
 # grep finds /proc/PID/environ, and cut takes the PID.
 kill -9 $(grep -ls BASIC_LOOP_MARK={mark} /proc/[0-9]*/environ | cut -d / -f 3) 2>/dev/null
@@ -1770,7 +1771,9 @@ def start_command(blocks: list[str], mark: str, seconds: int, max_bytes: int) ->
 
     # Try /dev/shm, then /tmp. `exec` replaces this shell, so the loop goes on only if a file could
     # not be written.
-    # An image may export SHELLOPTS=errexit. Then the runner would end when the script fails.
+    #
+    # `env -u SHELLOPTS`: an image may export errexit, and the runner would then end when the script
+    # fails.
     return f"""
 for base in /dev/shm/{mark} /tmp/{mark}; do
   echo {in_base64(script)} | base64 -d >$base.script &&
