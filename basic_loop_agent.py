@@ -325,8 +325,8 @@ def meaning_of(error: Exception) -> Literal["context is full", "busy", "down", "
     """What an error of a client means. The agent may wait for a server that is busy or down."""
     if isinstance(error, ContextLengthExceededError):
         return "context is full"
-    # A prompt that is too long has no status of its own, so match the text. (Some of
-    # Tinker's errors have no status. Their category is "user" if the request is at fault.)
+    # A prompt that is too long has no status of its own, so match the text. (Some errors of Tinker
+    # have no status. Their category is "user" if the request is at fault.)
     status = getattr(error, "status_code", None)
     is_refused = status in REFUSED_STATUSES or str(getattr(error, "category", "")) == "user"
     if is_refused and re.search(CONTEXT_IS_FULL, str(error)):
@@ -1749,6 +1749,8 @@ async def run_script(
             raise RuntimeRequestError(f"the environment runs no scripts any more: {printed}")
         return script_result("unknown", printed, "[The script's runner gave no report.]")
     code, output = report
+    # The runner adds less than 200 characters. A script can print a longer report in its place.
+    output = output[: max_bytes + 200]
     # At the limit GNU's `timeout -s KILL` gives 137, uutils' 124. A script may end with these, too,
     # so look at the clock as well.
     if code in (137, 124) and clock() - started >= seconds:

@@ -1950,8 +1950,12 @@ class TestScripts:
         text = run_shell_that_prints(f":M:{code}:YQo=:", seconds=9)
         assert text == told(code, "a\n[The time limit of 9 seconds was reached.]")
 
-    @columns("printed").rows(no_answer=60_000 * "x", a_code_of_5000_digits=f":M:{5000 * '9'}:YQo=:")
-    def test_without_a_valid_answer_the_text_is_short(self, printed):
+    @columns("printed").rows(
+        no_answer=60_000 * "x",
+        a_code_of_5000_digits=f":M:{5000 * '9'}:YQo=:",
+        an_output_of_30000_bytes=f":M:0:{40_000 * 'A'}:",
+    )
+    def test_whatever_a_script_forges_the_text_is_short(self, printed):
         """`max_output_bytes` are 99. A message of the agent has less than 300 more."""
         assert len(run_shell_that_prints(printed, shown_bytes=99)) < 400
 
