@@ -342,7 +342,7 @@ def meaning_of(error: Exception) -> Literal["context is full", "busy", "down", "
 # ---- what the trials of a process share
 
 
-@dataclass(eq=False)
+@dataclass
 class SharedClient:
     """An entry of the cache: a client for all trials with equal keys.
 
@@ -368,6 +368,31 @@ class SharedClient:
 # A trial keeps the client that it has.
 _clients: list[SharedClient] = []
 MAX_CLIENTS = 64
+
+
+async def shared_client(key: tuple, build: Callable[[], Any]) -> ModelClient:
+    """The client of all trials with this key. The first trial builds it. The others wait, and get
+    the client, or the error with which the build has failed."""
+    entry = next((entry for entry in _clients if entry.key == key), None)
+    if entry is None:
+        entry = SharedClient(key)
+        _clients.append(entry)
+        del _clients[:-MAX_CLIENTS]
+    async with entry.lock:
+        if entry.client is None and entry.error is None:
+            try:
+                client = await asyncio.to_thread(build)
+                if not isinstance(client, ModelClient):
+                    client = HarborClient(client)
+                await client.connect()
+                entry.client = client
+            except Exception as error:
+                entry.error = error
+                # Later trials build anew.
+                _clients[:] = [other for other in _clients if other is not entry]
+        if entry.error:
+            raise entry.error
+        return entry.client
 
 
 def forget_client(client: ModelClient) -> None:
@@ -423,10 +448,9 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
     unclosed_block: ClassVar[str] = "Nothing was run: a block lacks the line ``` that closes it."
 
     def __new__(cls, *args: Any, **given: Any) -> Self:
-        """Keep the names of the arguments that were given. Callers rely on the defaults in the
-        signature of `__init__`, so `__init__` cannot see whether a value was given or is a default.
-        If the default of `MyAgent.options_model` is 50, MyAgent(max_turns=1) has 1 turn, and
-        MyAgent() has 50."""
+        """Keep the names of the arguments that were given, so that a subclass's `options_model` may
+        have other defaults than the signature of `__init__`. If its max_turns is 50, MyAgent() has
+        50 turns, and MyAgent(max_turns=1) has 1. `__init__` alone sees max_turns=1 both times."""
         agent = super().__new__(cls)
         agent._given = set(given)
         return agent
@@ -582,8 +606,9 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
 
     async def _call_model(self, prompt: str, request: Request) -> Turn:
         """Call the model. While its server is busy or down, wait, and call it again."""
-        # The loop is left by a return, a raise, a break (waiting will not help), or at the end of
-        # the pauses. `failure` is the last error.
+        # Before the first reply, a prompt that is too long is the task's fault, and a URL where
+        # nothing answers may be wrong. So both are errors then.
+        has_replied = self._last_turn is not None
         for pause in PAUSES_SEC:
             await asyncio.sleep(pause)
             try:
@@ -596,19 +621,15 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
             except Exception as error:
                 failure = error
             meaning = meaning_of(failure)
-            # Harbor's LiteLLM raises an error without a text.
+            # Harbor's ContextLengthExceededError has no text. Its context is litellm's error.
             text = str(failure) or repr(failure.__context__ or failure)
-            # Before the first reply, a prompt that is too long is the task's fault, and a URL where
-            # nothing answers may be wrong. So both are errors then.
-            has_replied = self._last_turn is not None
-            if meaning == "context is full" and has_replied:
-                raise ContextLengthExceededError(text) from failure
-            can_wait = meaning == "busy" or (meaning == "down" and has_replied)
-            if not can_wait:
+            self._waits_for_server = meaning == "busy" or (meaning == "down" and has_replied)
+            if not self._waits_for_server:
                 break
             self.logger.warning(f"the model's server has failed: {text}")
-            self._waits_for_server = True
         # The call has failed for good, or the agent has waited in vain.
+        if meaning == "context is full" and has_replied:
+            raise ContextLengthExceededError(text) from failure
         if meaning != "context is full":
             forget_client(self.client)
         server = self.client.url or "the server"
@@ -716,18 +737,9 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
             stop_reason = StopReason.ROLLOUT_TIMEOUT
         finally:
             self._record(stop_reason, context)
-            writing = await self._write_in_thread(context)
-        # Not reached if the run raised. Raise what the writing raised.
-        writing.result()
-
-    async def _write_in_thread(self, context: AgentContext) -> asyncio.Future:
-        """Write the files in a thread, because it takes seconds to make JSON of all ids of a long
-        run. Returns the finished future, and raises nothing: in `finally` an error of the writing
-        would replace the run's own."""
-        writing = asyncio.get_running_loop().run_in_executor(None, self._write_files, context)
-        # (If Harbor cancels this, the thread goes on.)
-        await asyncio.wait([writing])
-        return writing
+            # In a thread, because it takes seconds to make JSON of all ids of a long run. The
+            # shield lets the thread finish if Harbor cancels this.
+            await asyncio.shield(asyncio.to_thread(self._write_files, context))
 
     def _record(self, stop_reason: StopReason | str, context: AgentContext) -> None:
         """Fill the context."""
@@ -868,33 +880,12 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         if self.options.model_client != "litellm":
             # Each call brings its session id. (LiteLLM gets it once, when it is built.)
             del options["session_id"]
-        # A subclass may build another client. `use_service` may replace the service at any time.
-        return (loop, type(self), self.model_name, options, self._agent_env, _given_service)
+        # A subclass may build another client.
+        return (loop, type(self), self.model_name, options, self._agent_env)
 
     async def _shared_llm(self) -> Any:
-        """The client of all trials with this `_cache_key`. The first trial builds it. The others
-        wait, and get the client, or the error with which the build failed."""
-        key = self._cache_key()
-        entry = next((entry for entry in _clients if entry.key == key), None)
-        if entry is None:
-            entry = SharedClient(key)
-            _clients.append(entry)
-            del _clients[:-MAX_CLIENTS]
-        async with entry.lock:
-            if entry.client is None and entry.error is None:
-                try:
-                    client = await asyncio.to_thread(self._build_llm)
-                    if not isinstance(client, ModelClient):
-                        client = HarborClient(client)
-                    await client.connect()
-                    entry.client = client
-                except Exception as error:
-                    entry.error = error
-                    # Later trials build anew.
-                    _clients[:] = [other for other in _clients if other is not entry]
-            if entry.error:
-                raise entry.error
-            return entry.client
+        """The client of all trials with this `_cache_key`. Raises any error of the build."""
+        return await shared_client(self._cache_key(), self._build_llm)
 
 
 # ---- clients: how they are built
@@ -983,7 +974,7 @@ THINKING_TAGS = {
     # Gemma: <|channel>thought hm<channel|>hi
     "<|channel>": "<channel|>",
     # gpt-oss: <|channel|>analysis<|message|>hm<|end|><|start|>assistant
-    # <|channel|>final<|message|>hi
+    # <|channel|>final<|message|>hi, and without thinking <|channel|>final<|message|>hi
     "<|channel|>": "<|channel|>final<|message|>",
     # Inkling: <|message_model|><|content_thinking|>hm<|end_message|><|message_model|>
     # <|content_text|>hi
@@ -997,8 +988,6 @@ def without_thinking(turn: Turn) -> Turn:
     text = turn.content.lstrip()
     for opening, end in THINKING_TAGS.items():
         if text.startswith(opening):
-            # (gpt-oss without thinking: the reply begins with <|channel|>final<|message|>, so the
-            # thinking is "".)
             thinking, _, answer = text.partition(end)
             thinking = turn.reasoning_content + thinking.removeprefix(opening)
             return replace(turn, content=answer.lstrip(), reasoning_content=thinking)
@@ -1040,9 +1029,9 @@ def litellm_client(model: str, url: str | None, key: str | None, **args: Any) ->
 
     class CheckedLiteLLM(LiteLLM):
         def _extract_usage_info(self, response: Any) -> UsageInfo | None:
-            # Overridden only to see each response (the usage is returned unchanged): no other
-            # method of Harbor's LiteLLM (0.13 to 0.26) does. Raise if the server has broken the
-            # reply off, which would count as complete otherwise. LiteLLM then asks again, three
+            # A reply that the server has broken off would count as complete: Harbor's LiteLLM
+            # does not pass the finish reason on. This is the one method that sees each response
+            # (Harbor 0.13 to 0.26). After an error from here Harbor asks the server again, three
             # times in all.
             if not response["choices"]:
                 raise ApiError("the server has sent no reply")
@@ -1084,12 +1073,11 @@ class TokenClient(ModelClient, ABC):
 
     def escape_special_tokens(self, text: str) -> str:
         """The text with a zero-width space after the first and the last character of each special
-        token. The tokenizer then makes ordinary tokens of it."""
+        token. The tokenizer then makes ordinary tokens of it. (After the last one, because
+        MiniMax's ]~b] and ]~!b[ share a character in ]~b]~!b[.)"""
 
         def broken_up(match: re.Match) -> str:
             token = match[0]
-            # Two tokens may share a character: in ]~b]~!b[ the second ] ends one token and begins
-            # the next. The match takes it, so break after it, too.
             return f"{token[0]}\u200b{token[1:]}\u200b"
 
         if not self.special_tokens:
@@ -1157,17 +1145,17 @@ class TokenClient(ModelClient, ABC):
         return previous.prompt_token_ids + reply + tail[n_shared:]
 
     async def _tail(self, messages: list[dict]) -> list[int]:
-        """The tokens that the template writes after a reply, up to the next one.
-
-        In the real conversation the end of the reply cannot be found, because templates trim
-        replies. But the tail depends only on the template, the system message and the new message.
-        So render two short conversations, with the replies "b" and "c", which are one token each:
+        """The tokens that the template writes after a reply, up to the next one: what follows the
+        reply in a short conversation, which is rendered twice, with the replies "b" and "c" (one
+        token each), to see where the reply is:
 
             one      <|im_start|>user a<|im_end|><|im_start|>assistant b TAIL
             other    <|im_start|>user a<|im_end|><|im_start|>assistant c TAIL
 
-        The two are equal up to the reply, so the first token that differs is the reply, and all
-        after it is the tail. It is empty if no token differs.
+        The first token that differs is the reply, and all after it is the tail. It is empty if no
+        token differs. (In the real conversation the end of the reply cannot be found, because
+        templates trim replies. But the tail depends only on the template, the system message and
+        the new message.)
         """
 
         async def rendered(reply: str) -> list[int]:
@@ -1226,6 +1214,8 @@ def use_service(service: Any) -> None:
     sampling and training have one session. None: use the agent's own services again."""
     global _given_service
     _given_service = service
+    # Later trials get no client of another service.
+    _clients.clear()
 
 
 async def in_daemon_thread(function: Callable[[], Any]) -> Any:
@@ -1233,6 +1223,8 @@ async def in_daemon_thread(function: Callable[[], Any]) -> Any:
     silent server for up to twelve minutes, and a thread of `asyncio.to_thread` would delay the exit
     of the process as long."""
     future = concurrent.futures.Future()
+    # A future that runs cannot be cancelled, so `work` can set its result in any case.
+    future.set_running_or_notify_cancel()
 
     def work() -> None:
         try:
@@ -1241,9 +1233,7 @@ async def in_daemon_thread(function: Callable[[], Any]) -> Any:
             future.set_exception(error)
 
     threading.Thread(target=work, daemon=True).start()
-    # `wrap_future` passes a cancellation on to `future`, and `set_result` would then raise in the
-    # thread. The shield stops it.
-    return await asyncio.shield(asyncio.wrap_future(future))
+    return await asyncio.wrap_future(future)
 
 
 class TinkerClient(TokenClient):
@@ -1285,8 +1275,8 @@ class TinkerClient(TokenClient):
         source = {"model_path": options.model_path} if options.model_path else {"base_model": model}
         self._source = source | client_args
         self._model, self._given_limit, self._service = model, options.context_limit, None
-        # If one of these is None, the SDK finds its own.
-        self._login = (("base_url", url), ("api_key", key))
+        # URL and key. If one is None, the SDK finds its own.
+        self._login = (url, key)
 
     async def connect(self) -> None:
         # In threads, because the SDK's constructors wait for the server.
@@ -1309,8 +1299,9 @@ class TinkerClient(TokenClient):
     def _models(self) -> list[Any]:
         import tinker
 
+        url, key = self._login
         try:
-            answer = tinker.RestClient(**dict(self._login)).get_server_capabilities()
+            answer = tinker.RestClient(base_url=url, api_key=key).get_server_capabilities()
             return answer.result().supported_models
         except tinker.TinkerError:
             # A server of your own may not tell its limits. A wrong key is reported by `_open`.
@@ -1322,7 +1313,8 @@ class TinkerClient(TokenClient):
         # There is no lock: two clients at once may open two services, which does no harm.
         self._service = _given_service or _tinker_services.get(self._login)
         if not self._service:
-            self._service = tinker.ServiceClient(**dict(self._login))
+            url, key = self._login
+            self._service = tinker.ServiceClient(base_url=url, api_key=key)
             _tinker_services[self._login] = self._service
         self._sampling_client = self._service.create_sampling_client(**self._source).result()
 
@@ -1634,14 +1626,14 @@ def fenced_blocks(text: str, *languages: str) -> list[str] | None:
     the text is not closed, so it is not clear where they end."""
     blocks = []
     is_any_open = False
-    # Add a newline: lines are counted by their newlines below, and the last line may lack one.
+    # Add a newline, so that each line of the text ends in one.
     for token in _MARKDOWN.parse(f"{text}\n"):
         if token.type != "fence":
             continue
-        # A closed block spans its content and two fences. An open one lacks the second.
+        # A closed block has two lines more than its content: the fences. An open one has one more.
         first_line, end_line = token.map
-        n_lines = token.content.count("\n")
-        is_closed = end_line - first_line == 1 + n_lines + 1
+        n_lines = end_line - first_line
+        is_closed = n_lines == token.content.count("\n") + 2
         is_any_open = is_any_open or not is_closed
         words = token.info.lower().split()
         if token.markup.startswith("`") and words and words[0] in languages:
@@ -1651,10 +1643,16 @@ def fenced_blocks(text: str, *languages: str) -> list[str] | None:
 
 # ---- scripts
 #
-# 1. `start_command` makes a command for `environment.exec`. It writes two files, the script and the
-#    runner, and then becomes the runner (by bash's `exec`), so that the command itself is no longer
-#    in the process list. The files' names begin with a random mark. The runner has it as the
-#    variable BASIC_LOOP_MARK, too, which all that it starts inherits.
+# A script runs from a file, by a short bash program in a file, the runner. So no word of the script
+# is on a command line: models run `pkill -f python`, which kills every process with "python" on its
+# command line. The output goes to a file, too, and not to a pipe: a background process would hold a
+# pipe open after the script has ended. The files are in /dev/shm, where endless output stops at its
+# size (64 MB in Docker). In /tmp, the fallback, it fills the disk.
+#
+# 1. `start_command` makes a command for `environment.exec`. It writes script and runner, and then
+#    becomes the runner (by bash's `exec`), so that the command itself is no longer in the process
+#    list. The files' names begin with a random mark. The runner has it as the variable
+#    BASIC_LOOP_MARK, too, which all that it starts inherits.
 # 2. The runner runs the script. Its report is :MARK:EXIT CODE:OUTPUT: with the output in base64,
 #    because `environment.exec` returns text, and a script may print any bytes. The report of
 #    `echo hello` is :3f2a19bc:0:aGVsbG8K: (base64 adds newlines, which the decoder skips).
@@ -1663,18 +1661,14 @@ def fenced_blocks(text: str, *languages: str) -> list[str] | None:
 #    as another user). After a report in time nothing is killed: a background process, such as a
 #    server, lives on.
 #
-# Models run `pkill -f python`, which kills every process with "python" on its command line. So the
-# script and the runner are in files, and on no command line. The output goes to a file, and not to
-# a pipe: a background process would hold a pipe open after the script has ended. The files are in
-# /dev/shm, where endless output stops at its size (64 MB in Docker). In /tmp, the fallback, it
-# fills the disk.
-#
 # The environment needs /proc, bash, coreutils and grep.
 
 # The runner's arguments are the time limit in seconds, and the bytes of output that the model sees.
 _RUNNER = r"""
 # Some environments mix stderr into stdout, where a message would spoil the report.
 exec 2>/dev/null
+# An image may set SHELLOPTS=errexit.
+set +e
 base=${0%.runner}
 seconds=$1
 max_bytes=$2
@@ -1726,6 +1720,7 @@ async def run_script(
     command = start_command(blocks, mark, seconds, max_bytes)
     # The command becomes one argument of a process: Linux takes 131,072 bytes, Modal 65,536.
     if len(command) > 65_000:
+        # 126 is bash's code for "cannot be run".
         return script_result(126, "[Nothing was run: the script is too long. Split it.]")
     clock = asyncio.get_running_loop().time
     started = clock()
@@ -1751,8 +1746,8 @@ async def run_script(
     code, output = report
     # The runner adds less than 200 characters. A script can print a longer report in its place.
     output = output[: max_bytes + 200]
-    # At the limit GNU's `timeout -s KILL` gives 137, uutils' 124. A script may end with these, too,
-    # so look at the clock as well.
+    # At the limit GNU's `timeout` gives 137, and that of uutils 124. A script that runs a `timeout`
+    # of its own may end with these early, so the clock must agree.
     if code in (137, 124) and clock() - started >= seconds:
         # What has left the process group of `timeout`, such as by setsid, still runs.
         await kill_script(mark, environment)
@@ -1773,14 +1768,11 @@ def start_command(blocks: list[str], mark: str, seconds: int, max_bytes: int) ->
 
     # Try /dev/shm, then /tmp. `exec` replaces this shell, so the loop goes on only if a file could
     # not be written.
-    #
-    # `env -u SHELLOPTS`: an image may export errexit, and the runner would then end when the script
-    # fails.
     return f"""
 for base in /dev/shm/{mark} /tmp/{mark}; do
   echo {in_base64(script)} | base64 -d >$base.script &&
     echo {in_base64(_RUNNER)} | base64 -d >$base.runner &&
-    exec env -u SHELLOPTS BASIC_LOOP_MARK={mark} bash $base.runner {seconds} {max_bytes}
+    exec env BASIC_LOOP_MARK={mark} bash $base.runner {seconds} {max_bytes}
 done
 """
 

@@ -3499,21 +3499,18 @@ class TestFiles:
         with pytest.raises(module.RuntimeRequestError, match="the log folder cannot be written"):
             tinker.run()
 
-    def test_if_the_disk_fails_too_a_cancellation_stays_one(self, no_logs, tinker):
-        ended = tinker.new_run([forever], timeout_sec=50, logs_dir=no_logs)
-        with pytest.raises(TimeoutError):
-            asyncio.run(ended.go(), loop_factory=virtual_loop)
-        assert ended.stop_reason == "cancelled"
-
-    def test_if_the_disk_fails_too_a_run_that_max_seconds_ended_is_an_error(self, no_logs, tinker):
-        ended = tinker.new_run([forever], max_seconds=50, logs_dir=no_logs)
+    @columns("reply, limits, stop_reason").rows(
+        cancelled=(forever, {"timeout_sec": 50}, "cancelled"),
+        max_seconds=(forever, {"max_seconds": 50}, "rollout_timeout"),
+        error=(RuntimeError("gone"), {}, "error"),
+    )
+    def test_if_the_disk_fails_too_the_trial_is_not_scored(
+        self, reply, limits, stop_reason, no_logs, tinker
+    ):
+        ended = tinker.new_run([reply], logs_dir=no_logs, **limits)
         with pytest.raises(module.RuntimeRequestError, match="the log folder cannot be written"):
             asyncio.run(ended.go(), loop_factory=virtual_loop)
-        assert ended.stop_reason == "rollout_timeout"
-
-    def test_if_the_disk_fails_too_an_error_stays_the_error(self, no_logs, tinker):
-        with pytest.raises(module.ApiError, match="gone"):
-            tinker.new_run([RuntimeError("gone")], logs_dir=no_logs).follow()
+        assert ended.stop_reason == stop_reason
 
     def test_a_script_cannot_remove_a_file_that_is_being_written(self, tinker, tmp_path):
         """Scripts can remove all files in the log folder, at any time."""
