@@ -294,8 +294,8 @@ class ModelClient:
 # ---- what an error means
 
 
-# Harbor decides by the name of an error's class (ERROR_POLICIES) whether to score a trial. It never
-# scores these two, so every run that has failed raises one of them.
+# Harbor decides by the name of an error's class whether to score a trial. It never scores a trial
+# with an error of these two names, so every run that has failed raises one of them.
 
 
 class ApiError(RuntimeError):
@@ -303,7 +303,7 @@ class ApiError(RuntimeError):
 
 
 class RuntimeRequestError(RuntimeError):
-    """The environment or the loop has failed. (Harbor's name.)"""
+    """The environment or the loop has failed."""
 
 
 # How servers say that a prompt is too long: OpenAI, vLLM, SGLang, Anthropic, Gemini, llama.cpp,
@@ -344,15 +344,10 @@ def meaning_of(error: Exception) -> Literal["context is full", "busy", "down", "
 
 @dataclass
 class SharedClient:
-    """An entry of the cache: a client for all trials with equal keys.
+    """An entry of the cache: a client for all trials with equal keys. `client` and `error` are None
+    until a trial has built the client, or has failed to."""
 
-    Built: `client` is set.
-    Failed: `error` is set, and the entry has left `_clients`.
-    Not built yet, or the trial that built was cancelled: both are None, and the next trial that
-    gets the lock builds.
-    """
-
-    # `BasicLoopAgent._cache_key`, which begins with the event loop.
+    # From `BasicLoopAgent._cache_key`.
     key: tuple
     # Held while the client is built.
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -571,7 +566,7 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         this. Raises RuntimeError if there is nothing to send, or if the first turn lacks ids;
         ContextLengthExceededError if a later prompt is too long; and any error of the client. If no
         reply came, `unsent` is as before."""
-        # What a loop tells during the call is for the next one.
+        # What another task of the loop tells during the call is for the next one.
         n_sent = len(self.unsent)
         if not n_sent:
             raise RuntimeError("there is nothing to send: `tell` the model something first")
@@ -720,26 +715,34 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         self.unsent.append(self.instruction)
         stop_reason = StopReason.ERROR
         try:
-            async with asyncio.timeout(self.options.max_seconds) as timer:
-                stop_reason = await self.converse(environment)
+            stop_reason = await self._converse_in_time(environment)
         except asyncio.CancelledError:
             stop_reason = StopReason.CANCELLED
             raise
         except (ApiError, RuntimeRequestError):
             raise
         except Exception as error:
-            if not (isinstance(error, TimeoutError) and timer.expired()):
-                raise RuntimeRequestError(f"{type(error).__name__}: {error}") from error
-            # `max_seconds` have passed.
-            if self._waits_for_server:
-                raise ApiError("max_seconds ended before the model's server was back") from error
-            # No error is raised, so that Harbor scores the trial.
-            stop_reason = StopReason.ROLLOUT_TIMEOUT
+            raise RuntimeRequestError(f"{type(error).__name__}: {error}") from error
         finally:
             self._record(stop_reason, context)
             # In a thread, because it takes seconds to make JSON of all ids of a long run. The
             # shield lets the thread finish if Harbor cancels this.
             await asyncio.shield(asyncio.to_thread(self._write_files, context))
+
+    async def _converse_in_time(self, environment: BaseEnvironment) -> StopReason | str:
+        """`converse`, which is stopped after `max_seconds`. Raises any error of the loop, and
+        ApiError if the model's server was not back in time."""
+        try:
+            async with asyncio.timeout(self.options.max_seconds) as timer:
+                return await self.converse(environment)
+        except TimeoutError as error:
+            if not timer.expired():
+                # Another timeout, of the environment or the loop.
+                raise
+            if self._waits_for_server:
+                raise ApiError("max_seconds ended before the model's server was back") from error
+            # No error, so that Harbor scores the trial.
+            return StopReason.ROLLOUT_TIMEOUT
 
     def _record(self, stop_reason: StopReason | str, context: AgentContext) -> None:
         """Fill the context."""
@@ -953,9 +956,9 @@ def check_access(options: BasicLoopOptions, agent_env: dict[str, str]) -> None:
 
 # ---- thinking
 
-# The opening of the thinking, and the text that ends it. The answer follows.
-# Other tags inside the thinking stay in it. The opening may also stand at the end of the prompt
-# (see `start_reply`). If your model has others, add them.
+# What opens the thinking, and the text after which the answer begins. Other tags between these two
+# stay in the thinking. (The opening may be in the prompt: see `start_reply`.) Add what your model
+# has.
 THINKING_TAGS = {
     # <think>hm</think>hi
     "<think>": "</think>",
@@ -973,11 +976,11 @@ THINKING_TAGS = {
     "<|open|>think<|sep|>": "<|close|>think<|sep|>",
     # Gemma: <|channel>thought hm<channel|>hi
     "<|channel>": "<channel|>",
-    # gpt-oss: <|channel|>analysis<|message|>hm<|end|><|start|>assistant
-    # <|channel|>final<|message|>hi, and without thinking <|channel|>final<|message|>hi
+    # gpt-oss:
+    # <|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>hi
     "<|channel|>": "<|channel|>final<|message|>",
-    # Inkling: <|message_model|><|content_thinking|>hm<|end_message|><|message_model|>
-    # <|content_text|>hi
+    # Inkling:
+    # <|message_model|><|content_thinking|>hm<|end_message|><|message_model|><|content_text|>hi
     "<|message_model|>": "<|message_model|><|content_text|>",
 }
 
@@ -1029,14 +1032,10 @@ def litellm_client(model: str, url: str | None, key: str | None, **args: Any) ->
 
     class CheckedLiteLLM(LiteLLM):
         def _extract_usage_info(self, response: Any) -> UsageInfo | None:
-            # A reply that the server has broken off would count as complete: Harbor's LiteLLM
-            # does not pass the finish reason on. This is the one method that sees each response
-            # (Harbor 0.13 to 0.26). After an error from here Harbor asks the server again, three
-            # times in all.
-            if not response["choices"]:
-                raise ApiError("the server has sent no reply")
+            # Harbor's LiteLLM drops the finish reason, so a reply that the server has broken off
+            # would count as complete. This method sees each response (Harbor 0.13 to 0.26).
             choice = response["choices"][0]
-            # litellm replaces an unknown finish reason by "stop", and keeps the original here.
+            # litellm replaces a finish reason that it does not know by "stop", and keeps it here.
             fields = getattr(choice, "provider_specific_fields", None) or {}
             reason = fields.get("native_finish_reason", choice["finish_reason"])
             if str(reason).lower() in FAILED_REASONS:
@@ -1073,8 +1072,7 @@ class TokenClient(ModelClient, ABC):
 
     def escape_special_tokens(self, text: str) -> str:
         """The text with a zero-width space after the first and the last character of each special
-        token. The tokenizer then makes ordinary tokens of it. (After the last one, because
-        MiniMax's ]~b] and ]~!b[ share a character in ]~b]~!b[.)"""
+        token. The tokenizer then makes ordinary tokens of it."""
 
         def broken_up(match: re.Match) -> str:
             token = match[0]
@@ -1136,26 +1134,24 @@ class TokenClient(ModelClient, ABC):
             return await self.render(messages)
         reply = previous.completion_token_ids
         tail = await self._tail(messages)
-        # How much of the tail the reply already holds: a stop token, two (Inkling), or nothing if
-        # it was cut off.
+        # How many tokens at the end of the reply are the tail's first ones: the stop token, two
+        # (Inkling), or none if the reply was cut off.
         n_shared = next((n for n in (2, 1) if reply[-n:] == tail[:n]), 0)
-        ends_as_expected = n_shared > 0 or previous.finish_reason != "stop"
-        if not (tail and ends_as_expected):
+        is_surprising = n_shared == 0 and previous.finish_reason == "stop"
+        if not tail or is_surprising:
             return await self.render(messages)
         return previous.prompt_token_ids + reply + tail[n_shared:]
 
     async def _tail(self, messages: list[dict]) -> list[int]:
-        """The tokens that the template writes after a reply, up to the next one: what follows the
-        reply in a short conversation, which is rendered twice, with the replies "b" and "c" (one
-        token each), to see where the reply is:
+        """The tokens that the template writes after a reply, up to the next one. They are found in
+        a short conversation, because templates change the replies of a real one. It is rendered
+        twice, with the replies "b" and "c", which are one token each:
 
             one      <|im_start|>user a<|im_end|><|im_start|>assistant b TAIL
             other    <|im_start|>user a<|im_end|><|im_start|>assistant c TAIL
 
         The first token that differs is the reply, and all after it is the tail. It is empty if no
-        token differs. (In the real conversation the end of the reply cannot be found, because
-        templates trim replies. But the tail depends only on the template, the system message and
-        the new message.)
+        token differs.
         """
 
         async def rendered(reply: str) -> list[int]:
@@ -1368,7 +1364,7 @@ SPECIAL_TOKENS = [
     r"\[/?(?:INST|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_CALLS|TOOL_RESULTS)\]",
     r"\[[gs]MASK\]",
     r"<seed:[be]os>",
-    # ]~b] ]~!b[ [e~[
+    # ]~b] ]~!b[ [e~[ (two may share a bracket: ]~b]~!b[)
     r"\]~b\]",
     r"\]~!b\[",
     r"\[e~\[",
@@ -1487,10 +1483,12 @@ class ServerClient(TokenClient):
             headers = {"X-Session-ID": urllib.parse.quote(session)}
         response = await self._post("/v1/completions", body, headers)
         reply = response["choices"][0]
+        extra = {}
         # vLLM returns these in the choice, SGLang beside the choices.
-        places = [reply, response.get("sglext") or {}, response.get("metadata") or {}]
-        names = ("routed_experts", "weight_versions")
-        extra = {name: place[name] for place in places for name in names if place.get(name)}
+        for place in (reply, response.get("sglext"), response.get("metadata")):
+            for name in ("routed_experts", "weight_versions"):
+                if place and place.get(name):
+                    extra[name] = place[name]
         usage = response.get("usage") or {}
         ids = reply.get("token_ids")
         turn = Turn(
@@ -1510,9 +1508,13 @@ class ServerClient(TokenClient):
 
 # ---- training data
 
-# The only errors with which a trial has training data: the time ran out, or (with another agent) a
-# program that is installed in the container has failed. What was done until then was scored.
-SCORED_ERRORS = {"AgentTimeoutError", "NonZeroAgentExitCodeError"}
+# A trial with another error has no training data. With these, what was done until then was scored.
+SCORED_ERRORS = {
+    # The task's time ran out.
+    "AgentTimeoutError",
+    # From agents that are installed in the container.
+    "NonZeroAgentExitCodeError",
+}
 
 
 @dataclass(frozen=True)
@@ -1622,15 +1624,16 @@ _MARKDOWN = MarkdownIt("zero").enable(["fence", "list", "code"]).disable("inline
 
 def fenced_blocks(text: str, *languages: str) -> list[str] | None:
     """The ``` blocks of a Markdown text that are in one of these languages (in lower case). A block
-    inside another one, or inside ~~~, does not count. None: there are such blocks, and a block of
-    the text is not closed, so it is not clear where they end."""
+    inside another one, or inside ~~~, does not count. None: there is such a block, and this or
+    another one is not closed."""
     blocks = []
     is_any_open = False
     # Add a newline, so that each line of the text ends in one.
     for token in _MARKDOWN.parse(f"{text}\n"):
         if token.type != "fence":
             continue
-        # A closed block has two lines more than its content: the fences. An open one has one more.
+        # A closed block has two lines more than its content: ```, x and ``` are three lines with
+        # one of content.
         first_line, end_line = token.map
         n_lines = end_line - first_line
         is_closed = n_lines == token.content.count("\n") + 2
@@ -1650,18 +1653,43 @@ def fenced_blocks(text: str, *languages: str) -> list[str] | None:
 # size (64 MB in Docker). In /tmp, the fallback, it fills the disk.
 #
 # 1. `start_command` makes a command for `environment.exec`. It writes script and runner, and then
-#    becomes the runner (by bash's `exec`), so that the command itself is no longer in the process
-#    list. The files' names begin with a random mark. The runner has it as the variable
-#    BASIC_LOOP_MARK, too, which all that it starts inherits.
+#    becomes the runner. The files' names begin with a random mark. The runner has it as the
+#    variable BASIC_LOOP_MARK, too, which all that it starts inherits.
 # 2. The runner runs the script. Its report is :MARK:EXIT CODE:OUTPUT: with the output in base64,
 #    because `environment.exec` returns text, and a script may print any bytes. The report of
 #    `echo hello` is :3f2a19bc:0:aGVsbG8K: (base64 adds newlines, which the decoder skips).
-# 3. If there is no report, the time limit was reached, or the run is cancelled, `kill_script` kills
-#    all processes that have the mark in their environment (not those that have cleared it, or run
-#    as another user). After a report in time nothing is killed: a background process, such as a
-#    server, lives on.
+# 3. `kill_script` kills all processes that have the mark in their environment (not those that have
+#    cleared it, or run as another user). It is called if there is no report, after the time limit,
+#    and if the run is cancelled. Otherwise a background process, such as a server, lives on.
 #
 # The environment needs /proc, bash, coreutils and grep.
+
+# Three limits, so that the inner one ends first: `timeout` at N seconds, the agent at N + 30 (if a
+# call of `environment.exec` hangs), `exec` itself at N + 60 (some have a short limit by default).
+MARGIN_SEC = 30
+
+
+def start_command(blocks: list[str], mark: str, seconds: int, max_bytes: int) -> str:
+    """The command that writes the files, and becomes the runner."""
+    # One `eval` per block: a here-document that is left open, or a syntax error, ends with its
+    # block, and the next block runs.
+    script = "\n".join(f"eval {shlex.quote(block)}" for block in blocks)
+
+    # In base64: so no word of the script is on this command line, and quoting it twice would make
+    # it much longer.
+    def in_base64(text: str) -> str:
+        return base64.b64encode(text.encode()).decode()
+
+    # Try /dev/shm, then /tmp: the loop goes on only if a file could not be written, because bash's
+    # `exec` replaces this shell by the runner. (So the command is not in the process list, either.)
+    return f"""
+for base in /dev/shm/{mark} /tmp/{mark}; do
+  echo {in_base64(script)} | base64 -d >$base.script &&
+    echo {in_base64(_RUNNER)} | base64 -d >$base.runner &&
+    exec env BASIC_LOOP_MARK={mark} bash $base.runner {seconds} {max_bytes}
+done
+"""
+
 
 # The runner's arguments are the time limit in seconds, and the bytes of output that the model sees.
 _RUNNER = r"""
@@ -1673,8 +1701,8 @@ base=${0%.runner}
 seconds=$1
 max_bytes=$2
 half=$((max_bytes / 2))
-# Append (>>): if a script writes to `>/dev/stderr`, this file is truncated, and a plain > would go
-# on at the old offset, after a hole of NULs.
+# >>, because a script empties this file if it writes to `>/dev/stderr`. After a plain > there would
+# then be NULs up to the old position.
 timeout -s KILL "$seconds" bash "$base.script" </dev/null >>"$base.output" 2>&1
 code=$?
 printf ":%s:%s:" "$BASIC_LOOP_MARK" "$code"
@@ -1688,15 +1716,34 @@ printf ":%s:%s:" "$BASIC_LOOP_MARK" "$code"
     # Not cat: a background process may still be printing.
     head -c "$max_bytes" "$base.output"
   fi
-  # Test whether the folder is full: if this byte cannot be written, the end of the output was lost.
+  # If the folder is full, this byte cannot be written either, and the end of the output is lost.
   echo >>"$base.output" || printf "\n[The output is incomplete: %s is full.]" "${base%/*}"
 } | base64
 # The last colon: the report is complete.
 echo :
-# Both folders: writing to /dev/shm may have failed half-way. (A background process that lives on
-# prints into the removed file, whose space is free when the process ends.)
-rm -f /dev/shm/"$BASIC_LOOP_MARK".* /tmp/"$BASIC_LOOP_MARK".*
+# (A background process goes on printing into the removed file. Its space is free at their end.)
+rm -f "$base".*
 """
+
+
+def script_result(exit_code: int | str, *texts: str) -> str:
+    """What the model is told of a script."""
+    return f"Exit code: {exit_code}\nOutput:\n" + ("\n".join(filter(None, texts)) or "(none)")
+
+
+def parse_report(printed: str, mark: str) -> tuple[int, str] | None:
+    """The exit code and the output, from what the runner has printed. None if that is missing or
+    incomplete."""
+    _, _, report = printed.partition(f":{mark}:")
+    try:
+        # Without the last colon the unpacking fails (ValueError), as does bad base64.
+        code, encoded, _ = report.split(":", 2)
+        output = base64.b64decode(encoded).decode("utf-8", "replace")
+        return int(code), output.removesuffix("\n")
+    except ValueError:
+        return None
+
+
 # The mark is not in this command's environment, so it does not kill itself.
 _KILL = """
 # grep finds /proc/PID/environ, and cut takes the PID.
@@ -1705,9 +1752,17 @@ rm -f /dev/shm/{mark}.* /tmp/{mark}.*
 # Return code 0: the environment still runs commands.
 true
 """
-# Three limits, so that the inner one ends first: `timeout` at N seconds, the agent at N + 30 (if a
-# call of `environment.exec` hangs), `exec` itself at N + 60 (some have a short limit by default).
-MARGIN_SEC = 30
+
+
+async def kill_script(mark: str, environment: BaseEnvironment) -> bool:
+    """Kill a script and what it has started, and remove its files. Returns whether the environment
+    still runs commands."""
+    try:
+        async with asyncio.timeout(MARGIN_SEC):
+            result = await environment.exec(_KILL.format(mark=mark), timeout_sec=2 * MARGIN_SEC)
+    except Exception:
+        return False
+    return result.return_code == 0
 
 
 async def run_script(
@@ -1744,63 +1799,12 @@ async def run_script(
             raise RuntimeRequestError(f"the environment runs no scripts any more: {printed}")
         return script_result("unknown", printed, "[The script's runner gave no report.]")
     code, output = report
-    # The runner adds less than 200 characters. A script can print a longer report in its place.
+    # A script can forge the report, by writing to the runner's stdout. Take no more than a real one
+    # has: the runner adds less than 200 characters to the output.
     output = output[: max_bytes + 200]
-    # At the limit GNU's `timeout` gives 137, and that of uutils 124. A script that runs a `timeout`
-    # of its own may end with these early, so the clock must agree.
+    # `timeout` exits with 137 at the limit (uutils: 124). A script may exit with them earlier.
     if code in (137, 124) and clock() - started >= seconds:
         # What has left the process group of `timeout`, such as by setsid, still runs.
         await kill_script(mark, environment)
         return script_result(code, output, f"[The time limit of {seconds} seconds was reached.]")
     return script_result(code, output)
-
-
-def start_command(blocks: list[str], mark: str, seconds: int, max_bytes: int) -> str:
-    """The command that writes the files, and becomes the runner."""
-    # One `eval` per block: a here-document that is left open, or a syntax error, ends with its
-    # block, and the next block runs.
-    script = "\n".join(f"eval {shlex.quote(block)}" for block in blocks)
-
-    # In base64: no word of the script is on a command line, and quoting it twice would make it much
-    # longer.
-    def in_base64(text: str) -> str:
-        return base64.b64encode(text.encode()).decode()
-
-    # Try /dev/shm, then /tmp. `exec` replaces this shell, so the loop goes on only if a file could
-    # not be written.
-    return f"""
-for base in /dev/shm/{mark} /tmp/{mark}; do
-  echo {in_base64(script)} | base64 -d >$base.script &&
-    echo {in_base64(_RUNNER)} | base64 -d >$base.runner &&
-    exec env BASIC_LOOP_MARK={mark} bash $base.runner {seconds} {max_bytes}
-done
-"""
-
-
-def script_result(exit_code: int | str, *texts: str) -> str:
-    """What the model is told of a script."""
-    return f"Exit code: {exit_code}\nOutput:\n" + ("\n".join(filter(None, texts)) or "(none)")
-
-
-def parse_report(printed: str, mark: str) -> tuple[int, str] | None:
-    """The exit code and the output, from what the runner has printed. None if that is missing or
-    incomplete."""
-    _, _, report = printed.partition(f":{mark}:")
-    try:
-        # Without the last colon the unpacking fails (ValueError), as does bad base64.
-        code, encoded, _ = report.split(":", 2)
-        output = base64.b64decode(encoded).decode("utf-8", "replace")
-        return int(code), output.removesuffix("\n")
-    except ValueError:
-        return None
-
-
-async def kill_script(mark: str, environment: BaseEnvironment) -> bool:
-    """Kill a script and what it has started, and remove its files. Returns whether the environment
-    still runs commands."""
-    try:
-        async with asyncio.timeout(MARGIN_SEC):
-            result = await environment.exec(_KILL.format(mark=mark), timeout_sec=2 * MARGIN_SEC)
-    except Exception:
-        return False
-    return result.return_code == 0
