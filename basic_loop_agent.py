@@ -70,7 +70,7 @@ except ImportError:
 
     ModelUsage = None
 
-__version__ = "0.17.0"
+__version__ = "0.18.0"
 
 
 class BasicLoopOptions(
@@ -157,8 +157,7 @@ class StopReason(StrEnum):
     ERROR = "error"
 
 
-# A reply with one of these finish reasons is a failure of the server. (A TokenClient goes on after
-# "abort".)
+# A reply with one of these finish reasons is a failure of the server.
 FAILED_REASONS = {"abort", "cancelled", "error", "time_limit", "insufficient_system_resource"}
 # The lists of a RolloutDetail with one entry per turn. `Turn` has attributes of the same names.
 _TOKEN_FIELDS = ("prompt_token_ids", "completion_token_ids", "logprobs")
@@ -294,8 +293,9 @@ class ModelClient:
 # ---- what an error means
 
 
-# Harbor decides by the name of an error's class whether to score a trial. It never scores a trial
-# with an error of these two names, so every run that has failed raises one of them.
+# Harbor decides by the name of an error's class whether to score a trial (its table is in
+# harbor.models.trial.error_policy). It does not score a trial with an error of these two names, so
+# every run that has failed raises one of them.
 
 
 class ApiError(RuntimeError):
@@ -394,6 +394,25 @@ def forget_client(client: ModelClient) -> None:
     """After an error of a client: see that no new trial gets it."""
     _clients[:] = [entry for entry in _clients if entry.client is not client]
     client.discard()
+
+
+# For Tinker: one tinker.ServiceClient, with a session and about 11 file descriptors, for each URL
+# and key. The clients of all checkpoints use it. `TinkerClient.discard` removes it after an error.
+_tinker_services: dict[tuple, Any] = {}
+# The service of `use_service`, in place of these.
+_given_service: Any = None
+# tinker-cookbook gives all clients of a model the same tokenizer. It raises "Already borrowed" if
+# two threads use it at once, as when one client is built in a thread while another one renders.
+_tokenizer_lock = threading.Lock()
+
+
+def use_service(service: Any) -> None:
+    """From now on, sample by this `tinker.ServiceClient`, for instance a trainer's, so that
+    sampling and training have one session. None: use the agent's own services again."""
+    global _given_service
+    _given_service = service
+    # Later trials get no client of another service.
+    _clients.clear()
 
 
 class BasicLoopAgent(BaseAgent):
@@ -566,7 +585,7 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         this. Raises RuntimeError if there is nothing to send, or if the first turn lacks ids;
         ContextLengthExceededError if a later prompt is too long; and any error of the client. If no
         reply came, `unsent` is as before."""
-        # What another task of the loop tells during the call is for the next one.
+        # Count them now: a text that is told during the call (by another asyncio task) stays.
         n_sent = len(self.unsent)
         if not n_sent:
             raise RuntimeError("there is nothing to send: `tell` the model something first")
@@ -577,9 +596,9 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         try:
             turn = await self._call_model(prompt, request)
         except BaseException:
-            # If the server has aborted the reply, and the run ends before it went on: record the
-            # sampled part, so that its tokens are counted.
-            # `messages` and `unsent` are as before, so a `resume` sends the prompt again.
+            # The run ends, or the call has failed. If the server had aborted the reply, and it did
+            # not go on: count the part that was sampled. The part is no message: `messages` and
+            # `unsent` are as before.
             if request.partial:
                 self._add_turn(without_thinking(request.partial), prompt)
             raise
@@ -616,7 +635,7 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
             except Exception as error:
                 failure = error
             meaning = meaning_of(failure)
-            # Harbor's ContextLengthExceededError has no text. Its context is litellm's error.
+            # Harbor's ContextLengthExceededError has no text, but litellm's error behind it has.
             text = str(failure) or repr(failure.__context__ or failure)
             self._waits_for_server = meaning == "busy" or (meaning == "down" and has_replied)
             if not self._waits_for_server:
@@ -862,6 +881,7 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         args.pop("api_key", None)
         args |= options.model_dump(include={"temperature", "top_p"}, exclude_none=True)
         if options.model_client == "litellm":
+            from harbor.llms.lite_llm import LiteLLM
             from litellm import get_llm_provider
 
             _, provider, *_ = get_llm_provider(self.model_name, args.get("custom_llm_provider"))
@@ -869,7 +889,8 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
             args |= options.model_dump(
                 include={"max_tokens", "collect_rollout_details", "session_id"}
             )
-            return litellm_client(self.model_name, url, key, **args)
+            llm = LiteLLM(model_name=self.model_name, api_base=url, api_key=key, **args)
+            return HarborClient(llm, url)
         url, key = url_and_key(options, options.model_client, self._agent_env)
         client_class = TinkerClient if options.model_client == "tinker" else ServerClient
         return client_class(options, self.model_name, url, key, **args)
@@ -976,7 +997,7 @@ THINKING_TAGS = {
     "<|open|>think<|sep|>": "<|close|>think<|sep|>",
     # Gemma: <|channel>thought hm<channel|>hi
     "<|channel>": "<channel|>",
-    # gpt-oss:
+    # gpt-oss (without thinking, a reply begins with this end):
     # <|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>hi
     "<|channel|>": "<|channel|>final<|message|>",
     # Inkling:
@@ -1024,28 +1045,6 @@ class HarborClient(ModelClient):
         return without_thinking(turn)
 
 
-def litellm_client(model: str, url: str | None, key: str | None, **args: Any) -> HarborClient:
-    """Harbor's LiteLLM, which also raises an error if the server has failed in the midst of a
-    reply."""
-    # Importing LiteLLM takes seconds, so the class is defined in here.
-    from harbor.llms.lite_llm import LiteLLM
-
-    class CheckedLiteLLM(LiteLLM):
-        def _extract_usage_info(self, response: Any) -> UsageInfo | None:
-            # Harbor's LiteLLM drops the finish reason, so a reply that the server has broken off
-            # would count as complete. This method sees each response (Harbor 0.13 to 0.26).
-            choice = response["choices"][0]
-            # litellm replaces a finish reason that it does not know by "stop", and keeps it here.
-            fields = getattr(choice, "provider_specific_fields", None) or {}
-            reason = fields.get("native_finish_reason", choice["finish_reason"])
-            if str(reason).lower() in FAILED_REASONS:
-                raise ApiError(f"the server has ended the reply with {reason!r}")
-            return super()._extract_usage_info(response)
-
-    llm = CheckedLiteLLM(model_name=model, api_base=url, api_key=key, **args)
-    return HarborClient(llm, url)
-
-
 # ---- clients that send token ids
 
 
@@ -1072,7 +1071,8 @@ class TokenClient(ModelClient, ABC):
 
     def escape_special_tokens(self, text: str) -> str:
         """The text with a zero-width space after the first and the last character of each special
-        token. The tokenizer then makes ordinary tokens of it."""
+        token. The tokenizer then makes ordinary tokens of it. (After the last one, too, because two
+        tokens may share a bracket: ]~b] and ]~!b[ in ]~b]~!b[.)"""
 
         def broken_up(match: re.Match) -> str:
             token = match[0]
@@ -1108,9 +1108,9 @@ class TokenClient(ModelClient, ABC):
         return without_thinking(turn)
 
     async def start_reply(self, messages: list[dict], previous: Turn | None) -> Turn:
-        """A turn with the next prompt, of which nothing is sampled yet. If the template opens the
-        thinking in the prompt, the reply lacks the tag. So this puts it in front of `content`,
-        where `without_thinking` looks for it."""
+        """The reply before its first token: a turn with the prompt, and no sampled ids. If the
+        template opens the thinking in the prompt, the reply lacks the tag. So this puts it in front
+        of `content`, where `without_thinking` looks for it."""
         ids = await self.next_prompt(messages, previous)
         # Such as "...assistant\n<think>\n". (Four tokens have room for a tag and a newline.)
         end = (await self.decode(ids[-4:])).rstrip()
@@ -1137,8 +1137,7 @@ class TokenClient(ModelClient, ABC):
         # How many tokens at the end of the reply are the tail's first ones: the stop token, two
         # (Inkling), or none if the reply was cut off.
         n_shared = next((n for n in (2, 1) if reply[-n:] == tail[:n]), 0)
-        is_surprising = n_shared == 0 and previous.finish_reason == "stop"
-        if not tail or is_surprising:
+        if not tail or (n_shared == 0 and previous.finish_reason == "stop"):
             return await self.render(messages)
         return previous.prompt_token_ids + reply + tail[n_shared:]
 
@@ -1195,32 +1194,11 @@ def joined(so_far: Turn, part: Turn) -> Turn:
 
 # ---- Tinker
 
-# One tinker.ServiceClient, with a session and about 11 file descriptors, for each URL and key. The
-# clients of all its checkpoints use it. `TinkerClient.discard` removes it after an error.
-_tinker_services: dict[tuple, Any] = {}
-# The service of `use_service`, in place of these.
-_given_service: Any = None
-# tinker-cookbook gives all clients of a model the same tokenizer. It raises "Already borrowed" if
-# two threads use it at once, as when one client is built in a thread while another one renders.
-_tokenizer_lock = threading.Lock()
-
-
-def use_service(service: Any) -> None:
-    """From now on, sample by this `tinker.ServiceClient`, for instance a trainer's, so that
-    sampling and training have one session. None: use the agent's own services again."""
-    global _given_service
-    _given_service = service
-    # Later trials get no client of another service.
-    _clients.clear()
-
 
 async def in_daemon_thread(function: Callable[[], Any]) -> Any:
-    """Run a function in a thread that does not keep the process alive. Tinker's SDK waits for a
-    silent server for up to twelve minutes, and a thread of `asyncio.to_thread` would delay the exit
-    of the process as long."""
+    """Like `asyncio.to_thread`, but the thread does not keep the process alive: if nothing answers
+    at its URL, Tinker's SDK tries for up to twelve minutes, and the process could not exit."""
     future = concurrent.futures.Future()
-    # A future that runs cannot be cancelled, so `work` can set its result in any case.
-    future.set_running_or_notify_cancel()
 
     def work() -> None:
         try:
@@ -1229,7 +1207,8 @@ async def in_daemon_thread(function: Callable[[], Any]) -> Any:
             future.set_exception(error)
 
     threading.Thread(target=work, daemon=True).start()
-    return await asyncio.wrap_future(future)
+    # The shield: a future that was cancelled takes no result.
+    return await asyncio.shield(asyncio.wrap_future(future))
 
 
 class TinkerClient(TokenClient):
@@ -1315,8 +1294,7 @@ class TinkerClient(TokenClient):
         self._sampling_client = self._service.create_sampling_client(**self._source).result()
 
     def discard(self) -> None:
-        if _tinker_services.get(self._login) is self._service:
-            _tinker_services.pop(self._login, None)
+        _tinker_services.pop(self._login, None)
 
     async def render(self, messages: list[dict]) -> list[int]:
         with _tokenizer_lock:
@@ -1364,7 +1342,7 @@ SPECIAL_TOKENS = [
     r"\[/?(?:INST|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_CALLS|TOOL_RESULTS)\]",
     r"\[[gs]MASK\]",
     r"<seed:[be]os>",
-    # ]~b] ]~!b[ [e~[ (two may share a bracket: ]~b]~!b[)
+    # ]~b] ]~!b[ [e~[
     r"\]~b\]",
     r"\]~!b\[",
     r"\[e~\[",
@@ -1375,9 +1353,8 @@ NEUTRAL_SAMPLING = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty
 
 
 def context_limits(cards: list[dict], is_sglang: bool) -> dict[str, int]:
-    """The context limit of each model on a server, by the name to ask for it. To sample the LoRA
-    adapter "sql", ask vLLM for "sql", and SGLang for "base:sql" (for "sql" it samples the base
-    model)."""
+    """The context limit of each model and LoRA adapter on a server, by the name that a request has
+    to give: "sql" for an adapter of vLLM, "base:sql" for one of SGLang."""
     # An adapter has no limit of its own. The largest is that of its base model.
     largest = max(card["max_model_len"] or 0 for card in cards)
     limits = {}
@@ -1632,11 +1609,10 @@ def fenced_blocks(text: str, *languages: str) -> list[str] | None:
     for token in _MARKDOWN.parse(f"{text}\n"):
         if token.type != "fence":
             continue
-        # A closed block has two lines more than its content: ```, x and ``` are three lines with
-        # one of content.
+        # A closed block has two fences around the lines of its content, an open one has one.
         first_line, end_line = token.map
-        n_lines = end_line - first_line
-        is_closed = n_lines == token.content.count("\n") + 2
+        n_fences = end_line - first_line - token.content.count("\n")
+        is_closed = n_fences == 2
         is_any_open = is_any_open or not is_closed
         words = token.info.lower().split()
         if token.markup.startswith("`") and words and words[0] in languages:
@@ -1680,8 +1656,8 @@ def start_command(blocks: list[str], mark: str, seconds: int, max_bytes: int) ->
     def in_base64(text: str) -> str:
         return base64.b64encode(text.encode()).decode()
 
-    # Try /dev/shm, then /tmp: the loop goes on only if a file could not be written, because bash's
-    # `exec` replaces this shell by the runner. (So the command is not in the process list, either.)
+    # bash's `exec` replaces this shell by the runner. So the loop goes on only if a file could not
+    # be written.
     return f"""
 for base in /dev/shm/{mark} /tmp/{mark}; do
   echo {in_base64(script)} | base64 -d >$base.script &&
@@ -1701,8 +1677,7 @@ base=${0%.runner}
 seconds=$1
 max_bytes=$2
 half=$((max_bytes / 2))
-# >>, because a script empties this file if it writes to `>/dev/stderr`. After a plain > there would
-# then be NULs up to the old position.
+# Append, because a script may empty this file, by `>/dev/stderr`.
 timeout -s KILL "$seconds" bash "$base.script" </dev/null >>"$base.output" 2>&1
 code=$?
 printf ":%s:%s:" "$BASIC_LOOP_MARK" "$code"
@@ -1716,12 +1691,11 @@ printf ":%s:%s:" "$BASIC_LOOP_MARK" "$code"
     # Not cat: a background process may still be printing.
     head -c "$max_bytes" "$base.output"
   fi
-  # If the folder is full, this byte cannot be written either, and the end of the output is lost.
+  # If no byte more can be written, the folder is full, and the end of the output was lost.
   echo >>"$base.output" || printf "\n[The output is incomplete: %s is full.]" "${base%/*}"
 } | base64
 # The last colon: the report is complete.
 echo :
-# (A background process goes on printing into the removed file. Its space is free at their end.)
 rm -f "$base".*
 """
 
@@ -1799,8 +1773,7 @@ async def run_script(
             raise RuntimeRequestError(f"the environment runs no scripts any more: {printed}")
         return script_result("unknown", printed, "[The script's runner gave no report.]")
     code, output = report
-    # A script can forge the report, by writing to the runner's stdout. Take no more than a real one
-    # has: the runner adds less than 200 characters to the output.
+    # A bound, whoever wrote the report. (The runner adds less than 200 characters.)
     output = output[: max_bytes + 200]
     # `timeout` exits with 137 at the limit (uutils: 124). A script may exit with them earlier.
     if code in (137, 124) and clock() - started >= seconds:
