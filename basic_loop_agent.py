@@ -596,9 +596,8 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         try:
             turn = await self._call_model(prompt, request)
         except BaseException:
-            # The run ends, or the call has failed. If the server had aborted the reply, and it did
-            # not go on: count the part that was sampled. The part is no message: `messages` and
-            # `unsent` are as before.
+            # Record what was sampled before an abort, so that its tokens are counted. `messages`
+            # and `unsent` stay as they are.
             if request.partial:
                 self._add_turn(without_thinking(request.partial), prompt)
             raise
@@ -823,8 +822,7 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         steps = []
         observation = ""
         for turn in self.turns:
-            # No step of the user if all that was sent is the last observation, which the step
-            # before shows already.
+            # The step before shows its observation already.
             if turn.sent_text != observation:
                 steps.append({"source": "user", "message": turn.sent_text})
             steps.append(self.trajectory_step(turn))
@@ -925,7 +923,7 @@ def url_and_key(
     an option, a variable of the agent (`--ae`) or one of the process, such as OPENAI_BASE_URL. The
     provider is tinker, vllm, sglang, or litellm's name for the server, such as openai. Raises
     ValueError for a key that no HTTP header can hold."""
-    # In a job that is resumed Harbor has masked the keys, as in sk-r****456. They do not count.
+    # `harbor jobs resume` passes on masked keys, such as sk-r****456. They do not count.
     env = os.environ | {name: text for name, text in agent_env.items() if "****" not in text}
     prefix = provider.upper()
     url = options.api_base or env.get(f"{prefix}_BASE_URL") or env.get(f"{prefix}_API_BASE")
@@ -1092,7 +1090,7 @@ class TokenClient(ModelClient, ABC):
         request = request or Request()
         messages = [*message_history, {"role": "user", "content": prompt}]
         so_far = request.partial or await self.start_reply(messages, request.previous)
-        # After an abort the prompt is the one before and all that was sampled so far.
+        # After an abort what was sampled so far follows the prompt.
         sampled = so_far.completion_token_ids
         ids = so_far.prompt_token_ids + sampled
         room = min(self.max_tokens - len(sampled), self.context_limit - len(ids))
@@ -1137,14 +1135,15 @@ class TokenClient(ModelClient, ABC):
         # How many tokens at the end of the reply are the tail's first ones: the stop token, two
         # (Inkling), or none if the reply was cut off.
         n_shared = next((n for n in (2, 1) if reply[-n:] == tail[:n]), 0)
-        if not tail or (n_shared == 0 and previous.finish_reason == "stop"):
+        ends_unlike_the_template = previous.finish_reason == "stop" and n_shared == 0
+        if not tail or ends_unlike_the_template:
             return await self.render(messages)
         return previous.prompt_token_ids + reply + tail[n_shared:]
 
     async def _tail(self, messages: list[dict]) -> list[int]:
-        """The tokens that the template writes after a reply, up to the next one. They are found in
-        a short conversation, because templates change the replies of a real one. It is rendered
-        twice, with the replies "b" and "c", which are one token each:
+        """The tokens that the template writes after a reply, up to the next one. To find them,
+        render two short conversations that differ in the reply only, "b" or "c", which are one
+        token each. (Not the real conversation, because templates change the replies in it.)
 
             one      <|im_start|>user a<|im_end|><|im_start|>assistant b TAIL
             other    <|im_start|>user a<|im_end|><|im_start|>assistant c TAIL
@@ -1207,7 +1206,7 @@ async def in_daemon_thread(function: Callable[[], Any]) -> Any:
             future.set_exception(error)
 
     threading.Thread(target=work, daemon=True).start()
-    # The shield: a future that was cancelled takes no result.
+    # Without the shield a cancellation would cancel `future`, too, and `set_result` would raise.
     return await asyncio.shield(asyncio.wrap_future(future))
 
 
@@ -1485,7 +1484,8 @@ class ServerClient(TokenClient):
 
 # ---- training data
 
-# A trial with another error has no training data. With these, what was done until then was scored.
+# A trial that ended with one of these errors was scored, so it has training data. With any other
+# error it has none.
 SCORED_ERRORS = {
     # The task's time ran out.
     "AgentTimeoutError",
@@ -1601,8 +1601,8 @@ _MARKDOWN = MarkdownIt("zero").enable(["fence", "list", "code"]).disable("inline
 
 def fenced_blocks(text: str, *languages: str) -> list[str] | None:
     """The ``` blocks of a Markdown text that are in one of these languages (in lower case). A block
-    inside another one, or inside ~~~, does not count. None: there is such a block, and this or
-    another one is not closed."""
+    inside another one, or inside ~~~, does not count. None if there is
+    such a block, and any block is not closed."""
     blocks = []
     is_any_open = False
     # Add a newline, so that each line of the text ends in one.
@@ -1677,7 +1677,7 @@ base=${0%.runner}
 seconds=$1
 max_bytes=$2
 half=$((max_bytes / 2))
-# Append, because a script may empty this file, by `>/dev/stderr`.
+# Append, because `>/dev/stderr` in a script truncates this file.
 timeout -s KILL "$seconds" bash "$base.script" </dev/null >>"$base.output" 2>&1
 code=$?
 printf ":%s:%s:" "$BASIC_LOOP_MARK" "$code"
@@ -1773,7 +1773,8 @@ async def run_script(
             raise RuntimeRequestError(f"the environment runs no scripts any more: {printed}")
         return script_result("unknown", printed, "[The script's runner gave no report.]")
     code, output = report
-    # A bound, whoever wrote the report. (The runner adds less than 200 characters.)
+    # A script can forge the report, so limit it here, too. (The runner adds less than 200
+    # characters.)
     output = output[: max_bytes + 200]
     # `timeout` exits with 137 at the limit (uutils: 124). A script may exit with them earlier.
     if code in (137, 124) and clock() - started >= seconds:
