@@ -745,7 +745,8 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
             self._record(stop_reason, context)
             # In a thread, because it takes seconds to make JSON of all ids of a long run. The
             # shield lets the thread finish if Harbor cancels this.
-            await asyncio.shield(asyncio.to_thread(self._write_files, context))
+            loop = asyncio.get_running_loop()
+            await asyncio.shield(loop.run_in_executor(None, self._write_files, context))
 
     async def _converse_in_time(self, environment: BaseEnvironment) -> StopReason | str:
         """`converse`, which is stopped after `max_seconds`. Raises any error of the loop, and
