@@ -577,7 +577,7 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
     def messages(self) -> list[dict]:
         """The conversation. The loop may edit the list in place: the next prompt is then rendered
         from it, and does not begin with the sampled ids. An edit alone sends nothing: `tell` the
-        model something, too."""
+        model something, too. Special tokens in an edit are not made plain text."""
         return self.chat.messages
 
     async def sample(self) -> Turn:
@@ -1601,9 +1601,9 @@ _MARKDOWN = MarkdownIt("zero").enable(["fence", "list", "code"]).disable("inline
 
 
 def fenced_blocks(text: str, *languages: str) -> list[str] | None:
-    """The ``` blocks of a Markdown text that are in one of these languages (in lower case). A block
-    inside another one, or inside ~~~, does not count. None if there is
-    such a block, and any block is not closed."""
+    """The ``` blocks of a Markdown text that are in one of these languages (in lower case). Their
+    fences are lines of their own. A block inside another one, or inside ~~~, does not count. None
+    if there is such a block, and any block is not closed."""
     blocks = []
     is_any_open = False
     # Add a newline, so that each line of the text ends in one.

@@ -55,8 +55,8 @@ class WritingAgent(ScriptedAgent):
 
 
 class ScriptedLLM(BaseLLM):
-    """Says the replies, one a turn, and the last one from then on. After a message that is not the
-    output that it expects, it complains."""
+    """Says the replies, one for each reply in the conversation, and the last one from then on. If
+    its script has not printed what it expects, it complains."""
 
     def __init__(self, replies: Sequence[str] = REPLIES) -> None:
         super().__init__()
@@ -69,7 +69,8 @@ class ScriptedLLM(BaseLLM):
         messages = message_history or []
         n_replies = sum(message["role"] == "assistant" for message in messages)
         reply = self.replies[min(n_replies, len(self.replies) - 1)]
-        if n_replies and self.replies is REPLIES and prompt != OUTPUT:
+        ran_script = n_replies and "```" in messages[-1]["content"]
+        if ran_script and self.replies is REPLIES and prompt != OUTPUT:
             reply = "That is not what my command prints."
         # Words in place of tokens.
         said = " ".join(str(message["content"]) for message in messages)
