@@ -157,7 +157,8 @@ class StopReason(StrEnum):
     ERROR = "error"
 
 
-# A reply with one of these finish reasons is a failure of the server.
+# A reply with one of these finish reasons (words of vLLM, SGLang, DeepSeek) is a failure of the
+# server, also if a client of your own returns it.
 FAILED_REASONS = {"abort", "cancelled", "error", "time_limit", "insufficient_system_resource"}
 # The lists of a RolloutDetail with one entry per turn. `Turn` has attributes of the same names.
 _TOKEN_FIELDS = ("prompt_token_ids", "completion_token_ids", "logprobs")
@@ -275,10 +276,11 @@ class ModelClient:
         request: Request | None = None,
         **other: Any,
     ) -> Turn:
-        """Sample a reply, and split off its thinking. `prompt` is the text of the new message,
-        which is not in `message_history` yet. `other` holds what else Chat passes. While the server
-        is busy, this is called again with the same request. Raises ContextLengthExceededError if
-        there is no room for a reply, and any error of the server."""
+        """Sample a reply, and split off its thinking. Harbor's Chat calls this. `prompt` is the
+        text of the new message, which is not in `message_history` yet. `request` comes from the
+        agent, and `other` holds what Chat adds. While the server is busy, this is called again with
+        the same request. Raises ContextLengthExceededError if there is no room for a reply, and any
+        error of the server."""
         raise NotImplementedError
 
     def escape_special_tokens(self, text: str) -> str:
@@ -430,16 +432,16 @@ class BasicLoopAgent(BaseAgent):
         unsent: The texts for the next `sample`, in order. `run`, `resume`, `tell` and `observe` add
             to this list. `sample` removes the texts that it has sent, once the reply has come. What
             is left at the end of a run opens the next step.
-        _last_turn: The turn whose reply is the last of `messages`, and with whose ids the next
-            prompt begins; None before the first. (It outlives `turns`, which each run begins anew.)
-        _last_messages: A copy of `messages` after this turn, to notice if the loop edits them.
+        _last_turn: The last turn; None before the first. (Each run begins `turns` anew, but not
+            this.) The next prompt begins with its ids, unless the loop has edited `messages`.
+        _last_messages: A copy of `messages` after the last turn, to notice such edits.
 
     Attributes of one run:
         instruction: What Harbor asks for.
         turns: The turns so far.
         metadata: The loop may keep JSON values here, for the context's metadata.
-        _waits_for_server: True from a failure of the model's server (busy, down, or a reply that it
-            aborted) to the next reply.
+        _waits_for_server: True while the agent waits for the model's server: it is busy or down, or
+            has aborted a reply that did not go on yet.
     """
 
     options_model = BasicLoopOptions
@@ -1380,7 +1382,7 @@ class ServerClient(TokenClient):
         self.max_tokens = options.max_tokens
         self._given_limit = options.context_limit
         self._is_sglang = options.model_client == "sglang"
-        # litellm calls a model on vLLM hosted_vllm/<its name>.
+        # In litellm the name of a model on vLLM begins with hosted_vllm/.
         self._model = model.removeprefix("hosted_vllm/")
         # It is never closed, because Harbor does not say when a job ends.
         self._http = AsyncOpenAI(
@@ -1603,7 +1605,7 @@ _MARKDOWN = MarkdownIt("zero").enable(["fence", "list", "code"]).disable("inline
 def fenced_blocks(text: str, *languages: str) -> list[str] | None:
     """The ``` blocks of a Markdown text that are in one of these languages (in lower case). Their
     fences are lines of their own. A block inside another one, or inside ~~~, does not count. None
-    if there is such a block, and any block is not closed."""
+    if there is such a block, and some block of the text is not closed."""
     blocks = []
     is_any_open = False
     # Add a newline, so that each line of the text ends in one.
@@ -1642,7 +1644,8 @@ def fenced_blocks(text: str, *languages: str) -> list[str] | None:
 # The environment needs /proc, bash, coreutils and grep.
 
 # Three limits, so that the inner one ends first: `timeout` at N seconds, the agent at N + 30 (if a
-# call of `environment.exec` hangs), `exec` itself at N + 60 (some have a short limit by default).
+# call of `environment.exec` hangs), `exec` itself at N + 60 (some environments have a short limit
+# by default).
 MARGIN_SEC = 30
 
 
@@ -1719,9 +1722,8 @@ def parse_report(printed: str, mark: str) -> tuple[int, str] | None:
         return None
 
 
-# The mark is not in this command's environment, so it does not kill itself.
 _KILL = """
-# grep finds /proc/PID/environ, and cut takes the PID.
+# grep finds /proc/PID/environ, and cut takes the PID. (This command has no mark in its own.)
 kill -9 $(grep -ls BASIC_LOOP_MARK={mark} /proc/[0-9]*/environ | cut -d / -f 3) 2>/dev/null
 rm -f /dev/shm/{mark}.* /tmp/{mark}.*
 # Return code 0: the environment still runs commands.
