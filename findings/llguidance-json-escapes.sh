@@ -4,14 +4,14 @@
 #
 # llguidance: constrained decoding refuses what Python's json.dumps writes for a string like "é".
 #
-# Version: llguidance 1.9.1, a grammar engine of vLLM and SGLang, with its tokenizer of single bytes.
+# Version: llguidance 1.9.1, a grammar engine of vLLM and SGLang; its own tokenizer of bytes.
 # Guess: a schema for a string admits each JSON text of a string: é as it is, or as \u00e9.
 # Behaviour: é is admitted as it is only. Of the escapes by \u only those of control characters are
 #   admitted, so é, 漢 and a pair of surrogates are refused behind "\u", as is "/" as "\/". It is the
 #   same in a value of an object, and if the schema is {}, which admits anything.
-# Why it matters: tool calls in training data are often written by json.dumps, which escapes all that
-#   is not ASCII. A model that has learned this writes "\u00e9", and has no probability left for the
-#   tokens that the grammar allows: it is forced off its own distribution, and the recorded
+# Why it matters: tool calls in training data are often written by json.dumps, which escapes all
+#   that is not ASCII. A model that has learned this writes "\u00e9", and has little probability for
+#   the tokens that the grammar allows: it is forced off its own distribution, and the recorded
 #   log-probabilities show it. (json.dumps(..., ensure_ascii=False) writes what is admitted.)
 # Seen on 27 November 2026: the lines between SEEN and SEEN below.
 set -euo pipefail
