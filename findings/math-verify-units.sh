@@ -8,10 +8,10 @@
 #   rewards by it. The answer stands in \boxed{}, as their prompts ask for.
 # Guess: an answer in another unit is right if it is the same length, and wrong if only its number
 #   is the same. 1e3 is 1000. "4,3" is not "3,4".
-# Behaviour: a unit or currency behind a number is cut off, and the numbers are compared: 5 km, 5 USD
-#   and 3 am pass for 5 m, 5 EUR and 3 pm, and 5000 mm fails for 5 m. In "1e3" the e is the constant:
-#   it is 1*e*3, so an answer like Python prints it is wrong, where "1E3" is right; 1e-3 is e - 3.
-#   "3,4" is a set, whose order does not count; "(3,4)" is a pair, whose order does.
+# Behaviour: a unit or currency behind a number is cut off, and the numbers are compared: 5 km, 5
+#   USD and 3 am pass for 5 m, 5 EUR and 3 pm, and 5000 mm fails for 5 m. In "1e3" the e is the
+#   constant: it is 1*e*3, so an answer as Python prints it is wrong, where "1E3" is right; 1e-3 is
+#   e - 3. "3,4" is a set, whose order does not count; "(3,4)" is a pair, whose order does.
 # Why it matters: a policy is rewarded for a wrong unit, and punished for a right one or for the
 #   notation that its Python tool prints.
 # Seen on 27 November 2026: the lines between SEEN and SEEN below.
