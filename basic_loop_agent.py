@@ -643,6 +643,7 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
                 break
             self.logger.warning(f"the model's server has failed: {text}")
         # The call has failed for good, or the agent has waited in vain.
+        self._waits_for_server = False
         if meaning == "context is full" and has_replied:
             raise ContextLengthExceededError(text) from failure
         if meaning != "context is full":
@@ -1172,6 +1173,8 @@ def joined(so_far: Turn, part: Turn) -> Turn:
     n = len(so_far.completion_token_ids)
     usage = part.usage.model_copy()
     usage.prompt_tokens = len(so_far.prompt_token_ids)
+    # The server may have cached the parts before, too.
+    usage.cache_tokens = min(usage.cache_tokens, usage.prompt_tokens)
     usage.completion_tokens += n
     ids, logprobs = part.completion_token_ids, part.logprobs
     # (The routed_experts of the last part cover the whole reply, and replace those before.)
@@ -1296,7 +1299,9 @@ class TinkerClient(TokenClient):
         self._sampling_client = self._service.create_sampling_client(**self._source).result()
 
     def discard(self) -> None:
-        _tinker_services.pop(self._login, None)
+        # Only its own: another client may have opened a new one already.
+        if _tinker_services.get(self._login) is self._service:
+            _tinker_services.pop(self._login, None)
 
     async def render(self, messages: list[dict]) -> list[int]:
         with _tokenizer_lock:
@@ -1597,9 +1602,10 @@ def valid_text(text: str | None) -> str:
     return (text or "").replace("\0", "").encode("utf-8", "replace").decode()
 
 
-# A parser of Markdown's fences alone. Lists and indented code are on, too, because they decide
-# whether ``` is a fence.
-_MARKDOWN = MarkdownIt("zero").enable(["fence", "list", "code"]).disable("inline")
+# A parser of Markdown's fences. The other rules are on because they decide whether ``` is a fence:
+# it is none in indented code, and a heading decides where a list begins.
+_MARKDOWN = MarkdownIt("zero").disable("inline")
+_MARKDOWN.enable(["fence", "code", "list", "heading", "lheading", "hr", "reference"])
 
 
 def fenced_blocks(text: str, *languages: str) -> list[str] | None:

@@ -1446,6 +1446,18 @@ class TestEndings:
         asyncio.run(ended.go(), loop_factory=virtual_loop)
         assert ended.stop_reason == "rollout_timeout"
 
+    def test_a_loop_that_catches_the_servers_failure_may_end_by_max_seconds(self, tinker):
+        class GoesOn(BasicLoopAgent):
+            async def converse(self, environment: Any) -> None:
+                with pytest.raises(module.ApiError):
+                    await super().converse(environment)
+                await forever()
+
+        replies = [bash("ls"), *[Refusal(503)] * 200]
+        ended = tinker.new_run(replies, agent_class=GoesOn, max_turns=9, max_seconds=5000)
+        asyncio.run(ended.go(), loop_factory=virtual_loop)
+        assert ended.stop_reason == "rollout_timeout"
+
     def test_harbors_timeout_wins_over_max_seconds(self, tinker):
         """Both come at once."""
         ended = tinker.new_run([forever], timeout_sec=50, max_seconds=50)
@@ -1721,6 +1733,11 @@ class TestBlocks:
         tildes=("~~~bash\nrm x\n~~~", []),
         in_a_line=("run ```bash rm x``` now", []),
         indented_as_code=("    ```bash\n    rm x\n    ```", []),
+        indented_as_code_after_a_rule=("- - -\n\n    ```bash\n    rm x\n    ```", []),
+        in_an_item_after_a_heading=("# Do\n2. Run\n    ```bash\n    a\n    ```", ["a\n"]),
+        in_an_item_after_an_underline=("Do\n--\n2. Run\n    ```bash\n    a\n    ```", ["a\n"]),
+        in_an_item_after_a_rule=("***\n2. Run\n    ```bash\n    a\n    ```", ["a\n"]),
+        in_an_item_after_a_link=("[a]: /b\n2. Run\n    ```bash\n    a\n    ```", ["a\n"]),
         another_language_never_closed=("```python\nx", []),
     )
     def test_the_blocks_of_a_language_are_found(self, reply, blocks):
@@ -2369,6 +2386,23 @@ class TestTinker:
         assert ticks[-1] - ticks[0] < 10
         assert len(ticks) > 10
 
+    def test_a_thread_may_end_after_the_wait_for_it_was_cancelled(self, monkeypatch):
+        errors, threads, end = [], [], threading.Event()
+        monkeypatch.setattr(threading, "excepthook", errors.append)
+
+        def work() -> None:
+            threads.append(threading.current_thread())
+            end.wait(9)
+
+        async def main() -> None:
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(module.in_daemon_thread(work), 0.1)
+
+        asyncio.run(main())
+        end.set()
+        threads[0].join(9)
+        assert errors == []
+
     @columns("error").rows(no_such_path=Refusal(404), not_allowed=Refusal(403))
     def test_a_tinker_server_need_not_tell_its_limit(self, error, tinker, monkeypatch):
         answer = Future()
@@ -2435,6 +2469,13 @@ class TestTinker:
         asyncio.run(finish(tinker.new_run([bash("ls"), reply], max_turns=2)))
         set_up(tinker.agent(max_tokens=1))
         assert len(tinker.sessions) == n_sessions
+
+    def test_an_error_removes_no_session_that_is_newer_than_its_client(self, tinker):
+        clients = set_up(tinker.agent(), tinker.agent(max_tokens=1))
+        for n, client in enumerate(clients, start=2):
+            module.forget_client(client)
+            set_up(tinker.agent(max_tokens=n))
+        assert len(tinker.sessions) == 2
 
     def test_the_cost_on_tinker_is_unknown(self, tinker):
         assert tinker.run().context.cost_usd is None
@@ -2743,9 +2784,9 @@ class TestVllm:
         assert vllm.prompt_text(1).endswith("<|im_start|>assistant\n<think>\n")
 
     def test_vllms_cached_tokens_are_counted(self, vllm):
-        usage = {"prompt_tokens_details": {"cached_tokens": 40}}
+        usage = {"prompt_tokens_details": {"cached_tokens": 4}}
         done = vllm.run([Reply(answer={"usage": usage})])
-        assert done.context.n_cache_tokens == 40
+        assert done.context.n_cache_tokens == 4
 
     @columns("own_limit").rows(
         of_an_adapter_is_its_base_models=None, of_another_model_is_its_own=99
@@ -2838,6 +2879,11 @@ class TestVllm:
         first, second = vllm.sampled
         assert done.context.n_input_tokens == len(first.prompt)
         assert done.context.n_output_tokens == len(first.completion) + len(second.completion)
+
+    def test_the_cached_part_of_an_aborted_reply_is_no_part_of_the_prompt(self, vllm, no_pause):
+        usage = {"prompt_tokens_details": {"cached_tokens": 999}}
+        done = vllm.run([self.ABORTED, Reply("c", answer={"usage": usage})])
+        assert done.context.n_cache_tokens == done.context.n_input_tokens
 
     def test_an_aborted_reply_has_max_tokens_in_all(self, vllm, no_pause):
         # "ab" has two tokens.
