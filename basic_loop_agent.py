@@ -746,10 +746,14 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
             raise RuntimeRequestError(f"{type(error).__name__}: {error}") from error
         finally:
             self._record(stop_reason, context)
-            # In a thread, because it takes seconds to make JSON of all ids of a long run. The
-            # shield lets the thread finish if Harbor cancels this.
+            # In a thread, because it takes seconds to make JSON of all ids of a long run. `wait`
+            # lets the thread finish if Harbor cancels this, and does not raise the error of the
+            # writing, which would replace the run's own.
             loop = asyncio.get_running_loop()
-            await asyncio.shield(loop.run_in_executor(None, self._write_files, context))
+            writing = loop.run_in_executor(None, self._write_files, context)
+            await asyncio.wait([writing])
+        # Reached if the run has not failed: raise the error of the writing, if there is one.
+        writing.result()
 
     async def _converse_in_time(self, environment: BaseEnvironment) -> StopReason | str:
         """`converse`, which is stopped after `max_seconds`. Raises any error of the loop, and
@@ -1621,8 +1625,7 @@ def fenced_blocks(text: str, *languages: str) -> list[str] | None:
         # A closed block has two fences around the lines of its content, an open one has one.
         first_line, end_line = token.map
         n_fences = end_line - first_line - token.content.count("\n")
-        is_closed = n_fences == 2
-        is_any_open = is_any_open or not is_closed
+        is_any_open = is_any_open or n_fences < 2
         words = token.info.lower().split()
         if token.markup.startswith("`") and words and words[0] in languages:
             blocks.append(token.content)
@@ -1706,7 +1709,8 @@ printf ":%s:%s:" "$BASIC_LOOP_MARK" "$code"
 } | base64
 # The last colon: the report is complete.
 echo :
-rm -f "$base".*
+# Both folders: writing to /dev/shm may have failed half-way.
+rm -f /dev/shm/"$BASIC_LOOP_MARK".* /tmp/"$BASIC_LOOP_MARK".*
 """
 
 
