@@ -6,15 +6,24 @@
       --ak model_path=tinker://... --ak max_turns=50 --ak max_tokens=4096
 
 The agent samples from one model in one conversation, and runs one script per turn. It does not
-compact long conversations, call tools natively or run commands in parallel. To add such a thing,
-change the loop: `BasicLoopAgent.converse`.
+compact long conversations, call tools natively or run commands in parallel.
 
 Harbor calls `run` or `resume` once per instruction: once for most trials, once per step for a task
 with several steps. A run is one such call. A turn is one model call and its reply. A rollout is the
 token ids and log-probabilities of a run's turns. The answer is the last reply, without thinking.
 
+The parts of this file, in order. To change the loop, read up to the end of `sample`.
+
+1. Options, and the words for how a run ends.
+2. `Turn`, which is what the agent records, and `ModelClient`, which samples turns.
+3. `BasicLoopAgent`: the loop, `sample`, a run from start to end, its record, its client.
+4. What an error of a server means. The cache of clients. URLs and keys.
+5. Thinking. The clients of chat APIs. The clients that send token ids: Tinker, vLLM, SGLang.
+6. Training data from a finished trial.
+7. Files, the time limit of a task, the blocks of a reply, and the scripts made of them.
+
 The model's scripts run in the task's container, where nothing limits the disk and the memory that
-they use. The container may have the agent's log folder as a mount, where they can write, too.
+they use. They can also write into the agent's log folder if it is mounted in the container.
 """
 
 from __future__ import annotations
@@ -23,6 +32,8 @@ import asyncio
 import base64
 import concurrent.futures
 import copy
+import functools
+import json
 import math
 import os
 import re
@@ -30,17 +41,17 @@ import shlex
 import threading
 import urllib.parse
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from enum import StrEnum
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar, cast
 from uuid import uuid4
 
 from harbor.agents.base import BaseAgent
-from harbor.environments.base import BaseEnvironment
+from harbor.environments.base import BaseEnvironment, ExecResult
 from harbor.llms.base import (
     BaseLLM,
     ContextLengthExceededError,
@@ -48,21 +59,22 @@ from harbor.llms.base import (
     OutputLengthExceededError,
 )
 from harbor.llms.chat import Chat
-from harbor.models import trajectories as atif
 from harbor.models.agent.context import AgentContext
+from harbor.models.agent.rollout_detail import RolloutDetail
 from harbor.models.metric import UsageInfo
 from harbor.models.trial.result import TrialResult
 from markdown_it import MarkdownIt
 from pydantic import BaseModel, Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 from pydantic_core import to_json, to_jsonable_python
 
-# Older versions of Harbor lack some names.
 try:
-    # Harbor 0.23 and later has these.
     from harbor.agents.capabilities import AgentCapabilities
     from harbor.agents.options import AgentOptions
     from harbor.models.agent.context import ModelUsage
 except ImportError:
+    # Harbor before 0.23 lacks them.
+    if TYPE_CHECKING:
+        raise
 
     class AgentOptions(BaseModel, extra="forbid"): ...
 
@@ -70,7 +82,10 @@ except ImportError:
 
     ModelUsage = None
 
-__version__ = "0.18.0"
+__version__ = "1.0.0"
+
+
+# ---- options and endings
 
 
 class BasicLoopOptions(
@@ -85,24 +100,24 @@ class BasicLoopOptions(
     max_tokens: PositiveInt = 512
     """Maximum tokens per model call, thinking included."""
     temperature: NonNegativeFloat | None = 1.0
-    """Sampling temperature. null: none is sent, because some models refuse it."""
+    """Sampling temperature. null omits it; some models reject it."""
     max_turns: PositiveInt = 1
     """Maximum model calls. 1: the reply is the answer. Above 1: its bash blocks are run."""
     system_prompt: str | None = None
     """System message; "" sends none. Default: an explanation of bash blocks if max_turns > 1."""
     model_client: Literal["tinker", "litellm", "vllm", "sglang"] = "tinker"
-    """Where replies are sampled: tinker; vllm or sglang, your own server, which gets token ids; or
-    litellm, any chat API, which gets messages."""
+    """Where replies are sampled: tinker; vllm or sglang, a server that receives token ids; or
+    litellm, any chat API, which receives messages."""
     api_base: str | None = Field(None, pattern="^https?://")
-    """URL of the server. Default: a variable such as VLLM_BASE_URL, or that of the provider."""
+    """URL of the server. Default: a variable such as VLLM_BASE_URL, or the provider's own URL."""
     top_p: PositiveFloat | None = Field(None, le=1)
     """Nucleus sampling: the smallest set of tokens with this total probability. null: 1.0 for vllm
-    and sglang, and not sent otherwise."""
-    max_seconds: PositiveFloat | None = None
-    """Seconds after which the loop ends and the trial is scored. Choose it below the task's
-    timeout, which Harbor does not tell an agent."""
-    llm_kwargs: dict = Field({}, repr=False)
-    """More arguments for the client, such as seed. Error messages do not show them."""
+    and sglang, omitted otherwise."""
+    max_seconds: NonNegativeFloat | None = None
+    """Seconds after which the loop ends and the trial is scored. 0: no limit. Default: the task's
+    timeout, less a tenth of it or 30 seconds, whichever is less."""
+    llm_kwargs: dict[str, Any] = Field({}, repr=False)
+    """Further arguments for the client, such as stop. Error messages do not show them."""
     collect_rollout_details: bool | None = None
     """Record token ids and logprobs; default: false for litellm, true for the others."""
     context_limit: PositiveInt | None = None
@@ -119,37 +134,58 @@ class BasicLoopOptions(
     """If a script prints more bytes, the model sees half of this number from the start and half
     from the end."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _take_options_from_llm_kwargs(cls, given: dict[str, Any]) -> dict[str, Any]:
+        """Trainers put options into llm_kwargs, such as the top_p of SkyRL's own configuration. So
+        an option that was not given is taken from there."""
+        llm_kwargs = given.get("llm_kwargs")
+        if not isinstance(llm_kwargs, dict):
+            return given
+        taken = {name: llm_kwargs[name] for name in OPTION_NAMES & llm_kwargs.keys()}
+        for name, value in taken.items():
+            if given.get(name, value) != value:
+                raise ValueError(f"llm_kwargs must not hold {name}: the agent sets it")
+        rest = {name: llm_kwargs[name] for name in llm_kwargs.keys() - OPTION_NAMES}
+        return taken | given | {"llm_kwargs": rest}
+
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.collect_rollout_details is None:
             self.collect_rollout_details = self.model_client != "litellm"
         if self.model_client != "tinker" and (self.model_path or self.renderer_name):
             raise ValueError("model_path and renderer_name are for model_client=tinker: drop them")
-        # llm_kwargs, and an extra_body in it, must not hold what the agent sends itself.
+        # No option is left in llm_kwargs, but an extra_body in it may have one.
         given = {*self.llm_kwargs, *(self.llm_kwargs.get("extra_body") or {})}
-        if names := given & {*type(self).model_fields, "model", "model_name", "stream"}:
-            raise ValueError(
-                f"llm_kwargs must not hold {', '.join(sorted(names))}: the agent sets it"
-            )
+        for name in given & REFUSED_ARGUMENTS.keys():
+            raise ValueError(f"llm_kwargs must not hold {name}: {REFUSED_ARGUMENTS[name]}")
         return self
 
 
-DEFAULTS = BasicLoopOptions()
+# The options of this file. Harbor's AgentOptions adds some that the agent does not read, such as
+# reasoning_effort: for litellm that belongs into llm_kwargs.
+OPTION_NAMES = BasicLoopOptions.model_fields.keys() - AgentOptions.model_fields.keys()
+# What llm_kwargs must not hold, and why. (The last two are for Harbor's LiteLLM class only.)
+REFUSED_ARGUMENTS = {
+    **dict.fromkeys([*OPTION_NAMES, "model", "model_name", "stream"], "the agent sets it"),
+    "max_thinking_tokens": 'use thinking={"type": "enabled", "budget_tokens": ...}',
+    "use_responses_api": "name the model openai/responses/NAME",
+}
 
 
 class StopReason(StrEnum):
     """The agent's own reasons for the end of a run. The stop_reason in the metadata may also be a
-    server's finish reason, such as "content_filter", or any string that your `converse` returns."""
+    server's finish reason, such as "content_filter", or any string that `converse` returns."""
 
     # The reply holds no command, or max_turns is 1.
     COMPLETED = "completed"
     # `max_turns` model calls were made; the commands of the last reply were still run.
     MAX_TURNS = "max_turns"
-    # The reply was cut off, at `max_tokens` or at the end of the context.
+    # The reply was truncated, at `max_tokens` or at the end of the context window.
     MAX_TOKENS = "max_tokens"
     # The conversation left no room in the context window for a reply.
     CONTEXT_OVERFLOW = "context_overflow"
-    # `max_seconds` have passed; the call or script that was under way was stopped.
+    # `max_seconds` passed; the call or script that was under way was stopped.
     ROLLOUT_TIMEOUT = "rollout_timeout"
     # Harbor cancelled the run: at the agent's timeout, or by Ctrl-C.
     CANCELLED = "cancelled"
@@ -157,17 +193,16 @@ class StopReason(StrEnum):
     ERROR = "error"
 
 
-# A reply with one of these finish reasons (words of vLLM, SGLang, DeepSeek) is a failure of the
-# server, also if a client of your own returns it.
-FAILED_REASONS = {"abort", "cancelled", "error", "time_limit", "insufficient_system_resource"}
-# The lists of a RolloutDetail with one entry per turn. `Turn` has attributes of the same names.
-_TOKEN_FIELDS = ("prompt_token_ids", "completion_token_ids", "logprobs")
+# ---- turns, and the clients that sample them
+
+# A message of the conversation: its role and its content.
+Message = dict[str, Any]
 
 
 @dataclass
 class Turn(LLMResponse):
-    """One model call. The ids are exactly as sampled. Also used for a reply that is still being
-    sampled (`Request.partial`), and by `training_data`, which knows the ids but not the text.
+    """One model call. The ids are exactly as sampled. (`training_data` makes turns, too, which have
+    the ids but not the text.)
 
     Set by the client, attributes of Harbor's LLMResponse:
         content: The reply's text, without thinking.
@@ -178,32 +213,35 @@ class Turn(LLMResponse):
         completion_token_ids: One id per sampled token, the stop token included, or None.
         logprobs: One natural logarithm per sampled token, or None. vLLM gives those of the raw
             model, before temperature and top_p, unless it has --logprobs-mode processed_logprobs.
-        extra: Other JSON values of the client: sequence_id (Tinker), routed_experts (vLLM, SGLang),
-            weight_versions (vLLM 0.33, SGLang 0.5.21 and later: which policy has sampled which
-            tokens, as a list of {version, start, end}).
+        extra: Other JSON values: sequence_id and prompt_cache_hit_tokens (for Tinker's trainer),
+            routed_experts (vLLM, SGLang), weight_versions (vLLM 0.33, SGLang 0.5.21 and later:
+            which policy sampled which tokens, as a list of {version, start, end}).
 
-    Set by the client, too:
-        finish_reason: Why the reply ended. "stop": it is complete. "max_tokens": it was cut off, at
-            `max_tokens` or at the end of the context. Another word of the server, in lower case: it
-            is incomplete, too.
+    Also set by the client:
+        finish_reason: Why the reply ended. "stop": it is complete. "max_tokens": it was truncated,
+            at `max_tokens` or at the end of the context window. Another word of the server, in
+            lower case: it is incomplete.
 
-    Set by the agent:
-        timestamp: When the reply came, in ISO 8601.
-        sent_text: What was sent for this reply, such as the instruction, or the observation of the
-            turn before.
-        observation: What the model is told after this reply, such as its script's output. `observe`
-            sets it.
+    Set by `sample`:
+        prompt: The text that was sent for this reply, as `sample` received it.
+        sent_at, timestamp: When the prompt was sent and when the reply came, in ISO 8601.
         breaks_prefix: True if the prompt does not begin with the ids of the turn before. It is only
             compared if both turns are trainable (see `is_trainable`).
+
+    Set by the loop:
+        script: The commands that ran after this reply, or that were running when the run ended.
+        observation: What the model is told after this reply, such as the script's output.
     """
 
     # LLMResponse gives defaults to its other fields, but not to `content`.
     content: str = ""
     finish_reason: str = "stop"
+    prompt: str = ""
+    sent_at: str | None = None
     timestamp: str | None = None
-    sent_text: str = ""
-    observation: str = ""
     breaks_prefix: bool = False
+    script: str = ""
+    observation: str = ""
 
     def __post_init__(self) -> None:
         self.content = valid_text(self.content)
@@ -213,11 +251,8 @@ class Turn(LLMResponse):
         self.finish_reason = StopReason.MAX_TOKENS.value if reason == "length" else reason
         self.extra = self.extra or {}
         # The client gave no usage: count the tokens.
-        self.usage = self.usage or UsageInfo(
-            prompt_tokens=len(self.prompt_token_ids or []),
-            completion_tokens=len(self.completion_token_ids or []),
-            cache_tokens=0,
-            cost_usd=0.0,
+        self.usage = self.usage or usage_of(
+            len(self.prompt_token_ids or []), len(self.completion_token_ids or [])
         )
 
     @property
@@ -229,192 +264,85 @@ class Turn(LLMResponse):
         is_finite = all(isinstance(x, int | float) and -9999.0 < x < math.inf for x in logprobs)
         return bool(self.prompt_token_ids and ids and len(ids) == len(logprobs) and is_finite)
 
-    def continues(self, earlier: Turn) -> bool:
-        """True if the prompt begins with the ids of an earlier turn."""
-        ids = earlier.prompt_token_ids + earlier.completion_token_ids
-        return self.prompt_token_ids[: len(ids)] == ids
+    @property
+    def ids(self) -> list[int]:
+        """The ids of the prompt and the reply, in one list; empty if the client gave none."""
+        return (self.prompt_token_ids or []) + (self.completion_token_ids or [])
 
 
-class AbortedError(RuntimeError):
-    """The server has stopped before the reply was complete, for instance to load new weights. The
-    agent waits, as for a busy server, and calls the client again with the same request."""
+def usage_of(
+    n_prompt: int, n_completion: int, n_cached: int | None = 0, cost_usd: float | None = 0.0
+) -> UsageInfo:
+    """What a call used, in tokens. A cost of None or 0.0 is not known."""
+    return UsageInfo(
+        prompt_tokens=n_prompt,
+        completion_tokens=n_completion,
+        cache_tokens=n_cached or 0,
+        cost_usd=cost_usd or 0.0,
+    )
 
 
-@dataclass
-class Request:
-    """What a client gets with the messages. `sample` makes one for each reply. Only `partial`
-    changes: the client writes it, and `sample` reads it if the run ends.
-
-    Attributes:
-        previous: The last turn, with whose ids the next prompt begins (TokenClient.next_prompt).
-            None: this is the first turn, or the conversation was edited, so all is rendered.
-        session_id: For a router with sticky sessions.
-        partial: The part of the reply that was sampled before the server aborted it. The agent
-            calls again with the same request, and the client goes on from there. If the run ends
-            first, `sample` records the part as a turn.
-    """
-
-    previous: Turn | None = None
-    session_id: str | None = None
-    partial: Turn | None = None
-
-
-class ModelClient:
-    """Samples the replies of a model. The trials of a job share it. Harbor's Chat uses it in place
-    of a BaseLLM."""
+class ModelClient(ABC):
+    """Samples the replies of a model, for all trials of a job. Harbor's Chat uses it in place of a
+    BaseLLM."""
 
     # The server's URL without a password, for error messages. None: the default of its SDK.
     url: str | None = None
 
-    async def connect(self) -> None:
+    async def connect(self) -> None:  # noqa: B027 (most clients need nothing here)
         """Ask the server for its limits. Raises any error of the server."""
 
+    @abstractmethod
     async def call(
         self,
         prompt: str,
-        message_history: Iterable[dict] = (),
-        request: Request | None = None,
+        message_history: Sequence[Message] = (),
+        *,
+        previous: Turn | None = None,
+        session_id: str | None = None,
         **other: Any,
     ) -> Turn:
-        """Sample a reply, and split off its thinking. Harbor's Chat calls this. `prompt` is the
-        text of the new message, which is not in `message_history` yet. `request` comes from the
-        agent, and `other` holds what Chat adds. While the server is busy, this is called again with
-        the same request. Raises ContextLengthExceededError if there is no room for a reply, and any
-        error of the server."""
-        raise NotImplementedError
+        """Sample a reply, and split off its thinking. Harbor's Chat calls this. While the server is
+        busy or down, the agent repeats the call.
+
+        Args:
+            prompt: The text of the new message, which is not in `message_history` yet.
+            message_history: The messages before it.
+            previous: The turn whose ids the next prompt begins with. None: this is the first turn,
+                or the conversation was edited, so the whole prompt is rendered.
+            session_id: For a router with sticky sessions.
+            other: Arguments that Chat adds.
+
+        Raises ContextLengthExceededError if there is no room for a reply, AbortedError if the
+        server stopped before the reply was complete, ApiError for a text that needs no further
+        explanation, and any other error of the server.
+        """
 
     def escape_special_tokens(self, text: str) -> str:
         """The text, with the model's special tokens made plain text, if the client knows them."""
         return text
 
-    def discard(self) -> None:
-        """Called when a call has failed for good. Forget what this client shares with others, such
-        as a session (only TinkerClient has one). Close nothing: other trials may use it."""
+    def discard(self) -> None:  # noqa: B027
+        """Called when a server failed for good. Forget what this client shares with others, such as
+        a session (only TinkerClient has one). Close nothing: other trials may use it."""
 
 
-# ---- what an error means
+# ---- the agent
 
 
-# Harbor decides by the name of an error's class whether to score a trial (its table is in
-# harbor.models.trial.error_policy). It does not score a trial with an error of these two names, so
-# every run that has failed raises one of them.
+_Init = TypeVar("_Init", bound=Callable[..., None])
 
 
-class ApiError(RuntimeError):
-    """The model's server has failed."""
+def remembers_arguments(init: _Init) -> _Init:  # noqa: UP047 (tools on Python 3.11 parse this file)
+    """Decorator of `__init__`: put the arguments that the caller gave into `self._arguments`. The
+    method itself cannot tell a default from an argument that equals it."""
 
+    @functools.wraps(init)
+    def wrapper(self: Any, **arguments: Any) -> None:
+        self._arguments = arguments
+        init(self, **arguments)
 
-class RuntimeRequestError(RuntimeError):
-    """The environment or the loop has failed."""
-
-
-# How servers say that a prompt is too long: OpenAI, vLLM, SGLang, Anthropic, Gemini, llama.cpp,
-# xAI, GLM, DashScope. (A timeout may say "took too long", and a wrong field "string too long".)
-CONTEXT_IS_FULL = (
-    "(?i)context[ _]?(window|length|size)|maximum context|token limit"
-    "|(?<!took )(?<!string )too long|maximum prompt length|exceeds max length"
-    "|range of input length|input length.*exceeds|max_tokens must be at least 1, got"
-)
-# The statuses of an error about the request. (llama.cpp's is 500 if the prompt is too long.)
-REFUSED_STATUSES = (400, 413, 422, 500)
-# The statuses of a server that is overloaded, or paused for new weights.
-BUSY_STATUSES = (429, 503, 529)
-# The seconds before each call to a server that is busy or down: ten minutes in all.
-PAUSES_SEC = (0, 1, 2, 4, *[5] * 119)
-
-
-def meaning_of(error: Exception) -> Literal["context is full", "busy", "down", "failed"]:
-    """What an error of a client means. The agent may wait for a server that is busy or down."""
-    if isinstance(error, ContextLengthExceededError):
-        return "context is full"
-    # A prompt that is too long has no status of its own, so match the text. (Some errors of Tinker
-    # have no status. Their category is "user" if the request is at fault.)
-    status = getattr(error, "status_code", None)
-    is_refused = status in REFUSED_STATUSES or str(getattr(error, "category", "")) == "user"
-    if is_refused and re.search(CONTEXT_IS_FULL, str(error)):
-        return "context is full"
-    if isinstance(error, AbortedError) or status in BUSY_STATUSES:
-        return "busy"
-    # The packages openai, litellm and tinker have a class of this name. For some providers litellm
-    # reports a refused connection as status 500, so every remaining 5xx counts as down.
-    is_down = type(error).__name__ == "APIConnectionError" or (status or 0) >= 500
-    return "down" if is_down else "failed"
-
-
-# ---- what the trials of a process share
-
-
-@dataclass
-class SharedClient:
-    """An entry of the cache: a client for all trials with equal keys. `client` and `error` are None
-    until a trial has built the client, or has failed to."""
-
-    # From `BasicLoopAgent._cache_key`.
-    key: tuple
-    # Held while the client is built.
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    client: ModelClient | None = None
-    # Why the build has failed. The trials that wait for the lock raise it, too. Otherwise each in
-    # turn would wait FIRST_RESPONSE_SEC for a dead server.
-    error: Exception | None = None
-
-
-# The cache: an entry for each client, the oldest first. It is a list, because the keys hold
-# dictionaries. An entry is removed when its client fails, and the oldest one when there are more
-# than MAX_CLIENTS: each client has connections, and some trainers give each trial a URL of its own.
-# A trial keeps the client that it has.
-_clients: list[SharedClient] = []
-MAX_CLIENTS = 64
-
-
-async def shared_client(key: tuple, build: Callable[[], Any]) -> ModelClient:
-    """The client of all trials with this key. The first trial builds it. The others wait, and get
-    the client, or the error with which the build has failed."""
-    entry = next((entry for entry in _clients if entry.key == key), None)
-    if entry is None:
-        entry = SharedClient(key)
-        _clients.append(entry)
-        del _clients[:-MAX_CLIENTS]
-    async with entry.lock:
-        if entry.client is None and entry.error is None:
-            try:
-                client = await asyncio.to_thread(build)
-                if not isinstance(client, ModelClient):
-                    client = HarborClient(client)
-                await client.connect()
-                entry.client = client
-            except Exception as error:
-                entry.error = error
-                # Later trials build anew.
-                _clients[:] = [other for other in _clients if other is not entry]
-        if entry.error:
-            raise entry.error
-        return entry.client
-
-
-def forget_client(client: ModelClient) -> None:
-    """After an error of a client: see that no new trial gets it."""
-    _clients[:] = [entry for entry in _clients if entry.client is not client]
-    client.discard()
-
-
-# For Tinker: one tinker.ServiceClient, with a session and about 11 file descriptors, for each URL
-# and key. The clients of all checkpoints use it. `TinkerClient.discard` removes it after an error.
-_tinker_services: dict[tuple, Any] = {}
-# The service of `use_service`, in place of these.
-_given_service: Any = None
-# tinker-cookbook gives all clients of a model the same tokenizer. It raises "Already borrowed" if
-# two threads use it at once, as when one client is built in a thread while another one renders.
-_tokenizer_lock = threading.Lock()
-
-
-def use_service(service: Any) -> None:
-    """From now on, sample by this `tinker.ServiceClient`, for instance a trainer's, so that
-    sampling and training have one session. None: use the agent's own services again."""
-    global _given_service
-    _given_service = service
-    # Later trials get no client of another service.
-    _clients.clear()
+    return cast(_Init, wrapper)
 
 
 class BasicLoopAgent(BaseAgent):
@@ -424,30 +352,32 @@ class BasicLoopAgent(BaseAgent):
     rollout. `logs_dir` holds completion.txt, the last answer, and trajectory.json (ATIF).
 
     Attributes of the trial:
-        client: The model client, which `setup` gets, and which the trials of a job share.
+        client: The model client, shared by the trials of a job. `setup` sets it.
         introduction: What the model is told of skills and MCP servers before the first instruction.
 
     Attributes of the conversation, which `run` begins and `resume` continues:
-        chat: Harbor's Chat, which holds the messages.
-        unsent: The texts for the next `sample`, in order. `run`, `resume`, `tell` and `observe` add
-            to this list. `sample` removes the texts that it has sent, once the reply has come. What
-            is left at the end of a run opens the next step.
-        _last_turn: The last turn; None before the first. (Each run begins `turns` anew, but not
-            this.) The next prompt begins with its ids, unless the loop has edited `messages`.
-        _last_messages: A copy of `messages` after the last turn, to notice such edits.
+        messages: The messages so far, as copies. To edit the conversation, assign a new list.
+        _chat: Harbor's Chat, which holds the messages. `run` makes it.
+        _previous: The turn whose ids the next prompt begins with. None: render the whole prompt.
+        _unsent: The text that the model has not seen or not answered yet. The next run puts it
+            before its instruction.
+        _has_replied: Whether the server has given a reply since `run`.
 
     Attributes of one run:
         instruction: What Harbor asks for.
         turns: The turns so far.
         metadata: The loop may keep JSON values here, for the context's metadata.
-        _waits_for_server: True while the agent waits for the model's server: it is busy or down, or
-            has aborted a reply that did not go on yet.
+        seconds_left: Seconds until `max_seconds` ends the run; math.inf without a limit.
+        _n_runs: The number of this run, from 1.
+        _deadline: The time of the event loop at which the run ends.
+        _waits_for_server: True from a failed call until a call succeeds, or the agent gives up.
     """
 
     options_model = BasicLoopOptions
+    options: BasicLoopOptions
     # Older versions of Harbor know fewer of these.
-    capabilities = AgentCapabilities(
-        **{
+    capabilities = AgentCapabilities.model_validate(
+        {
             name: True
             for name in ("atif", "resume", "skills", "mcp_servers")
             if name in AgentCapabilities.model_fields
@@ -460,80 +390,67 @@ in fenced blocks that open with ```bash: the blocks of a reply run as one script
 code and output are the next message. Each script starts in a fresh shell (files stay, variables \
 and directory do not) and has {seconds} seconds. Use no pager and no editor. Send long output to a \
 file, and look at it with head, tail or grep. When the task is done, reply without such a block."""
-    # What the model is told if `bash_blocks` returns None.
-    unclosed_block: ClassVar[str] = "Nothing was run: a block lacks the line ``` that closes it."
+    # The languages of the blocks that are run, in lower case.
+    languages: ClassVar[tuple[str, ...]] = ("bash", "sh", "shell")
+    # What the model is told if `bash_blocks` returns None, or if `has_misplaced_fence`.
+    unclosed_block: ClassVar[str] = (
+        "Nothing was run: a block lacks the line ``` that closes it, or its first line has more "
+        "than ``` and the language."
+    )
+    misplaced_fence: ClassVar[str] = (
+        "Nothing was run. Put ```bash on a line of its own, and the commands on the lines below "
+        "it. If this was your final answer, repeat it."
+    )
+    # A trainer's subclass may set this to a `tinker.ServiceClient`, so that sampling and training
+    # share a session.
+    tinker_service: ClassVar[Any] = None
 
-    def __new__(cls, *args: Any, **given: Any) -> Self:
-        """Keep the names of the arguments that were given, so that a subclass's `options_model` may
-        have other defaults than the signature of `__init__`. If its max_turns is 50, MyAgent() has
-        50 turns, and MyAgent(max_turns=1) has 1. `__init__` alone sees max_turns=1 both times."""
-        agent = super().__new__(cls)
-        agent._given = set(given)
-        return agent
+    client: ModelClient
+    _chat: Chat
+    _arguments: dict[str, Any]
 
+    @remembers_arguments
     def __init__(
         self,
         *,
         model_name: str,
-        model_path: str | None = DEFAULTS.model_path,
-        renderer_name: str | None = DEFAULTS.renderer_name,
-        max_tokens: int = DEFAULTS.max_tokens,
-        temperature: float = DEFAULTS.temperature,
-        max_turns: int = DEFAULTS.max_turns,
-        system_prompt: str | None = DEFAULTS.system_prompt,
-        model_client: str = DEFAULTS.model_client,
-        api_base: str | None = DEFAULTS.api_base,
+        model_path: str | None = None,
+        renderer_name: str | None = None,
+        max_tokens: int = 512,
+        temperature: float = 1.0,
+        max_turns: int = 1,
+        system_prompt: str | None = None,
+        model_client: str = "tinker",
+        api_base: str | None = None,
         **kw: Any,
     ) -> None:
         """Create the agent of one trial. These nine keywords, with their defaults, are the
-        interface that callers know. `kw` holds the other options of BasicLoopOptions and Harbor's
-        arguments (logs_dir, extra_env, ...), of which extra_env holds the variables of `--ae
-        KEY=value`, such as API keys. Raises ValueError for a bad option."""
-        # `extra_env` is not passed on: Harbor (0.16 and later) would give it to each command in the
-        # container, and scripts could read the keys.
-        self._agent_env = kw.pop("extra_env", None) or {}
-        options = {
-            "model_path": model_path,
-            "renderer_name": renderer_name,
-            "max_tokens": max_tokens,
-            "temperature": temperature,
-            "max_turns": max_turns,
-            "system_prompt": system_prompt,
-            "model_client": model_client,
-            "api_base": api_base,
-        }
-        # Leave out what was not given: it gets the default of `options_model`. A value was given if
-        # the caller named it, or if a subclass's `__init__` passed one that differs from DEFAULTS.
-        for name, value in options.items():
-            if name in self._given or value != getattr(DEFAULTS, name):
-                kw[name] = value
+        interface that callers and editors see. `kw` holds the other options of BasicLoopOptions and
+        Harbor's arguments (logs_dir, extra_env, ...), of which extra_env holds the variables of
+        `--ae KEY=value`, such as API keys. Raises ValueError for a bad option."""
+        # The parameters above are not read. Only what the caller gave is passed on, and the rest
+        # has the defaults of `options_model`, which a subclass may change.
+        arguments = dict(self._arguments)
+        # Harbor 0.16 and later would give `extra_env` to each command in the container, where
+        # scripts could read the keys.
+        self._agent_env: dict[str, str] = arguments.pop("extra_env", None) or {}
         # From 0.23 on Harbor makes `self.options` of the arguments. Earlier ones ignore options.
-        super().__init__(model_name=model_name, **kw)
+        super().__init__(**arguments)
         if not hasattr(BaseAgent, "parse_options"):
-            names = self.options_model.model_fields.keys() & kw.keys()
-            self.options = self.options_model(**{name: kw[name] for name in names})
+            options_model = cast(type[BasicLoopOptions], self.options_model)
+            names = options_model.model_fields.keys() & arguments.keys()
+            self.options = options_model(**{name: arguments[name] for name in names})
+        self._n_runs = 0
 
-        self.client: ModelClient | None = None
-        self.introduction: list[str] = []
-
-        self.chat: Chat | None = None
-        self.unsent: list[str] = []
-        self._last_turn: Turn | None = None
-        self._last_messages: list[dict] | None = None
-
-        self.instruction = ""
-        self.turns: list[Turn] = []
-        self.metadata: dict[str, Any] = {}
-        self._waits_for_server = False
-
-    async def converse(self, environment: BaseEnvironment) -> StopReason | str:
-        """Sample a reply, run its script, send the script's output with the next `sample`, and so
-        on. Returns why the run ended: a StopReason, or a word of your own. A subclass may `tell`
-        something and call this again: the run goes on. Once `max_turns` turns are made, a further
-        call returns MAX_TURNS at once, and what was told stays in `unsent` for the next step."""
+    async def converse(self, prompt: str, environment: BaseEnvironment) -> StopReason | str:
+        """Send the prompt, run the script of the reply, send the script's output, and so on. The
+        first prompt is the instruction, after what opens the run, such as an introduction. Returns
+        why the run ended: a StopReason, or any other string. A subclass may call this again with
+        another prompt. After `max_turns` turns, a further call returns MAX_TURNS at once."""
+        was_told_of_fence = False
         while len(self.turns) < self.options.max_turns:
             try:
-                turn = await self.sample()
+                turn = await self.sample(prompt)
             except ContextLengthExceededError:
                 return StopReason.CONTEXT_OVERFLOW
             if turn.finish_reason != "stop":
@@ -542,129 +459,160 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
             if self.options.max_turns == 1:
                 return StopReason.COMPLETED
             blocks = self.bash_blocks(turn.content)
-            if blocks is None:
-                self.observe(self.unclosed_block)
-            elif blocks:
-                self.observe(await self.execute(blocks, environment))
+            if blocks:
+                turn.script = "\n".join(blocks)
+                turn.observation = await self.execute(blocks, environment)
+            elif blocks is None:
+                turn.observation = self.unclosed_block
+            elif self.has_misplaced_fence(turn.content) and not was_told_of_fence:
+                turn.observation = self.misplaced_fence
             else:
                 return StopReason.COMPLETED
+            was_told_of_fence = turn.observation == self.misplaced_fence
+            prompt = turn.observation
         return StopReason.MAX_TURNS
 
     def bash_blocks(self, reply: str) -> list[str] | None:
-        """The blocks of a reply that `execute` gets: those for bash, sh and shell. An empty list
-        ends the run. None: a block is not closed, so nothing may be run."""
-        return fenced_blocks(reply, "bash", "sh", "shell")
+        """The blocks of a reply that `execute` receives, from those in `languages`. An empty list
+        ends the run. None: a block cannot be read, so nothing may be run."""
+        return fenced_blocks(reply, *self.languages)
+
+    def has_misplaced_fence(self, reply: str) -> bool:
+        """True if a reply has no block in one of the `languages`, but a fence of it, such as "I
+        will look: ```bash" or "```bash ls```"."""
+        fence = f"(?i)(```|~~~) *({'|'.join(self.languages)})\\b"
+        has_fence = re.search(fence, reply) is not None
+        return has_fence and fenced_blocks(reply, *self.languages) == []
 
     async def execute(self, blocks: list[str], environment: BaseEnvironment) -> str:
         """Run blocks as one script in the environment. Returns its exit code and its output, as the
-        model gets them. The reply that holds the blocks is `self.turns[-1].content`. To end the run
-        from here, raise an exception of your own, and catch it in `converse`. Raises any error of
-        the environment."""
+        model is told them. The reply that holds the blocks is `self.turns[-1].content`. To end the
+        run from here, raise an exception, and catch it in `converse`. Raises RuntimeRequestError if
+        the environment runs nothing any more."""
         limits = (self.options.command_timeout_sec, self.options.max_output_bytes)
         text = await run_script(blocks, environment, *limits)
         self.logger.debug(f"script: {text.splitlines()[0]}")
         return text
 
-    def tell(self, text: str) -> None:
-        """Add a text to those that the next `sample` sends, in a later run if need be. Special
-        tokens in it become plain text (not with model_client=litellm, which does not know them)."""
-        self.unsent.append(self.client.escape_special_tokens(valid_text(text)))
-
-    def observe(self, text: str) -> None:
-        """`tell` the model what came of its last reply. The text is the turn's observation."""
-        self.tell(text)
-        self.turns[-1].observation = self.unsent[-1]
-
-    @property
-    def messages(self) -> list[dict]:
-        """The conversation. The loop may edit the list in place: the next prompt is then rendered
-        from it, and does not begin with the sampled ids. An edit alone sends nothing: `tell` the
-        model something, too. Special tokens in an edit are not made plain text."""
-        return self.chat.messages
-
-    async def sample(self) -> Turn:
-        """Send the texts that are unsent, and record the reply as a turn. A subclass may override
-        this. Raises RuntimeError if there is nothing to send, or if the first turn lacks ids;
-        ContextLengthExceededError if a later prompt is too long; and any error of the client. If no
-        reply came, `unsent` is as before."""
-        # Count them now: a text that is told during the call (by another asyncio task) stays.
-        n_sent = len(self.unsent)
-        if not n_sent:
-            raise RuntimeError("there is nothing to send: `tell` the model something first")
-        prompt = "\n\n".join(self.unsent)
-        request = Request(session_id=self.options.session_id or self._trial_name)
-        if self.messages == self._last_messages:
-            request.previous = self._last_turn
-        try:
-            turn = await self._call_model(prompt, request)
-        except BaseException:
-            # Record what was sampled before an abort, so that its tokens are counted. `messages`
-            # and `unsent` stay as they are.
-            if request.partial:
-                self._add_turn(without_thinking(request.partial), prompt)
-            raise
+    async def sample(self, prompt: str) -> Turn:
+        """Send a text, and record the reply as a turn. A subclass may override this. Raises
+        ContextLengthExceededError if a prompt after the first reply is too long, ApiError if the
+        server failed, and RuntimeError if the first turn lacks ids."""
+        prompt = valid_text(prompt)
+        sent_at = datetime.now(UTC).isoformat()
+        self._unsent = prompt
+        turn = await self._call_model(self._escaped(prompt))
         # From here to the end nothing is awaited, so that no cancellation loses the reply.
-        self._add_turn(turn, prompt)
-        del self.unsent[:n_sent]
-        self._last_turn = turn
-        self._last_messages = [dict(message) for message in self.messages]
-        # These checks come after the turn was recorded, so that its reply can be looked at.
+        turn.prompt = prompt
+        turn.sent_at = sent_at
+        self._add_turn(turn)
+        self._previous = turn
+        self._unsent = ""
+        self._has_replied = True
+        # These checks come after the turn was recorded, so that its reply can be inspected.
         if turn.finish_reason in FAILED_REASONS:
-            raise ApiError(f"the server has ended the reply with {turn.finish_reason!r}")
-        # Later turns without ids are no error: they are left out of the rollout, and counted. (A
-        # reply that was cut off has no ids with litellm.)
+            raise ApiError(f"the server ended the reply with {turn.finish_reason!r}")
+        # A first reply that is complete and has no ids means that the server never returns any. A
+        # later one is left out of the rollout, and counted.
         ids = (turn.prompt_token_ids, turn.completion_token_ids, turn.logprobs)
         is_first = len(self.turns) == 1 and turn.finish_reason == "stop"
         if is_first and self.options.collect_rollout_details and None in ids:
             raise RuntimeError("no token ids or logprobs came: set collect_rollout_details=false")
         return turn
 
-    async def _call_model(self, prompt: str, request: Request) -> Turn:
-        """Call the model. While its server is busy or down, wait, and call it again."""
-        # Before the first reply, a prompt that is too long is the task's fault, and a URL where
-        # nothing answers may be wrong. So both are errors then.
-        has_replied = self._last_turn is not None
-        for pause in PAUSES_SEC:
-            await asyncio.sleep(pause)
+    def _escaped(self, prompt: str) -> str:
+        """The prompt with special tokens made plain text (not with litellm, which does not know
+        them), except inside the task's instruction: its author may use them on purpose."""
+        escape = self.client.escape_special_tokens
+        # Only the first prompt of a run has the instruction. The model may repeat its text later.
+        if self.turns or not self.instruction:
+            return escape(prompt)
+        before, instruction, after = prompt.rpartition(self.instruction)
+        return escape(before) + instruction + escape(after)
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        """The conversation so far, as copies. To edit it, assign a new list: the next prompt is
+        then rendered from it, and does not begin with the sampled ids. An assignment alone sends
+        nothing. Special tokens in the new messages are not made plain text."""
+        return tuple(dict(message) for message in self._chat.messages)
+
+    @messages.setter
+    def messages(self, messages: Iterable[Message]) -> None:
+        self._chat.messages[:] = [dict(message) for message in messages]
+        self._previous = None
+
+    @property
+    def seconds_left(self) -> float:
+        """Seconds until `max_seconds` ends this run; math.inf without a limit."""
+        return self._deadline - asyncio.get_running_loop().time()
+
+    async def _call_model(self, prompt: str) -> Turn:
+        """Call the model. While its server is busy or down, wait, and call it again. Raises
+        ContextLengthExceededError and ApiError."""
+        clock = asyncio.get_running_loop().time
+        session_id = self.options.session_id
+        if self.options.model_client != "litellm":
+            session_id = session_id or self._trial_name
+        waits_since = math.inf
+        n_failures = 0
+        while True:
             try:
-                # Chat calls `self.client.call(prompt=..., message_history=..., request=...)`, and
-                # then appends the prompt and the reply to `messages`. After an error it appends
-                # nothing, so the call can be repeated.
-                turn = await self.chat.chat(prompt, request=request)
+                # Chat calls `self.client.call(prompt, message_history, ...)`, and then appends the
+                # prompt and the reply to its messages. After an error it appends nothing, so the
+                # call can be repeated.
+                turn = await self._chat.chat(prompt, previous=self._previous, session_id=session_id)
                 self._waits_for_server = False
-                return turn
+                return cast(Turn, turn)
             except Exception as error:
                 failure = error
-            meaning = meaning_of(failure)
-            # Harbor's ContextLengthExceededError has no text, but litellm's error behind it has.
-            text = str(failure) or repr(failure.__context__ or failure)
-            self._waits_for_server = meaning == "busy" or (meaning == "down" and has_replied)
-            if not self._waits_for_server:
-                break
-            self.logger.warning(f"the model's server has failed: {text}")
-        # The call has failed for good, or the agent has waited in vain.
-        self._waits_for_server = False
-        if meaning == "context is full" and has_replied:
-            raise ContextLengthExceededError(text) from failure
-        if meaning != "context is full":
+            n_failures += 1
+            # A server that aborts a reply is alive, so the ten minutes begin again.
+            if n_failures == 1 or isinstance(failure, AbortedError):
+                waits_since = clock()
+            pause = PAUSES_SEC[min(n_failures, len(PAUSES_SEC)) - 1]
+            next_call = clock() + pause
+            is_too_late = next_call > min(waits_since + WAIT_SEC, self._deadline)
+            if is_too_late or not self._may_wait(failure, n_failures):
+                self._waits_for_server = False
+                raise self._final_error(failure) from failure
+            self._waits_for_server = True
+            self.logger.warning(f"the model's server failed: {error_text(failure)}")
+            await asyncio.sleep(pause)
+
+    def _may_wait(self, failure: Exception, n_failures: int) -> bool:
+        """Whether to call the server again. A URL where nothing answered yet may be wrong, so it is
+        asked three times."""
+        is_known = self._has_replied or n_failures < 3
+        meaning = meaning_of(failure)
+        return meaning == "busy" or (meaning == "down" and is_known)
+
+    def _final_error(self, failure: Exception) -> Exception:
+        """What the loop is told of a call that failed for good."""
+        text = error_text(failure)
+        meaning = meaning_of(failure)
+        # Before the first reply, a prompt that is too long is the task's fault, and an error.
+        if meaning == "context is full" and self._has_replied:
+            return ContextLengthExceededError(text)
+        if meaning in ("busy", "down", "failed"):
             forget_client(self.client)
         server = self.client.url or "the server"
-        raise ApiError(f"{type(failure).__name__} of {server}: {text}") from failure
+        is_explained = isinstance(failure, ApiError)
+        return ApiError(text if is_explained else f"{type(failure).__name__} of {server}: {text}")
 
-    def _add_turn(self, turn: Turn, prompt: str) -> None:
-        turn.sent_text = prompt
+    def _add_turn(self, turn: Turn) -> None:
         turn.timestamp = datetime.now(UTC).isoformat()
         # Compared here, and not at the end of the run, where all turns at once would stop the event
         # loop for long: a prompt may have hundreds of thousands of ids.
         if self.turns and self.turns[-1].is_trainable and turn.is_trainable:
-            turn.breaks_prefix = not turn.continues(self.turns[-1])
+            earlier = self.turns[-1].ids
+            turn.breaks_prefix = (turn.prompt_token_ids or [])[: len(earlier)] != earlier
         self.turns.append(turn)
         # Harbor writes this into trial.log, so that the text survives `kill -9`.
-        text = to_json([prompt, turn.reasoning_content, turn.content]).decode()
-        n_in, n_out = turn.usage.prompt_tokens, turn.usage.completion_tokens
-        self.logger.debug(
-            f"turn {len(self.turns)}: {n_in} tokens in, {n_out} out, {turn.finish_reason}: {text}"
-        )
+        text = to_json([turn.prompt, turn.reasoning_content, turn.content]).decode()
+        usage = turn.usage or usage_of(0, 0)
+        tokens = f"{usage.prompt_tokens} tokens in, {usage.completion_tokens} out"
+        self.logger.debug(f"turn {len(self.turns)}: {tokens}, {turn.finish_reason}: {text}")
 
     @staticmethod
     def name() -> str:
@@ -674,20 +622,20 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         return __version__
 
     @classmethod
-    def preflight(cls, kwargs: dict | None = None, env: Any = None) -> None:
+    def preflight(cls, kwargs: dict[str, Any] | None = None, env: Any = None) -> None:
         """Check the options, Tinker's packages and key, and the URL of a vLLM or SGLang server.
         Harbor 0.23 and later calls this before any trial. Raises ValueError."""
         options = cls.parse_options(kwargs, env)
         # A subclass that builds its own client may need no key and no URL.
         if cls._build_llm is BasicLoopAgent._build_llm:
-            check_access(options, env or {})
+            check_access(cast(BasicLoopOptions, options), env or {}, cls.tinker_service)
 
     async def setup(self, environment: BaseEnvironment) -> None:
         """Get the model client, and list the task's skills. Raises ValueError for what is missing,
         and any error of the client or the environment."""
         if not self.model_name:
             raise ValueError("no model: name one with -m, such as -m Qwen/Qwen3-8B")
-        self.introduction = []
+        self.introduction: list[str] = []
         self.client = await self._shared_llm()
         if self.skills_dir:
             # Each path, and the front of the file: the skill's name and description.
@@ -708,33 +656,38 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         system = self.options.system_prompt
         if system is None and self.options.max_turns > 1:
             system = self.protocol.replace("{seconds}", str(self.options.command_timeout_sec))
-        self.chat = Chat(self.client, self.options.interleaved_thinking)
+        # Chat wants a BaseLLM, of which it uses `call` only.
+        self._chat = Chat(cast(Any, self.client), self.options.interleaved_thinking)
         if system:
-            self.messages.append({"role": "system", "content": valid_text(system)})
-        self._last_turn = None
-        self._last_messages = None
-        self.unsent = []
-        for text in self.introduction:
-            self.tell(text)
+            self.messages = [{"role": "system", "content": valid_text(system)}]
+        self._previous: Turn | None = None
+        self._unsent = "\n\n".join(self.introduction)
+        self._has_replied = False
         await self._run_loop(instruction, environment, context)
 
     async def resume(
         self, instruction: str, environment: BaseEnvironment, context: AgentContext
     ) -> None:
-        """Continue the conversation of the last `run`, for the later steps of a task. The model
-        first gets what the last run has left unsent. Raises the errors of `run`."""
+        """Continue the conversation of the last `run`, for the later steps of a task. What the last
+        run left unsent comes before the instruction. Raises the errors of `run`."""
         await self._run_loop(instruction, environment, context)
 
     async def _run_loop(
         self, instruction: str, environment: BaseEnvironment, context: AgentContext
     ) -> None:
         self.instruction = valid_text(instruction)
-        self.turns = []
-        self.metadata = {}
+        self.turns: list[Turn] = []
+        self.metadata: dict[str, Any] = {}
+        self._n_runs += 1
         self._waits_for_server = False
-        # Not by `tell`: the task's author may use special tokens on purpose.
-        self.unsent.append(self.instruction)
-        stop_reason = StopReason.ERROR
+        seconds = self.options.max_seconds
+        if seconds is None:
+            # Less a margin to kill the script and write the files.
+            timeout = task_timeout_sec(self.logs_dir.parent)
+            seconds = timeout - min(30, timeout / 10)
+        self._deadline = asyncio.get_running_loop().time() + (seconds or math.inf)
+        self._unsent = valid_text("\n\n".join(filter(None, [self._unsent, self.instruction])))
+        stop_reason: StopReason | str = StopReason.ERROR
         try:
             stop_reason = await self._converse_in_time(environment)
         except asyncio.CancelledError:
@@ -745,22 +698,33 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         except Exception as error:
             raise RuntimeRequestError(f"{type(error).__name__}: {error}") from error
         finally:
-            self._record(stop_reason, context)
-            # In a thread, because it takes seconds to make JSON of all ids of a long run. `wait`
-            # lets the thread finish if Harbor cancels this, and does not raise the error of the
-            # writing, which would replace the run's own.
-            loop = asyncio.get_running_loop()
-            writing = loop.run_in_executor(None, self._write_files, context)
-            await asyncio.wait([writing])
-        # Reached if the run has not failed: raise the error of the writing, if there is one.
+            writing = await self._finish(stop_reason, context)
+        # The run raised no error: raise that of the writing, if there is one.
         writing.result()
 
+    async def _finish(
+        self, stop_reason: StopReason | str, context: AgentContext
+    ) -> asyncio.Future[None]:
+        """Record the run, and write its files. Returns the writing, which ended, or goes on if
+        Harbor cancelled the run. Its error is not raised here, where it would mask the run's."""
+        if self.turns and not self._unsent:
+            self._unsent = self.turns[-1].observation
+        self._record(stop_reason, context)
+        # In a thread, because it takes seconds to make JSON of all ids of a long run.
+        loop = asyncio.get_running_loop()
+        writing = loop.run_in_executor(None, self._write_files, context)
+        await asyncio.wait([writing])
+        return writing
+
     async def _converse_in_time(self, environment: BaseEnvironment) -> StopReason | str:
-        """`converse`, which is stopped after `max_seconds`. Raises any error of the loop, and
-        ApiError if the model's server was not back in time."""
+        """`converse`, which is stopped at the deadline. Raises any error of the loop, and ApiError
+        if the model's server was not back in time."""
+        timer = asyncio.timeout_at(self._deadline)
         try:
-            async with asyncio.timeout(self.options.max_seconds) as timer:
-                return await self.converse(environment)
+            async with timer:
+                if self._n_runs > 1:
+                    await self._remove_old_files(environment)
+                return await self.converse(self._unsent, environment)
         except TimeoutError as error:
             if not timer.expired():
                 # Another timeout, of the environment or the loop.
@@ -770,11 +734,18 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
             # No error, so that Harbor scores the trial.
             return StopReason.ROLLOUT_TIMEOUT
 
+    async def _remove_old_files(self, environment: BaseEnvironment) -> None:
+        """Remove the files of an earlier run from the container. Harbor 0.25 and 0.26 copy the
+        container's log folder over `logs_dir` after a run, and would replace this run's files."""
+        folder = getattr(self, "environment_logs_dir", "/logs/agent")
+        names = shlex.join([f"{folder}/completion.txt", f"{folder}/trajectory.json"])
+        await environment.exec(f"rm -f {names}", cwd="/", timeout_sec=60)
+
     def _record(self, stop_reason: StopReason | str, context: AgentContext) -> None:
         """Fill the context."""
-        usages = [turn.usage for turn in self.turns]
+        usages = [turn.usage for turn in self.turns if turn.usage]
         costs = [usage.cost_usd for usage in usages]
-        totals = {
+        totals: dict[str, Any] = {
             "n_input_tokens": sum(usage.prompt_tokens for usage in usages),
             "n_output_tokens": sum(usage.completion_tokens for usage in usages),
             "n_cache_tokens": sum(usage.cache_tokens for usage in usages),
@@ -785,7 +756,7 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
             setattr(context, name, value)
         if ModelUsage:
             # Without it Harbor reads the totals from trajectory.json, which scripts can replace.
-            context.model_usage = {self.model_name: ModelUsage(**totals)}
+            context.model_usage = {str(self.model_name): ModelUsage(**totals)}
         # SkyRL and verl call the number of turns n_episodes.
         metadata = {"stop_reason": stop_reason, "n_episodes": len(self.turns)}
         if self.options.collect_rollout_details:
@@ -809,15 +780,20 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
             raise RuntimeRequestError(f"the log folder cannot be written: {error}") from error
 
     def _trajectory(self, context: AgentContext) -> Iterator[bytes]:
-        """The parts of trajectory.json: a JSON object that ends in the list of steps. (A step at a
-        time, because all ids at once would double the memory, and hold Python's lock for long.)"""
+        """The parts of trajectory.json: a JSON object that ends in the list of steps. One step is
+        made at a time: all ids at once would double the memory, and hold the GIL for long."""
         agent = {"name": self.name(), "version": self.version(), "model_name": self.model_name}
-        if self.messages and self.messages[0]["role"] == "system":
+        messages = self.messages
+        if messages and messages[0]["role"] == "system":
             # Not a step, because NeMo Gym takes the steps before the first reply for its input.
-            agent["extra"] = {"system_prompt": self.messages[0]["content"]}
+            agent["extra"] = {"system_prompt": messages[0]["content"]}
+        # Unique for each file: readers join files of one session into one trace.
+        name = f"{self._trial_name}-run{self._n_runs}"
         head = {
-            "schema_version": atif.Trajectory.model_fields["schema_version"].default,
-            "session_id": self.options.session_id or self._trial_name,
+            # Version 1.8 adds audio, and some readers do not know it.
+            "schema_version": "ATIF-v1.7",
+            "session_id": name,
+            "trajectory_id": name,
             "agent": agent,
             "extra": context.metadata,
             "final_metrics": {
@@ -831,42 +807,54 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         observation = ""
         for turn in self.turns:
             # The step before shows its observation already.
-            if turn.sent_text != observation:
-                steps.append({"source": "user", "message": turn.sent_text})
+            if turn.prompt != valid_text(observation):
+                steps.append({"source": "user", "message": turn.prompt, "timestamp": turn.sent_at})
             steps.append(self.trajectory_step(turn))
             observation = turn.observation
-        # ATIF wants at least one step.
-        steps = steps or [{"source": "user", "message": "\n\n".join(self.unsent)}]
+        if not steps:
+            # ATIF wants at least one step.
+            now = datetime.now(UTC).isoformat()
+            steps = [{"source": "user", "message": self._unsent, "timestamp": now}]
 
         yield b"{"
-        for name, value in head.items():
-            yield to_json(name) + b": " + to_json(value) + b", "
+        for key, value in head.items():
+            yield to_json(key) + b": " + to_json(value) + b", "
         yield b'"steps": ['
         for step_id, step in enumerate(steps, start=1):
             yield b", " if step_id > 1 else b""
             yield to_json(step | {"step_id": step_id}, fallback=str, inf_nan_mode="null")
         yield b"]}"
 
-    def trajectory_step(self, turn: Turn) -> dict:
-        """A turn as a step of trajectory.json (ATIF), without a step_id. A subclass may override
-        this: for instance, some trainers do not train a step that has reasoning_content."""
-        metrics = {
-            "prompt_tokens": turn.usage.prompt_tokens,
-            "completion_tokens": turn.usage.completion_tokens,
-            "cached_tokens": turn.usage.cache_tokens,
-            "cost_usd": turn.usage.cost_usd or None,
+    def trajectory_step(self, turn: Turn) -> dict[str, Any]:
+        """A turn as a step of trajectory.json (ATIF), without a step_id. Where ids are recorded, it
+        has the ids; elsewhere, its script is a tool call, which readers count and show. A subclass
+        may override this: some trainers do not train a step that has reasoning_content."""
+        usage = turn.usage or usage_of(0, 0)
+        metrics: dict[str, Any] = {
+            "prompt_tokens": usage.prompt_tokens,
+            "completion_tokens": usage.completion_tokens,
+            "cached_tokens": usage.cache_tokens,
+            "cost_usd": usage.cost_usd or None,
         }
-        if self.options.collect_rollout_details and turn.is_trainable:
+        result = {"content": valid_text(turn.observation)}
+        calls = []
+        if not self.options.collect_rollout_details and turn.script:
+            result["source_call_id"] = call_id = f"bash-{turn.timestamp}"
+            arguments = {"command": turn.script}
+            calls = [{"tool_call_id": call_id, "function_name": "bash", "arguments": arguments}]
+        elif self.options.collect_rollout_details and turn.is_trainable:
+            # Without tool calls: NeMo Gym drops the ids of a step that has one.
             metrics |= {name: getattr(turn, name) for name in (*_TOKEN_FIELDS, "extra")}
+        is_complete = turn.finish_reason == "stop"
         step = {
             "source": "agent",
             "message": turn.content,
             "reasoning_content": turn.reasoning_content or None,
             "timestamp": turn.timestamp,
             "metrics": metrics,
-            "observation": {"results": [{"content": turn.observation}]}
-            if turn.observation
-            else None,
+            "tool_calls": calls or None,
+            "observation": {"results": [result]} if turn.observation else None,
+            "extra": None if is_complete else {"finish_reason": turn.finish_reason},
         }
         # NeMo Gym's converter takes no null here.
         return {name: value for name, value in step.items() if value is not None}
@@ -874,54 +862,264 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
     @property
     def _trial_name(self) -> str:
         # Harbor names a trial's folder after it. The logs are in its folder agent/.
-        return self.logs_dir.parent.name
+        return self.logs_dir.absolute().parent.name
 
     def _build_llm(self) -> Any:
         """Build the client. This runs in a thread, because the imports take seconds. Override it
-        for a client of your own: a ModelClient, or any BaseLLM of Harbor's whose content is text.
-        Raises ValueError, and any error of the client."""
+        for a custom client: a ModelClient, or any BaseLLM of Harbor's whose content is text. Raises
+        ValueError, and any error of the client."""
         options = self.options
-        check_access(options, self._agent_env)
+        check_access(options, self._agent_env, self.tinker_service)
         args = copy.deepcopy(options.llm_kwargs)
-        # It comes from `url_and_key`.
-        args.pop("api_key", None)
         args |= options.model_dump(include={"temperature", "top_p"}, exclude_none=True)
+        # `url_and_key` returns it.
+        args.pop("api_key", None)
+        model = str(self.model_name)
         if options.model_client == "litellm":
-            from harbor.llms.lite_llm import LiteLLM
-            from litellm import get_llm_provider
-
-            _, provider, *_ = get_llm_provider(self.model_name, args.get("custom_llm_provider"))
-            url, key = url_and_key(options, provider, self._agent_env)
-            args |= options.model_dump(
-                include={"max_tokens", "collect_rollout_details", "session_id"}
-            )
-            llm = LiteLLM(model_name=self.model_name, api_base=url, api_key=key, **args)
-            return HarborClient(llm, url)
+            return ChatClient(options, model, self._agent_env, **args)
+        # Trainers give model_info for litellm's sake.
+        args.pop("model_info", None)
         url, key = url_and_key(options, options.model_client, self._agent_env)
-        client_class = TinkerClient if options.model_client == "tinker" else ServerClient
-        return client_class(options, self.model_name, url, key, **args)
+        if options.model_client == "tinker":
+            return TinkerClient(options, model, url, key, self.tinker_service, **args)
+        return ServerClient(options, model, str(url), key, **args)
 
     def _cache_key(self) -> tuple:
         """What the shared client depends on. Trials with equal keys share a client. Raises
         RuntimeError outside of an event loop."""
         # A client and its lock work in one event loop only.
         loop = asyncio.get_running_loop()
-        options = self.options.model_dump()
-        if self.options.model_client != "litellm":
-            # Each call brings its session id. (LiteLLM gets it once, when it is built.)
-            del options["session_id"]
+        # Each call brings its session id.
+        options = self.options.model_dump(exclude={"session_id", "max_seconds"})
+        names = (name for name in os.environ if CLIENT_VARIABLES.search(name))
+        parts = (options, self._agent_env, {name: os.environ[name] for name in names})
+        # JSON, because a dictionary cannot be part of a key. (Pydantic's own would mask secrets.)
+        text = json.dumps(parts, sort_keys=True, default=revealed)
         # A subclass may build another client.
-        return (loop, type(self), self.model_name, options, self._agent_env)
+        return (loop, type(self), self.tinker_service, self.model_name, text)
 
     async def _shared_llm(self) -> Any:
         """The client of all trials with this `_cache_key`. Raises any error of the build."""
         return await shared_client(self._cache_key(), self._build_llm)
 
 
-# ---- clients: how they are built
+# The lists of a RolloutDetail with one entry per turn. `Turn` has attributes of the same names.
+_TOKEN_FIELDS = ("prompt_token_ids", "completion_token_ids", "logprobs")
+
+
+# ---- what an error means
+
+
+# Harbor decides by the name of an error's class whether to score a trial (its table is in
+# harbor.models.trial.error_policy). It does not score a trial with an error of these two names, so
+# every run that failed raises one of them.
+
+
+class ApiError(RuntimeError):
+    """The model's server failed."""
+
+
+class RuntimeRequestError(RuntimeError):
+    """The environment or the loop failed."""
+
+
+class AbortedError(RuntimeError):
+    """The server stopped before the reply was complete, for instance to load new weights. The agent
+    waits, as for a busy server, and samples the reply again from its first token."""
+
+    status_code = 503
+
+
+# A reply with one of these finish reasons is a failure of the server: words of vLLM, SGLang,
+# TensorRT-LLM, watsonx, DeepSeek, GLM, OpenRouter, Gemini and Bedrock.
+FAILED_REASONS = {
+    *("abort", "aborted", "cancelled", "error", "failed", "time_limit", "timeout"),
+    *("insufficient_system_resource", "network_error", "engine_overloaded"),
+    *("malformed_response", "malformed_model_output"),
+}
+# How servers say that a prompt is too long.
+CONTEXT_IS_FULL = "|".join(
+    [
+        # OpenAI, vLLM, SGLang, Anthropic, llama.cpp, LM Studio, MiniMax, Kimi
+        r"(?i)context[ _]?(window|length|size|limit)|maximum context|token limit",
+        # Anthropic, DashScope, Ollama; but not "took too long" or a field that is too long
+        r"(?<!took )(?<!string )(?<!array )(?<!key is )too long|request_too_large",
+        # xAI, Fireworks, vLLM, SambaNova, TensorRT-LLM
+        r"maximum (prompt|model|input|sequence) length|supported sequence length",
+        # Gemini, Bedrock, GLM, Volcengine
+        r"exceeds? (the )?max(imum)?( \w+)? (length|number of tokens|message tokens)",
+        # DashScope, Cohere, TensorRT-LLM, Copilot
+        r"range of input length|prompt (token count|length).*exceed",
+        r"(input|prompt|text) (length|tokens?)\b[^,;]*\b(exceed|should not|must)",
+        # Cohere, Bedrock; but not "too many tokens, please wait"
+        r"too many (input )?tokens(?!,| per)|expected maxLength|reduce the length",
+        # TGI, Together; TensorRT-LLM, vLLM, SGLang, LMDeploy
+        r"`inputs` (tokens|must have less)|max_(seq_len|num_tokens)|exceeds (max_model_len|the KV)",
+        r"max_tokens must be at least 1, got|length limit exceeded|larger than the max_length",
+    ]
+)
+# The words of a server whose quota is used up, for which waiting is in vain.
+QUOTA_IS_USED_UP = (
+    r"(?i)insufficient[_ ](quota|balance|credit|fund)|exceeded_current_quota|arrearage"
+    r"|credit[_ ]balance|(spend|usage)[_ ]limit[_ ]exceeded|billing[_ ](hard|not)"
+    r"|is suspended|spending limit|余额不足"
+)
+# The statuses of an error about the request. (llama.cpp and Ollama say 500 for a long prompt.)
+REFUSED_STATUSES = (400, 413, 422)
+# The statuses of a server that is overloaded, or paused for new weights.
+BUSY_STATUSES = (429, 498, 503, 529)
+# The statuses of a gateway that gave up waiting, or lost its connection. Every other status from
+# 500 on means the same, see `meaning_of`.
+DOWN_STATUSES = (408, 409, 425, 460, 499)
+# The seconds before each further call to a server that is busy or down; the last one is repeated.
+PAUSES_SEC = (1, 2, 4, 5)
+# From the end of the first failed call to the start of the last one.
+WAIT_SEC = 600
+
+Meaning = Literal["context is full", "refused", "busy", "down", "failed"]
+
+
+def meaning_of(error: Exception) -> Meaning:
+    """What an error of a client means. The agent may wait for a server that is busy or down. It
+    keeps the client after an error about the request."""
+    if isinstance(error, ContextLengthExceededError):
+        return "context is full"
+    status = getattr(error, "status_code", None) or 0
+    text = f"{error} {getattr(error, 'body', '')}"
+    # Some errors of Tinker have no status. Their category is "user" if the request is at fault.
+    is_refused = status in REFUSED_STATUSES or str(getattr(error, "category", "")) == "user"
+    # A prompt that is too long has no status of its own, so match the text.
+    if (is_refused or status == 500) and re.search(CONTEXT_IS_FULL, text):
+        return "context is full"
+    if is_refused:
+        return "refused"
+    if status in BUSY_STATUSES:
+        return "failed" if re.search(QUOTA_IS_USED_UP, text) else "busy"
+    # The packages openai, litellm and tinker have a class of this name. For some providers litellm
+    # reports a refused connection as status 500.
+    is_unreachable = any(cls.__name__ == "APIConnectionError" for cls in type(error).__mro__)
+    return "down" if is_unreachable or status in DOWN_STATUSES or status >= 500 else "failed"
+
+
+def error_text(error: Exception) -> str:
+    """The texts of an error and of what first caused it, such as "Connection error. (Connection
+    refused)". Passwords of URLs are left out."""
+    texts = [str(part) or repr(part) for part in (error, first_cause(error))]
+    text = texts[0] if texts[1] in texts[0] else f"{texts[0]} ({texts[1]})"
+    return re.sub(r"//[^/\s]*@", "//", text)
+
+
+def first_cause(error: BaseException) -> BaseException:
+    """What first caused an error: the last entry of the chain that a traceback shows."""
+    first = error
+    # At most 20 steps, because causes may form a circle.
+    for _ in range(20):
+        # "All connection attempts failed" is a group, with an error for each address.
+        first = (getattr(first, "exceptions", None) or [first])[0]
+        # `raise ... from None` of the openai package hides HTTP details that say no more.
+        is_hidden = first is error and first.__suppress_context__
+        first = first.__cause__ or (None if is_hidden else first.__context__) or first
+    return first
+
+
+# ---- what the trials of a process share
+
+
+@dataclass
+class SharedClient:
+    """An entry of the cache: a client for all trials with equal keys. `client` and `error` are None
+    until a trial built the client, or failed to."""
+
+    # Held while the client is built.
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    client: ModelClient | None = None
+    # Why the build failed. The trials that wait for the lock raise it, too. Otherwise each in turn
+    # would wait FIRST_RESPONSE_SEC for a dead server.
+    error: Exception | None = None
+
+
+# The cache: an entry for each `BasicLoopAgent._cache_key`, the oldest first. An entry is removed
+# when its server fails, and the oldest one when there are more than MAX_CLIENTS: each client has
+# connections, and some trainers give each trial a URL of its own. A trial keeps the client that it
+# has.
+_clients: dict[tuple, SharedClient] = {}
+MAX_CLIENTS = 64
+# The variables of the process that may hold a URL or a key.
+CLIENT_VARIABLES = re.compile("(?i)KEY|TOKEN|SECRET|URL|BASE|HOST|ENDPOINT|PROXY|CERT")
+
+
+def revealed(value: Any) -> str:
+    """A value that JSON lacks as text: the secret of pydantic's SecretStr."""
+    return getattr(value, "get_secret_value", lambda: repr(value))()
+
+
+async def shared_client(key: tuple, build: Callable[[], Any]) -> ModelClient:
+    """The client of all trials with this key. The first trial builds it. The others wait, and
+    receive the client, or the error with which the build failed."""
+    entry = _clients.setdefault(key, SharedClient())
+    while len(_clients) > MAX_CLIENTS:
+        del _clients[next(iter(_clients))]
+    async with entry.lock:
+        if entry.client is None and entry.error is None:
+            try:
+                client = await asyncio.to_thread(build)
+                if not isinstance(client, ModelClient):
+                    client = HarborClient(client)
+                await client.connect()
+                entry.client = client
+            except Exception as error:
+                entry.error = error
+                # Later trials build anew.
+                if _clients.get(key) is entry:
+                    del _clients[key]
+        if entry.error:
+            raise entry.error
+        return cast(ModelClient, entry.client)
+
+
+def forget_client(client: ModelClient) -> None:
+    """Drop the client of a server that failed, so that new trials do not reuse it."""
+    for key, entry in list(_clients.items()):
+        if entry.client is client:
+            del _clients[key]
+            client.discard()
+
+
+# ---- URLs and keys
 
 # How long a server has for its first response.
 FIRST_RESPONSE_SEC = 30
+# What litellm calls a provider in the names of its variables, if not by the provider's own name:
+# FIREWORKS_API_KEY is for fireworks_ai. (Read in litellm 1.110.)
+VARIABLE_PREFIXES = {
+    "ai21_chat": ["AI21"],
+    "aleph_alpha": ["ALEPH_ALPHA", "ALEPHALPHA"],
+    "apertis": ["STIMA"],
+    "azure": ["AZURE", "AZURE_OPENAI"],
+    "azure_ai": ["AZURE_AI", "AZURE", "AZURE_OPENAI"],
+    "cohere": ["COHERE", "CO"],
+    "cohere_chat": ["COHERE", "CO"],
+    "featherless_ai": ["FEATHERLESS_AI", "FEATHERLESS"],
+    "fireworks_ai": ["FIREWORKS", "FIREWORKS_AI", "FIREWORKSAI"],
+    "friendliai": ["FRIENDLIAI", "FRIENDLI"],
+    "gemini": ["GEMINI", "GOOGLE", "PALM"],
+    "huggingface": ["HUGGINGFACE", "HF"],
+    "lambda_ai": ["LAMBDA"],
+    "meta_llama": ["LLAMA"],
+    "nano-gpt": ["NANOGPT"],
+    "ollama_chat": ["OLLAMA"],
+    "openrouter": ["OPENROUTER", "OR"],
+    "perplexity": ["PERPLEXITYAI", "PERPLEXITY"],
+    "qwen_ai_platform": ["DASHSCOPE"],
+    "qwencloud": ["QWENCLOUD", "DASHSCOPE"],
+    "scaleway": ["SCW"],
+    "tensormesh": ["TENSORMESH_INFERENCE", "TENSORMESH_SERVERLESS"],
+    "text-completion-openai": ["OPENAI"],
+    "together_ai": ["TOGETHER_AI", "TOGETHERAI", "TOGETHER"],
+    "veniceai": ["VENICE_AI"],
+    "vercel_ai_gateway": ["VERCEL_AI_GATEWAY", "VERCEL_OIDC"],
+    "watsonx": ["WATSONX", "WX", "WML"],
+}
 
 
 def url_and_key(
@@ -932,20 +1130,32 @@ def url_and_key(
     provider is tinker, vllm, sglang, or litellm's name for the server, such as openai. Raises
     ValueError for a key that no HTTP header can hold."""
     # `harbor jobs resume` passes on masked keys, such as sk-r****456. They do not count.
-    env = os.environ | {name: text for name, text in agent_env.items() if "****" not in text}
-    prefix = provider.upper()
-    url = options.api_base or env.get(f"{prefix}_BASE_URL") or env.get(f"{prefix}_API_BASE")
-    key = options.llm_kwargs.get("api_key") or env.get(f"{prefix}_API_KEY")
+    given = {name: text for name, text in agent_env.items() if "****" not in text}
+
+    def variable(*endings: str) -> str | None:
+        prefixes = VARIABLE_PREFIXES.get(provider, [provider.upper().replace("-", "_")])
+        for variables in (given, os.environ):
+            for name in (f"{prefix}_{ending}" for prefix in prefixes for ending in endings):
+                if variables.get(name):
+                    return variables[name]
+        return None
+
+    url = options.api_base or variable("BASE_URL", "API_BASE", "ENDPOINT", "URL")
+    key = options.llm_kwargs.get("api_key") or variable(
+        "API_KEY", "TOKEN", "API_TOKEN", "KEY", "SECRET_KEY", "APIKEY", "JWT"
+    )
     if key:
         # No blanks: a key from a file often ends in a newline.
         key = "".join(str(key).split())
         if not (key.isascii() and key.isprintable()):
             # An HTTP client would show such a key in its error.
-            raise ValueError(f"{prefix}_API_KEY holds a character that no key has: copy it again")
+            raise ValueError(
+                f"{provider.upper()}_API_KEY contains an invalid character: copy it again"
+            )
     if url and provider in ("openai", "hosted_vllm"):
-        # A URL that ends in a port is a server of your own, which has its API under /v1:
-        # http://host:8000 becomes http://host:8000/v1.
-        url = re.sub(r"(:\d+)/?$", r"\1/v1", url)
+        # A URL without a path is a server that has its API under /v1: http://host:8000 becomes
+        # http://host:8000/v1.
+        url = re.sub(r"^(https?://[^/]+)/?$", r"\1/v1", url)
         # litellm wants a key. A server without keys takes any.
         key = key or "none"
     return url, key
@@ -956,7 +1166,9 @@ def shown_url(url: str | None) -> str | None:
     return url and re.sub("//[^/]*@", "//", url)
 
 
-def check_access(options: BasicLoopOptions, agent_env: dict[str, str]) -> None:
+def check_access(
+    options: BasicLoopOptions, agent_env: dict[str, str], tinker_service: Any = None
+) -> None:
     """Raise ValueError if Tinker's packages, its key, or the URL of a server are missing."""
     client = options.model_client
     url, key = url_and_key(options, client, agent_env)
@@ -969,7 +1181,7 @@ def check_access(options: BasicLoopOptions, agent_env: dict[str, str]) -> None:
             )
         from tinker.auth import tinker_has_credentials
 
-        if not (key or _given_service or tinker_has_credentials()):
+        if not (key or tinker_service or tinker_has_credentials()):
             raise ValueError(
                 "model_client=tinker lacks a key: set TINKER_API_KEY, or model_client=vllm, sglang "
                 "or litellm"
@@ -981,11 +1193,11 @@ def check_access(options: BasicLoopOptions, agent_env: dict[str, str]) -> None:
         )
 
 
-# ---- thinking
+# ---- thinking, and what a model wraps around its answer
 
 # What opens the thinking, and the text after which the answer begins. Other tags between these two
-# stay in the thinking. (The opening may be in the prompt: see `start_reply`.) Add what your model
-# has.
+# stay in the thinking. (The opening may be in the prompt: see `TokenClient.call`.) Add the tags of
+# other models here.
 THINKING_TAGS = {
     # <think>hm</think>hi
     "<think>": "</think>",
@@ -994,61 +1206,203 @@ THINKING_TAGS = {
     "<mm:think>": "</mm:think>",
     "<ifm|think>": "</ifm|think>",
     "<ifm|think_fast>": "</ifm|think_fast>",
-    "<think:opensource>": "</think:opensource>",
+    "<ifm|think_faster>": "</ifm|think_faster>",
     # [THINK]hm[/THINK]hi
     "[THINK]": "[/THINK]",
+    "\u25c1think\u25b7": "\u25c1/think\u25b7",
     # <|START_THINKING|>hm<|END_THINKING|>hi
     "<|START_THINKING|>": "<|END_THINKING|>",
+    "<|inner_prefix|>": "<|inner_suffix|>",
+    "<|plamo:begin_think:plamo|>": "<|plamo:end_think:plamo|>",
     # <|open|>think<|sep|>hm<|close|>think<|sep|>hi
     "<|open|>think<|sep|>": "<|close|>think<|sep|>",
     # Gemma: <|channel>thought hm<channel|>hi
     "<|channel>": "<channel|>",
-    # gpt-oss (without thinking, a reply begins with this end):
+    # gpt-oss:
     # <|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>hi
     "<|channel|>": "<|channel|>final<|message|>",
     # Inkling:
     # <|message_model|><|content_thinking|>hm<|end_message|><|message_model|><|content_text|>hi
     "<|message_model|>": "<|message_model|><|content_text|>",
+    # Muse: to=self<|message|>hm<|eom|><|start|>assistant to=user<|message|>hi
+    "to=self<|message|>": "to=user<|message|>",
+    # Solar: <|think|>hm<|end|><|begin|>assistant<|content|>hi
+    "<|think|>": "<|content|>",
 }
+# What may stand before an answer, without thinking or after it.
+ANSWER_STARTS = (
+    # Kimi K3: <|open|>response<|sep|>hi<|close|>response<|sep|><|close|>message<|sep|>
+    "<|open|>response<|sep|>",
+    # Cohere: <|START_RESPONSE|>hi<|END_RESPONSE|>
+    *("<|START_RESPONSE|>", "<|START_TEXT|>"),
+    # gpt-oss, Inkling, Muse and Solar without thinking; MiniMax: </mm:think>hi
+    *("<|channel|>final<|message|>", "<|message_model|><|content_text|>"),
+    *("to=user<|message|>", "<|content|>", "</mm:think>"),
+)
+# What may stand behind an answer, the last one first.
+ANSWER_ENDS = (
+    *("<|close|>message<|sep|>", "<|close|>response<|sep|>"),
+    *("<|END_RESPONSE|>", "<|END_TEXT|>", "<|end_message|>"),
+)
 
 
-def without_thinking(turn: Turn) -> Turn:
-    """Move the thinking from the front of `content` to `reasoning_content`. If it is not closed,
-    all of the content is thinking."""
+def thinking_tags(text: str) -> dict[str, str]:
+    """THINKING_TAGS, and Hunyuan's in this text. They have a suffix, which differs by checkpoint:
+    <think:6124c78e>hm</think:6124c78e>hi"""
+    # A tag is at the front of a reply, or at the end of a prompt.
+    suffixes = re.findall(r"<think(:[\w.-]+)>", text[:99])
+    return THINKING_TAGS | {f"<think{suffix}>": f"</think{suffix}>" for suffix in suffixes}
+
+
+def split_reply(turn: Turn) -> Turn:
+    """Move the thinking from the front of `content` to `reasoning_content`, and take the tags off
+    the answer. If the thinking is not closed, all of the content is thinking."""
     text = turn.content.lstrip()
-    for opening, end in THINKING_TAGS.items():
-        if text.startswith(opening):
-            thinking, _, answer = text.partition(end)
-            thinking = turn.reasoning_content + thinking.removeprefix(opening)
-            return replace(turn, content=answer.lstrip(), reasoning_content=thinking)
-    return turn
+    thinking, answer = "", turn.content
+    # A reply without thinking may begin as one with thinking does: <|channel|>final<|message|>hi.
+    if not text.startswith(ANSWER_STARTS):
+        tags = thinking_tags(text)
+        opening = next((tag for tag in tags if text.startswith(tag)), None)
+        if opening:
+            thinking, _, answer = text.removeprefix(opening).partition(tags[opening])
+            answer = answer.lstrip()
+    if thinking and answer.startswith("<response>"):
+        # Ernie: <think>hm</think><response>hi</response>
+        answer = answer.rstrip().removeprefix("<response>").removesuffix("</response>").strip()
+    for start in ANSWER_STARTS:
+        answer = re.sub(rf"^\s*{re.escape(start)}", "", answer)
+    for end in ANSWER_ENDS:
+        answer = answer.removesuffix(end)
+    thinking = (turn.reasoning_content or "") + thinking
+    return replace(turn, content=answer, reasoning_content=thinking)
 
 
 # ---- clients that send messages
 
 
-class HarborClient(ModelClient):
-    """Wraps a `BaseLLM` of Harbor's, which sends messages."""
+def not_empty(messages: Iterable[Message]) -> list[Message]:
+    """Messages as a chat API takes them. Some servers refuse one without text, such as a reply that
+    was nothing but thinking."""
+    return [m if m["content"].strip() else m | {"content": "(empty)"} for m in messages]
 
-    def __init__(self, llm: BaseLLM, url: str | None = None) -> None:
+
+class HarborClient(ModelClient):
+    """Wraps a `BaseLLM` of Harbor's."""
+
+    def __init__(self, llm: BaseLLM) -> None:
         self.llm = llm
+
+    async def call(
+        self, prompt: str, message_history: Sequence[Message] = (), **other: Any
+    ) -> Turn:
+        *history, last = not_empty([*message_history, {"content": prompt}])
+        try:
+            response = await self.llm.call(prompt=last["content"], message_history=history)
+            turn = Turn(**vars(response))
+        except OutputLengthExceededError as error:
+            # Harbor's error has only the text, and no usage.
+            turn = Turn(content=error.truncated_response or "", finish_reason="length")
+        return split_reply(turn)
+
+
+class ChatClient(ModelClient):
+    """Any chat API, through litellm. (Harbor's LiteLLM drops the server's finish reason, and the
+    usage of a truncated reply.)"""
+
+    def __init__(
+        self, options: BasicLoopOptions, model: str, agent_env: dict[str, str], **args: Any
+    ) -> None:
+        import litellm
+
+        _, self._provider, *_ = litellm.get_llm_provider(model, args.get("custom_llm_provider"))
+        url, key = url_and_key(options, self._provider, agent_env)
         self.url = shown_url(url)
+        # Prices of a model that litellm does not know.
+        litellm.register_model({model: args.pop("model_info", None) or {}})
+        # Some models refuse a temperature (drop_params). The agent repeats a call itself.
+        defaults = {"drop_params": True, "num_retries": 0, "max_retries": 0}
+        own = {"model": model, "max_tokens": options.max_tokens, "api_base": url, "api_key": key}
+        self._args: dict[str, Any] = defaults | args | own
+        self._records_ids = options.collect_rollout_details
+        if self._records_ids:
+            self._args["logprobs"] = True
+            # vLLM honours this.
+            self._args["extra_body"] = {"return_token_ids": True, **(args.get("extra_body") or {})}
 
     async def call(
         self,
         prompt: str,
-        message_history: Iterable[dict] = (),
-        request: Request | None = None,
+        message_history: Sequence[Message] = (),
+        *,
+        session_id: str | None = None,
         **other: Any,
     ) -> Turn:
-        # Some servers refuse an empty message, such as a reply that was nothing but thinking.
-        history = [m | {"content": m["content"] or "(empty)"} for m in message_history]
+        import litellm
+        from harbor.llms.utils import add_anthropic_caching
+        from litellm.exceptions import AuthenticationError
+
+        args = dict(self._args)
+        if session_id:
+            args["extra_body"] = (args.get("extra_body") or {}) | {"session_id": session_id}
+            # A header is ASCII, but a trial's name may hold other letters.
+            header = {"X-Session-ID": urllib.parse.quote(session_id)}
+            args["extra_headers"] = (args.get("extra_headers") or {}) | header
+        messages = not_empty([*message_history, {"role": "user", "content": prompt}])
+        messages = add_anthropic_caching(cast(Any, messages), args["model"])
         try:
-            turn = Turn(**vars(await self.llm.call(prompt=prompt, message_history=history)))
-        except OutputLengthExceededError as error:
-            # Harbor's error has only the text, and no usage.
-            turn = Turn(content=error.truncated_response, finish_reason="length")
-        return without_thinking(turn)
+            response = await litellm.acompletion(messages=messages, **args)
+        except Exception as error:
+            # Some of litellm's providers find no key before they ask a server, others ask without.
+            lacks_key = isinstance(error, AuthenticationError)
+            lacks_key = lacks_key or bool(re.search(KEY_IS_MISSING, str(error)))
+            if args["api_key"] or not lacks_key:
+                raise
+            names = litellm.validate_environment(args["model"])["missing_keys"]
+            names = names or [f"{self._provider.upper()}_API_KEY"]
+            raise ApiError(f"no API key: set {', '.join(names)}") from error
+        return split_reply(self._turn(response))
+
+    def _turn(self, response: Any) -> Turn:
+        choice = response.choices[0]
+        # Some of litellm's providers leave this attribute out. (Seen in litellm 1.110.)
+        fields = getattr(choice, "provider_specific_fields", None) or {}
+        if fields.get("error"):
+            raise ApiError(f"the server ended the reply with an error: {fields['error']}")
+        # litellm makes "stop" of a word that it does not know, and keeps the word here. It may also
+        # be any word of success.
+        word = str(fields.get("native_finish_reason")).lower()
+        reason = word if word in FAILED_REASONS else choice.finish_reason
+        if reason == "abort":
+            raise AbortedError("the server aborted the reply")
+        logprobs = (choice.get("logprobs") or {}).get("content") or []
+        details = getattr(response.usage, "prompt_tokens_details", None)
+        return Turn(
+            # OpenAI puts a refusal into a field of its own.
+            content=choice.message.content or choice.message.get("refusal") or "",
+            reasoning_content=choice.message.get("reasoning_content"),
+            usage=usage_of(
+                response.usage.prompt_tokens,
+                response.usage.completion_tokens,
+                getattr(details, "cached_tokens", None),
+                # litellm has no public place for the cost. (Seen in 1.106 to 1.110.)
+                response._hidden_params.get("response_cost"),
+            ),
+            prompt_token_ids=getattr(response, "prompt_token_ids", None),
+            completion_token_ids=fields.get("token_ids"),
+            logprobs=[token["logprob"] for token in logprobs] or None,
+            finish_reason="length" if word in TRUNCATED_REASONS else reason,
+            extra={name: fields[name] for name in EXTRA_NAMES if fields.get(name)},
+        )
+
+
+# Words for a truncated reply that litellm does not know: Mistral, Responses APIs, Cohere.
+TRUNCATED_REASONS = {
+    *("model_length", "max_output_tokens", "incomplete", "length_capped", "context_length"),
+    "error_limit",
+}
+KEY_IS_MISSING = r"(?i)missing (\w+ )?(api key|credentials)|api_key (is not set|client option must)"
+# What else is recorded of a reply of vLLM or SGLang.
+EXTRA_NAMES = ("routed_experts", "weight_versions")
 
 
 # ---- clients that send token ids
@@ -1061,10 +1415,14 @@ class TokenClient(ModelClient, ABC):
     context_limit: int
     max_tokens: int
     # Regular expressions that match the model's special tokens.
-    special_tokens: list[str]
+    special_tokens: Sequence[str]
+
+    # The ids up to and with the made-up reply, see `_tail`. Trials with another system message find
+    # their own.
+    _head: Sequence[int] = ()
 
     @abstractmethod
-    async def render(self, messages: list[dict]) -> list[int]:
+    async def render(self, messages: list[Message]) -> list[int]:
         """Render messages with the chat template, ready for a reply. Raises any server error."""
 
     @abstractmethod
@@ -1080,50 +1438,43 @@ class TokenClient(ModelClient, ABC):
         token. The tokenizer then makes ordinary tokens of it. (After the last one, too, because two
         tokens may share a bracket: ]~b] and ]~!b[ in ]~b]~!b[.)"""
 
-        def broken_up(match: re.Match) -> str:
+        if not self.special_tokens:
+            return text
+
+        def broken_up(match: re.Match[str]) -> str:
             token = match[0]
             return f"{token[0]}\u200b{token[1:]}\u200b"
 
-        if not self.special_tokens:
-            return text
         return re.sub("|".join(self.special_tokens), broken_up, text)
 
     async def call(
         self,
         prompt: str,
-        message_history: Iterable[dict] = (),
-        request: Request | None = None,
+        message_history: Sequence[Message] = (),
+        *,
+        previous: Turn | None = None,
+        session_id: str | None = None,
         **other: Any,
     ) -> Turn:
-        request = request or Request()
         messages = [*message_history, {"role": "user", "content": prompt}]
-        so_far = request.partial or await self.start_reply(messages, request.previous)
-        # After an abort what was sampled so far follows the prompt.
-        sampled = so_far.completion_token_ids
-        ids = so_far.prompt_token_ids + sampled
-        room = min(self.max_tokens - len(sampled), self.context_limit - len(ids))
+        ids = await self.next_prompt(messages, previous)
+        room = min(self.max_tokens, self.context_limit - len(ids))
         if room < 1:
             raise ContextLengthExceededError(f"no room is left after {len(ids)} tokens")
-        part = await self.generate(ids, room, request.session_id)
-        turn = joined(so_far, part)
-        if part.finish_reason == "abort":
-            # A part without ids or logprobs is of no use: go on from the parts before it.
-            if part.is_trainable:
-                request.partial = turn
-            raise AbortedError("the server has aborted the reply")
-        return without_thinking(turn)
+        opening_tag = await self._opening_tag(ids)
+        turn = await self.generate(ids, room, session_id)
+        if turn.finish_reason == "abort":
+            raise AbortedError("the server aborted the reply")
+        return split_reply(replace(turn, content=opening_tag + turn.content))
 
-    async def start_reply(self, messages: list[dict], previous: Turn | None) -> Turn:
-        """The reply before its first token: a turn with the prompt, and no sampled ids. If the
-        template opens the thinking in the prompt, the reply lacks the tag. So this puts it in front
-        of `content`, where `without_thinking` looks for it."""
-        ids = await self.next_prompt(messages, previous)
-        # Such as "...assistant\n<think>\n". (Four tokens have room for a tag and a newline.)
-        end = (await self.decode(ids[-4:])).rstrip()
-        opening_tag = next((tag for tag in THINKING_TAGS if end.endswith(tag)), "")
-        return Turn(content=opening_tag, prompt_token_ids=ids, completion_token_ids=[], logprobs=[])
+    async def _opening_tag(self, prompt_ids: list[int]) -> str:
+        """The tag of THINKING_TAGS with which the template ends the prompt, such as <think> in
+        "...assistant <think>". The reply then lacks it."""
+        # The longest tag has three tokens (<|open|>think<|sep|>), and a newline may follow.
+        end = (await self.decode(prompt_ids[-4:])).rstrip()
+        return next((tag for tag in thinking_tags(end) if end.endswith(tag)), "")
 
-    async def next_prompt(self, messages: list[dict], previous: Turn | None) -> list[int]:
+    async def next_prompt(self, messages: list[Message], previous: Turn | None) -> list[int]:
         """The ids of the next prompt: the previous prompt, the reply as it was sampled, and the
         tail. The tail is what the template writes after a reply:
 
@@ -1133,81 +1484,74 @@ class TokenClient(ModelClient, ABC):
 
         (<|im_end|> is in the reply and in the tail, and is kept once.)
 
-        All is rendered instead if there is no previous turn, if it has no ids, or if its reply is
-        complete and does not end in the token with which the tail begins.
+        All is rendered instead if there is no previous turn, if it has no ids, if the tail is not
+        found, or if the reply is complete and does not end in the first tokens of the tail.
         """
         if not (previous and previous.prompt_token_ids and previous.completion_token_ids):
             return await self.render(messages)
-        reply = previous.completion_token_ids
         tail = await self._tail(messages)
-        # How many tokens at the end of the reply are the tail's first ones: the stop token, two
-        # (Inkling), or none if the reply was cut off.
-        n_shared = next((n for n in (2, 1) if reply[-n:] == tail[:n]), 0)
+        # The stop token, more than one (Inkling, Kimi K3), or none if the reply was truncated.
+        n_shared = overlap(previous.completion_token_ids, tail)
         ends_unlike_the_template = previous.finish_reason == "stop" and n_shared == 0
         if not tail or ends_unlike_the_template:
             return await self.render(messages)
-        return previous.prompt_token_ids + reply + tail[n_shared:]
+        return previous.ids + tail[n_shared:]
 
-    async def _tail(self, messages: list[dict]) -> list[int]:
-        """The tokens that the template writes after a reply, up to the next one. To find them,
-        render two short conversations that differ in the reply only, "b" or "c", which are one
-        token each. (Not the real conversation, because templates change the replies in it.)
+    async def _tail(self, messages: list[Message]) -> list[int]:
+        """The tokens that the template writes after a reply, up to the next one, or an empty list.
+        To find them, render a short conversation with a made-up reply, "b". (Not the real one,
+        because templates change the replies in it.)
 
-            one      <|im_start|>user a<|im_end|><|im_start|>assistant b TAIL
-            other    <|im_start|>user a<|im_end|><|im_start|>assistant c TAIL
+            <|im_start|>user a<|im_end|><|im_start|>assistant b TAIL
 
-        The first token that differs is the reply, and all after it is the tail. It is empty if no
-        token differs.
+        The ids up to and with "b" are the head, and all after it is the tail.
         """
+        # The tail may depend on the system message, which may turn thinking off.
+        system = [message for message in messages[:1] if message["role"] == "system"]
+        start = [*system, {"role": "user", "content": "a"}]
+        one = await self.render([*start, {"role": "assistant", "content": "b"}, messages[-1]])
+        if not self._head or one[: len(self._head)] != self._head:
+            # The head is not known yet, or the template wrote another one. To find "b", render the
+            # same with "c": the first token that differs is the reply. (Each is one token.)
+            other = await self.render([*start, {"role": "assistant", "content": "c"}, messages[-1]])
+            differs = [a != b for a, b in zip(one, other, strict=False)]
+            if True not in differs:
+                return []
+            self._head = one[: differs.index(True) + 1]
+        return one[len(self._head) :]
 
-        async def rendered(reply: str) -> list[int]:
-            # The tail may depend on the system message, which may turn thinking off.
-            system = [message for message in messages[:1] if message["role"] == "system"]
-            user = {"role": "user", "content": "a"}
-            assistant = {"role": "assistant", "content": reply}
-            return await self.render([*system, user, assistant, messages[-1]])
 
-        one, other = await rendered("b"), await rendered("c")
-        differs = [a != b for a, b in zip(one, other, strict=False)]
-        return one[differs.index(True) + 1 :] if True in differs else []
-
-
-def joined(so_far: Turn, part: Turn) -> Turn:
-    """The turn of a reply that came in two parts, of which the first one may be empty."""
-    n = len(so_far.completion_token_ids)
-    usage = part.usage.model_copy()
-    usage.prompt_tokens = len(so_far.prompt_token_ids)
-    # The server may have cached the parts before, too.
-    usage.cache_tokens = min(usage.cache_tokens, usage.prompt_tokens)
-    usage.completion_tokens += n
-    ids, logprobs = part.completion_token_ids, part.logprobs
-    # (The routed_experts of the last part cover the whole reply, and replace those before.)
-    extra = so_far.extra | part.extra
-    if "weight_versions" in part.extra:
-        # `start` and `end` count the tokens of the part: add those of the parts before.
-        spans = [
-            span | {"start": span["start"] + n, "end": span["end"] + n}
-            for span in part.extra["weight_versions"]
-        ]
-        extra["weight_versions"] = so_far.extra.get("weight_versions", []) + spans
-    return replace(
-        part,
-        content=so_far.content + part.content,
-        usage=usage,
-        prompt_token_ids=so_far.prompt_token_ids,
-        completion_token_ids=None if ids is None else so_far.completion_token_ids + ids,
-        logprobs=None if logprobs is None else so_far.logprobs + logprobs,
-        extra=extra,
-    )
+def overlap(reply: list[int], tail: list[int]) -> int:
+    """How many ids at the end of the reply are the first ones of the tail, at most 32."""
+    longest = min(len(reply), len(tail), 32)
+    return next((n for n in range(longest, 0, -1) if reply[-n:] == tail[:n]), 0)
 
 
 # ---- Tinker
 
+# One tinker.ServiceClient, with a session and about 11 file descriptors, for each URL and key. The
+# clients of all checkpoints use it. `TinkerClient.discard` removes it.
+_tinker_services: dict[tuple[str | None, str | None], Any] = {}
+# tinker-cookbook gives all clients of a model the same tokenizer. It raises "Already borrowed" if
+# two threads use it at once, as when one client is built in a thread while another one renders.
+_tokenizer_lock = threading.Lock()
+
+
+def shared_tinker_service(url: str | None, key: str | None) -> Any:
+    """The service for this URL and key; the SDK looks up what is None. Raises any error of the
+    SDK."""
+    import tinker
+
+    # There is no lock: two clients at once may open two services, which does no harm.
+    if (url, key) not in _tinker_services:
+        _tinker_services[url, key] = tinker.ServiceClient(base_url=url, api_key=key)
+    return _tinker_services[url, key]
+
 
 async def in_daemon_thread(function: Callable[[], Any]) -> Any:
-    """Like `asyncio.to_thread`, but the thread does not keep the process alive: if nothing answers
-    at its URL, Tinker's SDK tries for up to twelve minutes, and the process could not exit."""
-    future = concurrent.futures.Future()
+    """Like `asyncio.to_thread`, but Python's exit does not wait for a daemon thread. If nothing
+    answers at its URL, Tinker's SDK tries for up to twelve minutes, and Ctrl-C would hang."""
+    future: concurrent.futures.Future[Any] = concurrent.futures.Future()
 
     def work() -> None:
         try:
@@ -1216,16 +1560,22 @@ async def in_daemon_thread(function: Callable[[], Any]) -> Any:
             future.set_exception(error)
 
     threading.Thread(target=work, daemon=True).start()
-    # Without the shield a cancellation would cancel `future`, too, and `set_result` would raise.
+    # The shield keeps a cancellation from `future`, where `set_result` would raise.
     return await asyncio.shield(asyncio.wrap_future(future))
 
 
 class TinkerClient(TokenClient):
-    """Tinker, by tinker-cookbook's renderer. (Harbor's TinkerLLM returns no ids of a reply that was
-    cut off, and opens a session for each checkpoint.)"""
+    """Tinker, with tinker-cookbook's renderer. (Harbor's TinkerLLM returns no ids of a truncated
+    reply, and opens a session for each checkpoint.)"""
 
     def __init__(
-        self, options: BasicLoopOptions, model: str, url: str | None, key: str | None, **args: Any
+        self,
+        options: BasicLoopOptions,
+        model: str,
+        url: str | None,
+        key: str | None,
+        service: Any = None,
+        **args: Any,
     ) -> None:
         import tinker
         from tinker_cookbook.model_info import get_recommended_renderer_name
@@ -1235,19 +1585,22 @@ class TinkerClient(TokenClient):
         self.url = shown_url(url)
         self.max_tokens = options.max_tokens
         name = options.renderer_name or get_recommended_renderer_name(model)
-        self._tokenizer = get_tokenizer(model)
+        self._tokenizer: Any = get_tokenizer(model)
         with _tokenizer_lock:
             self._renderer = get_renderer(name, self._tokenizer)
             # A list of token ids, or of texts: the renderer role_colon has one text.
             stop = self._renderer.get_stop_sequences()
-            stop_texts = [s if isinstance(s, str) else self._tokenizer.decode([s]) for s in stop]
+            # What `generate` removes from the end of a reply's text: the stop sequence, and the
+            # end token of a base model. (Inkling's eos_token is a bare word, so decode its id.)
+            endings = [*stop, self._tokenizer.eos_token_id]
+            self._endings = [
+                text if isinstance(text, str) else self._tokenizer.decode([text])
+                for text in endings
+                if text is not None
+            ]
             # Some tokenizers have no such method, and make no special token of any text.
             has_names = hasattr(self._tokenizer, "get_added_vocab")
             names = self._tokenizer.get_added_vocab() if has_names else []
-        # What `generate` removes from the end of a reply's text, one after the other: the stop
-        # sequence, the eos_token (of a base model), and what Inkling has before its stop token, as
-        # in hi<|end_message|><|end_turn|>.
-        self._endings = [*stop_texts, self._tokenizer.eos_token or "", "<|end_message|>"]
         # Skip single characters and blanks, which some vocabularies add: any text may hold them.
         self.special_tokens = [re.escape(name) for name in names if len(name.strip()) > 1]
         parameters = tinker.SamplingParams.model_fields
@@ -1258,9 +1611,12 @@ class TinkerClient(TokenClient):
         client_args = {name: value for name, value in args.items() if name not in parameters}
         source = {"model_path": options.model_path} if options.model_path else {"base_model": model}
         self._source = source | client_args
-        self._model, self._given_limit, self._service = model, options.context_limit, None
-        # URL and key. If one is None, the SDK finds its own.
-        self._login = (url, key)
+        self._model = model
+        self._given_limit = options.context_limit
+        # A trainer's ServiceClient, or None to use the shared one.
+        self._trainer_service = service
+        self._service: Any = None
+        self._url_and_key = (url, key)
 
     async def connect(self) -> None:
         # In threads, because the SDK's constructors wait for the server.
@@ -1269,7 +1625,7 @@ class TinkerClient(TokenClient):
                 cards = await in_daemon_thread(self._models)
         except TimeoutError as error:
             raise ApiError(
-                f"{self.url or 'Tinker'} has not answered in {FIRST_RESPONSE_SEC} seconds"
+                f"{self.url or 'Tinker'} did not answer in {FIRST_RESPONSE_SEC} seconds"
             ) from error
         limit = {card.model_name: card.max_context_length for card in cards}.get(self._model)
         self.context_limit = min(filter(None, (limit, self._given_limit)), default=32_000)
@@ -1283,33 +1639,26 @@ class TinkerClient(TokenClient):
     def _models(self) -> list[Any]:
         import tinker
 
-        url, key = self._login
+        url, key = self._url_and_key
         try:
-            answer = tinker.RestClient(base_url=url, api_key=key).get_server_capabilities()
+            answer: Any = tinker.RestClient(base_url=url, api_key=key).get_server_capabilities()
             return answer.result().supported_models
         except tinker.TinkerError:
-            # A server of your own may not tell its limits. A wrong key is reported by `_open`.
+            # Some Tinker servers do not tell their limits. A wrong key is reported by `_open`.
             return []
 
     def _open(self) -> None:
-        import tinker
-
-        # There is no lock: two clients at once may open two services, which does no harm.
-        self._service = _given_service or _tinker_services.get(self._login)
-        if not self._service:
-            url, key = self._login
-            self._service = tinker.ServiceClient(base_url=url, api_key=key)
-            _tinker_services[self._login] = self._service
+        self._service = self._trainer_service or shared_tinker_service(*self._url_and_key)
         self._sampling_client = self._service.create_sampling_client(**self._source).result()
 
     def discard(self) -> None:
-        # Only its own: another client may have opened a new one already.
-        if _tinker_services.get(self._login) is self._service:
-            _tinker_services.pop(self._login, None)
+        """Let the next client open a new session, unless another one did so already."""
+        if _tinker_services.get(self._url_and_key) is self._service:
+            _tinker_services.pop(self._url_and_key, None)
 
-    async def render(self, messages: list[dict]) -> list[int]:
+    async def render(self, messages: list[Message]) -> list[int]:
         with _tokenizer_lock:
-            return self._renderer.build_generation_prompt(messages).to_ints()
+            return self._renderer.build_generation_prompt(cast(Any, messages)).to_ints()
 
     async def decode(self, ids: list[int]) -> str:
         with _tokenizer_lock:
@@ -1328,20 +1677,25 @@ class TinkerClient(TokenClient):
         text = await self.decode(ids)
         for ending in self._endings:
             text = text.removesuffix(ending)
-        turn = Turn(
+        return Turn(
             content=text,
+            usage=usage_of(len(prompt_ids), len(ids), response.prompt_cache_hit_tokens),
             prompt_token_ids=prompt_ids,
             completion_token_ids=ids,
             logprobs=sequence.logprobs,
             finish_reason=sequence.stop_reason,
-            extra={"sequence_id": sequence.sequence_id},
+            extra={
+                "sequence_id": sequence.sequence_id,
+                "prompt_cache_hit_tokens": response.prompt_cache_hit_tokens or 0,
+            },
         )
-        turn.usage.cache_tokens = response.prompt_cache_hit_tokens or 0
-        return turn
 
+
+# ---- vLLM and SGLang
 
 # Special tokens, as regular expressions. A server does not list those of its model, so these become
-# plain text for any model. Add those of yours. (FF5C is DeepSeek's full-width bar.)
+# plain text for any model: HTML's <s> in an output, too. Add the tokens of other models. (FF5C is
+# DeepSeek's full-width bar.)
 SPECIAL_TOKENS = [
     # <|im_end|>, <|turn>, <turn|>, [|user|]
     r"<[|\uFF5C][^<>\s]{1,99}>",
@@ -1363,18 +1717,17 @@ SPECIAL_TOKENS = [
 NEUTRAL_SAMPLING = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
 
 
-def context_limits(cards: list[dict], is_sglang: bool) -> dict[str, int]:
+def context_limits(cards: list[dict[str, Any]], is_sglang: bool) -> dict[str, int]:
     """The context limit of each model and LoRA adapter on a server, by the name that a request has
     to give: "sql" for an adapter of vLLM, "base:sql" for one of SGLang."""
     # An adapter has no limit of its own. The largest is that of its base model.
-    largest = max(card["max_model_len"] or 0 for card in cards)
-    limits = {}
-    for card in cards:
-        name = card["id"]
-        if is_sglang and card.get("parent"):
-            name = f"{card['parent']}:{name}"
-        limits[name] = card["max_model_len"] or largest
-    return limits
+    largest = max((card.get("max_model_len") or 0 for card in cards), default=0)
+
+    def name(card: dict[str, Any]) -> str:
+        parent = card.get("parent") if is_sglang else None
+        return f"{parent}:{card['id']}" if parent else card["id"]
+
+    return {name(card): card.get("max_model_len") or largest for card in cards}
 
 
 class ServerClient(TokenClient):
@@ -1400,43 +1753,61 @@ class ServerClient(TokenClient):
             # The openai package wants a key. A server without keys takes any.
             api_key=key or "none",
             default_headers=args.pop("extra_headers", None),
-            # No time limit for a response, unless llm_kwargs has one: after a timeout the package
-            # asks again, and the reply is sampled twice. The limits of the run end the call.
+            # No time limit for a response, unless llm_kwargs has one: after a timeout the reply is
+            # sampled twice. The limits of the run end the call.
             timeout=Timeout(args.pop("timeout", None), connect=FIRST_RESPONSE_SEC),
-            max_retries=args.pop("max_retries", 2),
+            # The agent repeats a call itself.
+            max_retries=args.pop("max_retries", 0),
         )
         # The other arguments go into each request for a completion.
         extra_body = args.pop("extra_body", None) or {}
-        self._body = NEUTRAL_SAMPLING | args | extra_body
+        self._body: dict[str, Any] = NEUTRAL_SAMPLING | args | extra_body
         self._template_kwargs = self._body.pop("chat_template_kwargs", {})
         # The texts of the ids that were decoded. Nearly all prompts end in the same ids.
         self._decoded: dict[tuple[int, ...], str] = {}
 
     async def connect(self) -> None:
-        from openai import APIError
+        from openai import APIConnectionError, APIError
 
         http = self._http.with_options(timeout=FIRST_RESPONSE_SEC, max_retries=1)
+        limits: dict[str, int] = {}
         try:
             # cast_to=object: the response is plain JSON.
-            response = await http.get("/v1/models", cast_to=object)
+            response: Any = await http.get("/v1/models", cast_to=object)
             limits = context_limits(response["data"], self._is_sglang)
-            if self._model not in limits:
-                raise ValueError(f"its models are {list(limits)}")
-            limit = limits[self._model]
-            self.context_limit = min(limit, self._given_limit or limit)
-        except (APIError, KeyError, TypeError, ValueError) as error:
+        except APIConnectionError as error:
+            raise ApiError(f"nothing answers at {self.url}: {error_text(error)}") from error
+        except (APIError, KeyError, TypeError) as error:
+            if not self._given_limit:
+                raise ApiError(
+                    f"{self.url} is no vLLM or SGLang server (for another one set "
+                    f"model_client=litellm): {error!r}"
+                ) from error
+        # A server may list less than vLLM does: an adapter that it loads at its first request.
+        limit = limits.get(self._model) or self._given_limit
+        if not limit:
             raise ApiError(
-                f"{self.url} is no vLLM or SGLang server with the model {self._model} (for another "
-                f"one set model_client=litellm): {error!r}"
-            ) from error
+                f"{self.url} tells no context limit of the model {self._model}: its models are "
+                f"{list(limits)}. Set context_limit if the name is right"
+            )
+        self.context_limit = min(limit, self._given_limit or limit)
 
-    async def _post(self, path: str, body: dict, headers: dict | None = None) -> dict:
+    async def _post(self, path: str, body: dict[str, Any], headers: Any = None) -> Any:
+        from openai import APIStatusError
+
         body = {"model": self._model, **body}
-        options = {"headers": headers or {}}
-        return await self._http.post(path, body=body, options=options, cast_to=object)
+        options: Any = {"headers": headers or {}}
+        try:
+            return await self._http.post(path, body=body, options=options, cast_to=object)
+        except APIStatusError as error:
+            if error.status_code not in (404, 405):
+                raise
+            # A gateway may pass on /v1 only, and not /tokenize.
+            place = f"{type(error).__name__} of {self.url}, {path}"
+            raise ApiError(f"{place}: {error_text(error)}") from error
 
-    async def render(self, messages: list[dict]) -> list[int]:
-        # The servers add the header of the next reply, unless they are told not to.
+    async def render(self, messages: list[Message]) -> list[int]:
+        # The servers add the generation prompt, unless they are told not to.
         body = {"messages": messages, "chat_template_kwargs": self._template_kwargs}
         return (await self._post("/tokenize", body))["tokens"]
 
@@ -1451,7 +1822,7 @@ class ServerClient(TokenClient):
         return self._decoded[key]
 
     async def generate(self, prompt_ids: list[int], max_tokens: int, session: str | None) -> Turn:
-        body = {
+        body: dict[str, Any] = {
             **self._body,
             "prompt": prompt_ids,
             "max_tokens": max_tokens,
@@ -1462,36 +1833,33 @@ class ServerClient(TokenClient):
             "skip_special_tokens": False,
         }
         if not self._is_sglang:
-            # vLLM 0.33 and later answers this. SGLang answers it unasked.
+            # vLLM 0.33 and later honours this. SGLang returns them without a request.
             body["return_weight_versions"] = True
-        headers = {}
+        headers = None
         if session:
             body["session_id"] = session
-            # Routers look at the header first. It is ASCII: a trial's name may hold other letters.
+            # Routers look at the header first.
             headers = {"X-Session-ID": urllib.parse.quote(session)}
         response = await self._post("/v1/completions", body, headers)
         reply = response["choices"][0]
         extra = {}
         # vLLM returns these in the choice, SGLang beside the choices.
         for place in (reply, response.get("sglext"), response.get("metadata")):
-            for name in ("routed_experts", "weight_versions"):
-                if place and place.get(name):
-                    extra[name] = place[name]
-        usage = response.get("usage") or {}
+            extra |= {name: place[name] for name in EXTRA_NAMES if place and place.get(name)}
         ids = reply.get("token_ids")
-        turn = Turn(
+        usage = response.get("usage") or {}
+        details = usage.get("prompt_tokens_details") or {}
+        # A server that gives no ids still counts them.
+        n_completion = usage.get("completion_tokens") or len(ids or [])
+        return Turn(
             content=reply["text"],
+            usage=usage_of(len(prompt_ids), n_completion, details.get("cached_tokens")),
             prompt_token_ids=prompt_ids,
             completion_token_ids=ids,
             logprobs=(reply.get("logprobs") or {}).get("token_logprobs"),
             finish_reason=reply["finish_reason"],
             extra=extra,
         )
-        # A server that gives no ids still counts them.
-        turn.usage.completion_tokens = usage.get("completion_tokens") or len(ids or [])
-        details = usage.get("prompt_tokens_details") or {}
-        turn.usage.cache_tokens = details.get("cached_tokens") or 0
-        return turn
 
 
 # ---- training data
@@ -1514,7 +1882,7 @@ class TrainingData:
     turns: list[Turn]
     # The reward named "reward", or else the only one. None if there is no such reward.
     reward: float | None
-    # The last step's `StopReason`, or your loop's word. None for other agents.
+    # The last step's `StopReason`, or the loop's own word. None for other agents.
     stop_reason: str | None
     # Harbor's result, with all rewards, tokens, cost and names.
     trial: TrialResult
@@ -1547,18 +1915,22 @@ def training_data(trial: TrialResult) -> TrainingData | None:
     return TrainingData(turns, reward, stop_reasons[-1], trial)
 
 
-# The names by which callers of earlier versions import it.
+# Callers import it by these names, too.
 _trial_to_trajectory = trial_to_trajectory = training_data
 
 
-def rollout_details(turns: list[Turn]) -> list[dict] | None:
+def rollout_details(turns: list[Turn]) -> list[RolloutDetail] | None:
     """One Harbor RolloutDetail, in a list, with an entry for each of these turns; None if there are
     none. (The caller leaves out turns that are not trainable, so that all lists stay aligned.)"""
     if not turns:
         return None
-    detail = {name: [getattr(turn, name) for turn in turns] for name in _TOKEN_FIELDS}
-    names = {name for turn in turns for name in turn.extra}
-    detail["extra"] = {name: [turn.extra.get(name) for turn in turns] for name in names}
+    names = {name for turn in turns for name in turn.extra or {}}
+    detail: RolloutDetail = {
+        "prompt_token_ids": [turn.prompt_token_ids or [] for turn in turns],
+        "completion_token_ids": [turn.completion_token_ids or [] for turn in turns],
+        "logprobs": [turn.logprobs or [] for turn in turns],
+        "extra": {name: [(turn.extra or {}).get(name) for turn in turns] for name in names},
+    }
     return [detail]
 
 
@@ -1583,21 +1955,24 @@ def turns_of(context: AgentContext) -> Iterator[Turn]:
             yield turn
 
 
-# ---- files and texts
+# ---- files, texts, and the task's time limit
 
 
 def write_file(path: Path, parts: Iterable[bytes]) -> None:
-    """Write a file into the log folder, where a script can put a link or a pipe in its place. So
-    the old file is never opened: write a new one beside the log folder, then rename it. Raises
-    OSError, also if a script has put a folder in its place."""
-    fresh = path.parent.parent / f".{path.name}.{uuid4().hex}"
+    """Write a file that all users can read into the log folder. A script can put a link or a pipe
+    in its place. So the old file is removed without opening it, and the open fails if there is a
+    new one. Raises OSError, also if a script put a folder there."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
     try:
-        with open(fresh, "wb") as file:
+        with open(path, "xb") as file:
+            # The tests may run as another user, and the process may have a umask.
+            os.chmod(file.fileno(), 0o644)
             file.writelines(parts)
-        fresh.replace(path)
-    finally:
-        fresh.unlink(missing_ok=True)
+    except BaseException:
+        # No half of a file is left.
+        path.unlink(missing_ok=True)
+        raise
 
 
 def valid_text(text: str | None) -> str:
@@ -1606,192 +1981,244 @@ def valid_text(text: str | None) -> str:
     return (text or "").replace("\0", "").encode("utf-8", "replace").decode()
 
 
-# A parser of Markdown's fences. The other rules are on because they decide whether ``` is a fence:
-# it is none in indented code, and a heading decides where a list begins.
+def task_timeout_sec(trial_dir: Path) -> float:
+    """The timeout of the agent in Harbor's trial, in seconds, by Harbor's own rule (trial/trial.py
+    and trial/multi_step.py, 0.13.1 to 0.26). math.inf if there is none, or if the trial's files
+    cannot be read: other programs that run the agent may have none."""
+    from harbor.models.task.config import TaskConfig
+    from harbor.models.trial.config import TrialConfig
+
+    try:
+        config = TrialConfig.model_validate_json((trial_dir / "config.json").read_bytes())
+        task_file = config.task.get_local_path() / "task.toml"
+        task = TaskConfig.model_validate_toml(task_file.read_text())
+    except Exception:
+        return math.inf
+    # Harbor makes the folder of each step when the step begins.
+    begun = [step for step in task.steps or [] if (trial_dir / "steps" / step.name).exists()]
+    of_step = begun[-1].agent.timeout_sec if begun else None
+    of_task = task.agent.timeout_sec if of_step is None else of_step
+    seconds = config.agent.override_timeout_sec or of_task or math.inf
+    multiplier = config.agent_timeout_multiplier
+    if multiplier is None:
+        multiplier = config.timeout_multiplier
+    return min(seconds, config.agent.max_timeout_sec or math.inf) * multiplier
+
+
+# ---- the blocks of a reply
+
+# A parser of Markdown's fences. The other rules decide where ``` is a fence: not in indented code
+# ("code"), and only at a list item's own indent ("list"). The last four end a list or a paragraph.
 _MARKDOWN = MarkdownIt("zero").disable("inline")
 _MARKDOWN.enable(["fence", "code", "list", "heading", "lheading", "hr", "reference"])
 
 
 def fenced_blocks(text: str, *languages: str) -> list[str] | None:
     """The ``` blocks of a Markdown text that are in one of these languages (in lower case). Their
-    fences are lines of their own. A block inside another one, or inside ~~~, does not count. None
-    if there is such a block, and some block of the text is not closed."""
+    fences are lines of their own. A block inside another one, or inside ~~~, does not count.
+
+    None if there is such a block, and one of them has more than the language on its first line, or
+    any block of the text is not closed."""
     blocks = []
-    is_any_open = False
+    is_unreadable = False
+    lines = re.split("\r\n?|\n", text)
     # Add a newline, so that each line of the text ends in one.
     for token in _MARKDOWN.parse(f"{text}\n"):
-        if token.type != "fence":
+        if token.type != "fence" or token.map is None:
             continue
-        # A closed block has two fences around the lines of its content, an open one has one.
         first_line, end_line = token.map
-        n_fences = end_line - first_line - token.content.count("\n")
-        is_any_open = is_any_open or n_fences < 2
+        n_lines = token.content.count("\n")
+        has_two_fences = end_line - first_line == n_lines + 2
+        is_unreadable = is_unreadable or not has_two_fences
         words = token.info.lower().split()
         if token.markup.startswith("`") and words and words[0] in languages:
-            blocks.append(token.content)
-    return None if blocks and is_any_open else blocks
+            is_unreadable = is_unreadable or len(words) > 1
+            blocks.append(with_tabs(token.content, lines[first_line : first_line + 1 + n_lines]))
+    return None if blocks and is_unreadable else blocks
+
+
+def with_tabs(content: str, lines: list[str]) -> str:
+    """The content of a block, from the lines of its first fence and its content. If the fence is
+    indented, the parser makes spaces of tabs, which breaks Makefiles. So take the lines as they
+    are, without as many spaces as stand before the fence."""
+    fence, *source = lines
+    before, _, _ = fence.partition("`")
+    # In a list item the marker may stand before the fence, and the parser keeps the tabs.
+    if not before or before.strip(" ") or "\t" not in "".join(source):
+        return content
+    return re.sub(f"(?m)^ {{1,{len(before)}}}", "", "\n".join([*source, ""]))
 
 
 # ---- scripts
 #
-# A script runs from a file, by a short bash program in a file, the runner. So no word of the script
-# is on a command line: models run `pkill -f python`, which kills every process with "python" on its
-# command line. The output goes to a file, too, and not to a pipe: a background process would hold a
-# pipe open after the script has ended. The files are in /dev/shm, where endless output stops at its
-# size (64 MB in Docker). In /tmp, the fallback, it fills the disk.
+# `run_script` starts the program below in the container, and reads its report, such as
 #
-# 1. `start_command` makes a command for `environment.exec`. It writes script and runner, and then
-#    becomes the runner. The files' names begin with a random mark. The runner has it as the
-#    variable BASIC_LOOP_MARK, too, which all that it starts inherits.
-# 2. The runner runs the script. Its report is :MARK:EXIT CODE:OUTPUT: with the output in base64,
-#    because `environment.exec` returns text, and a script may print any bytes. The report of
-#    `echo hello` is :3f2a19bc:0:aGVsbG8K: (base64 adds newlines, which the decoder skips).
-# 3. `kill_script` kills all processes that have the mark in their environment (not those that have
-#    cleared it, or run as another user). It is called if there is no report, after the time limit,
-#    and if the run is cancelled. Otherwise a background process, such as a server, lives on.
+#     begin:3f2a19bc:
+#     aGVsbG8K
+#     :3f2a19bc:0:
+#
+# for `echo hello`: the output in base64, because `environment.exec` returns text, and a script may
+# print any bytes; then the exit code, in a line that says that the report is whole.
+#
+# - Each block of the reply is a file, sent in base64, and the script reads it with `eval`. So no
+#   word of a block is on a command line: models run `pkill -f python`, which kills every process
+#   with "python" on its command line. And a here-document that is left open, or a syntax error,
+#   ends with its block.
+# - The output goes to a file, and not to a pipe: a background process would hold a pipe open after
+#   the script ended. In /dev/shm endless output stops at its size (64 MB in Docker). In /tmp, for
+#   containers where /dev/shm is missing or full, the output fills the disk.
+# - The program's variables have unusual names: if an image exports one, the script inherits it.
 #
 # The environment needs /proc, bash, coreutils and grep.
 
-# Three limits, so that the inner one ends first: `timeout` at N seconds, the agent at N + 30 (if a
-# call of `environment.exec` hangs), `exec` itself at N + 60 (some environments have a short limit
-# by default).
+_PROGRAM = r"""
+# One stream for all messages, so that none of them is put into the midst of the report.
+exec 2>&1
+# Choose the folder by writing. After a failure remove what was cut off.
+for basic_loop in /dev/shm/{mark} /tmp/{mark}; do
+  # The script has a line `eval "$(</dev/shm/3f2a19bc.1)"` for each block. The newline is for a
+  # block that ends in a backslash, because `$(<...)` takes its own off.
+  {write_blocks} && printf 'eval "$(<%s)\n"\n' {block_files} >$basic_loop.script && break
+  rm -f $basic_loop.*
+done
+[ -s $basic_loop.script ] || exit 1
+echo begin:{mark}:
+# All that starts from here on has the mark in its environment, where the kill finds it.
+export BASIC_LOOP_MARK={mark}
+# bash writes "Killed" about a script to stderr: not into the report.
+{{
+  # Append, because `>/dev/stderr` in a script truncates this file.
+  timeout -k 2 {seconds} bash $basic_loop.script </dev/null >>$basic_loop.output 2>&1
+  basic_loop_code=$?
+  basic_loop_size=$(stat -c %s $basic_loop.output)
+  if [ "$basic_loop_size" -gt {max_bytes} ]; then
+    head -c {half} $basic_loop.output
+    printf '\n[... %s bytes left out ...]\n' $((basic_loop_size - 2 * {half}))
+    tail -c {half} $basic_loop.output
+  else
+    # Not cat: a background process may still be printing.
+    head -c {max_bytes} $basic_loop.output
+  fi | base64
+}} 2>/dev/null
+echo :{mark}:$basic_loop_code:
+rm -f $basic_loop.*
+"""
+# `timeout` ends a script after N seconds. Two further limits, for a call of `environment.exec` that
+# hangs: the agent's at N and this margin; and `exec`'s own at N and two margins, because some
+# environments have a short limit by default.
 MARGIN_SEC = 30
 
 
-def start_command(blocks: list[str], mark: str, seconds: int, max_bytes: int) -> str:
-    """The command that writes the files, and becomes the runner."""
-    # One `eval` per block: a here-document that is left open, or a syntax error, ends with its
-    # block, and the next block runs.
-    script = "\n".join(f"eval {shlex.quote(block)}" for block in blocks)
-
-    # In base64: so no word of the script is on this command line, and quoting it twice would make
-    # it much longer.
-    def in_base64(text: str) -> str:
-        return base64.b64encode(text.encode()).decode()
-
-    # bash's `exec` replaces this shell by the runner. So the loop goes on only if a file could not
-    # be written.
-    return f"""
-for base in /dev/shm/{mark} /tmp/{mark}; do
-  echo {in_base64(script)} | base64 -d >$base.script &&
-    echo {in_base64(_RUNNER)} | base64 -d >$base.runner &&
-    exec env BASIC_LOOP_MARK={mark} bash $base.runner {seconds} {max_bytes}
-done
-"""
+def script_program(blocks: list[str], mark: str, seconds: int, max_bytes: int) -> str:
+    """The bash program that runs blocks as one script, and prints its report."""
+    files = [f"$basic_loop.{n}" for n in range(1, len(blocks) + 1)]
+    encoded = [base64.b64encode(block.encode()).decode() for block in blocks]
+    pairs = zip(encoded, files, strict=True)
+    writes = [f"echo {text} | base64 -d >{file}" for text, file in pairs]
+    # No comment of the program is sent: `pkill -f` would find its words.
+    program = re.sub(r"(?m)^ *#.*\n", "", _PROGRAM)
+    numbers = {"seconds": seconds, "max_bytes": max_bytes, "half": max_bytes // 2}
+    texts = {"write_blocks": " && ".join(writes), "block_files": " ".join(files)}
+    return program.format(mark=mark, **texts, **numbers)
 
 
-# The runner's arguments are the time limit in seconds, and the bytes of output that the model sees.
-_RUNNER = r"""
-# Some environments mix stderr into stdout, where a message would spoil the report.
-exec 2>/dev/null
-# An image may set SHELLOPTS=errexit.
-set +e
-base=${0%.runner}
-seconds=$1
-max_bytes=$2
-half=$((max_bytes / 2))
-# Append, because `>/dev/stderr` in a script truncates this file.
-timeout -s KILL "$seconds" bash "$base.script" </dev/null >>"$base.output" 2>&1
-code=$?
-printf ":%s:%s:" "$BASIC_LOOP_MARK" "$code"
-{
-  size=$(stat -c %s "$base.output")
-  if [ "$size" -gt "$max_bytes" ]; then
-    head -c "$half" "$base.output"
-    printf "\n[... %s bytes left out ...]\n" "$((size - 2 * half))"
-    tail -c "$half" "$base.output"
-  else
-    # Not cat: a background process may still be printing.
-    head -c "$max_bytes" "$base.output"
-  fi
-  # If no byte more can be written, the folder is full, and the end of the output was lost.
-  echo >>"$base.output" || printf "\n[The output is incomplete: %s is full.]" "${base%/*}"
-} | base64
-# The last colon: the report is complete.
-echo :
-# Both folders: writing to /dev/shm may have failed half-way.
-rm -f /dev/shm/"$BASIC_LOOP_MARK".* /tmp/"$BASIC_LOOP_MARK".*
-"""
-
-
-def script_result(exit_code: int | str, *texts: str) -> str:
-    """What the model is told of a script."""
-    return f"Exit code: {exit_code}\nOutput:\n" + ("\n".join(filter(None, texts)) or "(none)")
-
-
-def parse_report(printed: str, mark: str) -> tuple[int, str] | None:
-    """The exit code and the output, from what the runner has printed. None if that is missing or
-    incomplete."""
-    _, _, report = printed.partition(f":{mark}:")
+def parse_report(printed: str, mark: str) -> tuple[str, str] | None:
+    """The exit code and the output, from what the program printed. None if the report is missing,
+    incomplete, or not in this form because the script wrote into it."""
+    _, _, report = printed.partition(f"begin:{mark}:")
+    encoded, _, end = report.partition(f":{mark}:")
+    code, colon, _ = end.partition(":")
+    if not colon or not re.fullmatch(r"\d{1,3}", code):
+        return None
     try:
-        # Without the last colon the unpacking fails (ValueError), as does bad base64.
-        code, encoded, _ = report.split(":", 2)
-        output = base64.b64decode(encoded).decode("utf-8", "replace")
-        return int(code), output.removesuffix("\n")
+        output = base64.b64decode("".join(encoded.split()), validate=True)
     except ValueError:
         return None
-
-
-_KILL = """
-# grep finds /proc/PID/environ, and cut takes the PID. (This command has no mark in its own.)
-kill -9 $(grep -ls BASIC_LOOP_MARK={mark} /proc/[0-9]*/environ | cut -d / -f 3) 2>/dev/null
-rm -f /dev/shm/{mark}.* /tmp/{mark}.*
-# Return code 0: the environment still runs commands.
-true
-"""
-
-
-async def kill_script(mark: str, environment: BaseEnvironment) -> bool:
-    """Kill a script and what it has started, and remove its files. Returns whether the environment
-    still runs commands."""
-    try:
-        async with asyncio.timeout(MARGIN_SEC):
-            result = await environment.exec(_KILL.format(mark=mark), timeout_sec=2 * MARGIN_SEC)
-    except Exception:
-        return False
-    return result.return_code == 0
+    return code, output.decode("utf-8", "replace").removesuffix("\n")
 
 
 async def run_script(
     blocks: list[str], environment: BaseEnvironment, seconds: int, max_bytes: int
 ) -> str:
     """Run blocks as one script with a time limit in seconds. Returns its exit code and its output,
-    as the model gets them. Raises RuntimeRequestError if the environment runs nothing any more, and
-    any error of its `exec`."""
+    as the model is told them. Raises RuntimeRequestError if the environment runs nothing any
+    more."""
     mark = uuid4().hex[:8]
-    command = start_command(blocks, mark, seconds, max_bytes)
-    # The command becomes one argument of a process: Linux takes 131,072 bytes, Modal 65,536.
-    if len(command) > 65_000:
+    program = script_program(blocks, mark, seconds, max_bytes)
+    # The program becomes one argument of a process: Linux takes 131,072 bytes, Modal 65,536.
+    if len(program) > 65_000:
         # 126 is bash's code for "cannot be run".
-        return script_result(126, "[Nothing was run: the script is too long. Split it.]")
+        return script_result("126", "[Nothing was run: the script is too long. Split it.]")
+
+    async def start(cwd: str | None) -> ExecResult:
+        limit = seconds + 2 * MARGIN_SEC
+        async with asyncio.timeout(seconds + MARGIN_SEC):
+            return await environment.exec(program, cwd=cwd, timeout_sec=limit)
+
     clock = asyncio.get_running_loop().time
     started = clock()
-    printed = ""
+    ran_in_root = False
     try:
-        async with asyncio.timeout(seconds + MARGIN_SEC):
-            result = await environment.exec(command, timeout_sec=seconds + 2 * MARGIN_SEC)
-            # stderr says why there is no report, such as "bash: not found".
-            printed = valid_text(result.stdout) + valid_text(result.stderr)
-    except TimeoutError:
-        pass  # There is no report.
+        result = await start(None)
+        if result.return_code and f"begin:{mark}:" not in (result.stdout or ""):
+            # Nothing was run. If a script moved the image's working directory away, docker starts
+            # no process there, and "/" is left.
+            ran_in_root = True
+            result = await start("/")
+        # stderr says why there is no report, such as "bash: not found".
+        printed = valid_text(result.stdout) + valid_text(result.stderr)
+    except Exception as error:
+        # Docker raises RuntimeError at `timeout_sec`. The script may be running.
+        printed = f"{type(error).__name__}: {error}"
     except BaseException:
-        # The run was cancelled, or `environment.exec` has failed.
+        # The run was cancelled.
         await kill_script(mark, environment)
         raise
-    report = parse_report(printed, mark)
-    if report is None:
-        printed = printed[-max_bytes:]
-        # The kill is also the test whether the environment still runs commands.
-        if not await kill_script(mark, environment):
-            raise RuntimeRequestError(f"the environment runs no scripts any more: {printed}")
-        return script_result("unknown", printed, "[The script's runner gave no report.]")
-    code, output = report
-    # A script can forge the report, so limit it here, too. (The runner adds less than 200
-    # characters.)
-    output = output[: max_bytes + 200]
-    # `timeout` exits with 137 at the limit (uutils: 124). A script may exit with them earlier.
-    if code in (137, 124) and clock() - started >= seconds:
-        # What has left the process group of `timeout`, such as by setsid, still runs.
-        await kill_script(mark, environment)
-        return script_result(code, output, f"[The time limit of {seconds} seconds was reached.]")
-    return script_result(code, output)
+    code, output = parse_report(printed, mark) or ("unknown", printed[-max_bytes:])
+    # `timeout` exits with 124 at its limit, or 137 if SIGTERM was not enough, and busybox's with
+    # 143. A script may exit with them earlier.
+    is_over = code in ("124", "137", "143") and clock() - started >= seconds
+    # The kill is also the test whether the environment still runs commands.
+    if (code == "unknown" or is_over) and not await kill_script(mark, environment):
+        raise RuntimeRequestError(f"the environment runs no scripts any more: {printed}")
+    notices = {
+        "[The script gave no report.]": code == "unknown",
+        "[The working directory is gone, so the script ran in /.]": ran_in_root
+        and code != "unknown",
+        f"[The time limit of {seconds} seconds was reached.]": is_over,
+    }
+    return script_result(code, output, *(text for text, applies in notices.items() if applies))
+
+
+def script_result(exit_code: str, *texts: str) -> str:
+    """What the model is told of a script."""
+    return f"Exit code: {exit_code}\nOutput:\n" + ("\n".join(filter(None, texts)) or "(none)")
+
+
+# SIGTERM first, because a program such as git then removes its lock; SIGKILL two seconds later for
+# what is left. grep finds /proc/PID/environ of each process with the mark, and cut takes the PID.
+# (This command has no mark in its own environment.) The return code 0 of `true` says that the
+# environment still runs commands.
+_KILL = r"""
+marked() {{ grep -ls BASIC_LOOP_MARK={mark} /proc/[0-9]*/environ | cut -d / -f 3; }}
+kill -TERM $(marked)
+for _ in {{1..20}}; do
+  [ -n "$(marked)" ] || break
+  sleep 0.1
+done
+kill -KILL $(marked)
+rm -f /dev/shm/{mark}.* /tmp/{mark}.*
+true
+"""
+
+
+async def kill_script(mark: str, environment: BaseEnvironment) -> bool:
+    """Kill a script and what it started, and remove its files. Returns whether the environment
+    still runs commands. In "/", because the script may have moved the working directory away."""
+    try:
+        async with asyncio.timeout(MARGIN_SEC):
+            command = _KILL.format(mark=mark)
+            result = await environment.exec(command, cwd="/", timeout_sec=2 * MARGIN_SEC)
+    except Exception:
+        return False
+    return result.return_code == 0

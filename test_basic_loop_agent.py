@@ -28,6 +28,7 @@ import shlex
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -37,6 +38,7 @@ import weakref
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -67,9 +69,12 @@ from harbor.llms.lite_llm import LiteLLM
 from harbor.models import trajectories as atif
 from harbor.models.agent.context import AgentContext
 from harbor.models.job.config import JobConfig
+from harbor.models.metric import UsageInfo
 from harbor.models.task.config import MCPServerConfig
+from harbor.models.trial.config import TrialConfig
 from harbor.models.trial.result import ExceptionInfo, TrialResult
 from harbor.models.verifier.result import VerifierResult
+from harbor.utils.trajectory_validator import TrajectoryValidator
 from pydantic import SecretStr
 from tinker_cookbook import renderers
 from tinker_cookbook.tokenizer_utils import get_tokenizer
@@ -84,16 +89,18 @@ from basic_loop_agent import (
     Turn,
     fenced_blocks,
 )
-from examples import train
+from examples import plot, train
 from examples.fake_training import FakeTraining
 from examples.fakes import SCRIPT, ScriptedAgent
 from examples.local import NEUTRAL_SAMPLING, LocalAgent
+from examples.one_script import OneScript
 
 try:
     from harbor.models.trial.error_policy import ERROR_POLICIES
 except ImportError:  # Harbor before 0.25
     ERROR_POLICIES = {}
 
+since_harbor_023 = pytest.mark.skipif(not hasattr(BaseAgent, "parse_options"), reason="Harbor 0.23")
 ROOT = Path(__file__).parent
 
 
@@ -120,9 +127,9 @@ class Refusal(tinker_sdk.APIStatusError):
     """An error in place of an answer. Tinker's SDK raises this one, and the HTTP server sends its
     status and text."""
 
-    def __init__(self, status: int, message: str = "refused") -> None:
+    def __init__(self, status: int, message: str = "refused", body: Any = None) -> None:
         response = httpx.Response(status, request=httpx.Request("POST", "http://tinker"))
-        super().__init__(message, response=response, body=None)
+        super().__init__(message, response=response, body=body)
 
 
 FULL = Refusal(400, "This model's maximum context length is 8192 tokens.")
@@ -143,35 +150,41 @@ async def outcome(result: Any) -> Any:
 
 
 class FakeEnvironment:
-    """Runs nothing. Each `exec` has the next of these results. A text is a script's output, which
-    the module's bash program prints in base64, after the exit code."""
+    """Runs nothing. Each `exec` of a script, a kill or a listing has the next of these results. A
+    text is a script's output, which the module's bash program prints in base64, before the exit
+    code. `cleared` has the commands that remove the files of an earlier run."""
 
     def __init__(self, *results: Any) -> None:
-        self.results, self.commands, self.timeouts = iter(results), [], []
+        self.results, self.commands, self.timeouts, self.folders = iter(results), [], [], []
+        self.cleared = []
 
-    async def exec(self, command: str, timeout_sec: int) -> Any:
+    async def exec(self, command: str, cwd: str | None = None, timeout_sec: int = 0) -> Any:
+        if command.startswith("rm -f "):
+            self.cleared.append(command)
+            return ExecResult(return_code=0)
         self.commands.append(command)
         self.timeouts.append(timeout_sec)
+        self.folders.append(cwd)
         result = await outcome(next(self.results, ""))
         if not isinstance(result, str):
             return result
         mark = re.search(r"BASIC_LOOP_MARK=(\w+)", command)[1]
         output = base64.b64encode(result.encode()).decode()
-        return ExecResult(stdout=f":{mark}:0:{output}:", return_code=0)
+        return ExecResult(stdout=f"begin:{mark}:\n{output}\n:{mark}:0:\n", return_code=0)
 
     @property
     def scripts(self) -> list[str]:
-        """Each script, without the newlines at its end. (The module's command has it in base64, and
-        `eval` before each of its blocks.)"""
-        encoded = re.findall(r"echo (\S+) \| base64 -d >\$base.script", "\n".join(self.commands))
-        texts = [base64.b64decode(text).decode() for text in encoded]
-        return ["".join(shlex.split(text)[1::2]).rstrip() for text in texts]
+        """Each script, without the newlines at its end. (The module's program has each block in
+        base64.)"""
+        programs = [command for command in self.commands if "begin:" in command]
+        found = [re.findall(r"echo (\S+) \| base64 -d >\S+\.\d", program) for program in programs]
+        return ["".join(base64.b64decode(b).decode() for b in blocks).rstrip() for blocks in found]
 
     @property
     def first_script_was_killed(self) -> bool:
         """Whether the second command kills all that has the mark of the first one."""
         marks = [re.search(r"BASIC_LOOP_MARK=(\w+)", command)[1] for command in self.commands]
-        return marks[0] == marks[1] and "kill -9" in self.commands[1]
+        return marks[0] == marks[1] and "kill -TERM" in self.commands[1]
 
 
 class ShellEnvironment:
@@ -181,8 +194,8 @@ class ShellEnvironment:
     def __init__(self, **variables: str) -> None:
         self.variables = os.environ | variables
 
-    async def exec(self, command: str, timeout_sec: int) -> Any:
-        settings = {"env": self.variables, "start_new_session": True, "shell": True}
+    async def exec(self, command: str, cwd: str | None = None, timeout_sec: int = 0) -> Any:
+        settings = {"env": self.variables, "start_new_session": True, "shell": True, "cwd": cwd}
         # Docker's environment runs commands by bash, too.
         settings["executable"] = "/bin/bash"
         settings |= {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
@@ -394,13 +407,16 @@ class HttpHandler(BaseHTTPRequestHandler):
             answer = fake.answer(self.path, body)
         except Exception as error:
             # A Refusal, or a mistake in this file. Without an answer the client would ask again.
-            status, answer = getattr(error, "status_code", 400), {"error": {"message": repr(error)}}
+            status = getattr(error, "status_code", 400)
+            answer = getattr(error, "body", None) or {"error": {"message": repr(error)}}
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
         # The openai package waits this long before the next attempt.
         self.send_header("retry-after-ms", "1")
+        content = json.dumps(answer).encode()
+        self.send_header("Content-Length", str(len(content)))
         self.end_headers()
-        self.wfile.write(json.dumps(answer).encode())
+        self.wfile.write(content)
 
     do_GET = do_POST
 
@@ -642,9 +658,7 @@ def sglang(http, tokenizer_dir, tmp_path) -> FakeSglang:
 
 
 @pytest.fixture
-def chat(http, tokenizer_dir, tmp_path, monkeypatch) -> FakeServer:
-    # Harbor's client waits between its attempts.
-    monkeypatch.setattr(LiteLLM.call.retry, "wait", lambda state: 0)
+def chat(http, tokenizer_dir, tmp_path) -> FakeServer:
     options = {"model_name": "openai/tiny", "model_client": "litellm", "logs_dir": tmp_path}
     return FakeServer(http, tokenizer_dir, **options)
 
@@ -659,6 +673,139 @@ def server(request) -> FakeServer:
     return request.getfixturevalue(request.param)
 
 
+class OwnLoop(BasicLoopAgent):
+    """A user's loop. It makes `max_turns` calls, whatever the replies, with a step after each."""
+
+    def after_turn(self) -> None: ...
+
+    async def converse(self, prompt: str, environment: Any) -> str:
+        for _ in range(self.options.max_turns):
+            await self.sample(prompt)
+            self.after_turn()
+            prompt = "go on"
+        return "own reason"
+
+
+def saying(*replies: Any) -> type[BasicLoopAgent]:
+    """An agent whose own client gives these replies, as a chat endpoint does. It asks no server."""
+    iterator = iter(replies)
+
+    class Client:
+        async def call(self, **given: Any) -> LLMResponse:
+            return await outcome(next(iterator))
+
+    class SayingAgent(BasicLoopAgent):
+        def _build_llm(self) -> Any:
+            return Client()
+
+    return SayingAgent
+
+
+def tinker_error(message: str, category: str) -> Exception:
+    category = tinker_sdk.types.RequestErrorCategory(category)
+    return tinker_sdk.RequestFailedError(message, request_id="1", category=category)
+
+
+async def cancelled_after(run: AgentRun, n_steps: int) -> None:
+    """Start a run, and cancel it after so many steps of the event loop."""
+    await run.agent.setup(run.environment)
+    task = asyncio.create_task(run.step())
+    for _ in range(n_steps):
+        await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.wait([task])
+
+
+def always_busy_after(server: FakeServer, *replies: Any) -> Any:
+    """In place of `server.sample`: the replies, and then the error of a server that is paused."""
+    sample, answers = server.sample, [*replies]
+    server.will_reply(*replies)
+
+    async def sample_or_refuse(*arguments: Any) -> tuple:
+        if not answers:
+            raise Refusal(503, "Generation is paused. Please retry after it resumes.")
+        answers.pop()
+        return await sample(*arguments)
+
+    return sample_or_refuse
+
+
+class Restarting:
+    """An HTTP server that can be stopped, and started again at the same URL."""
+
+    def __init__(self) -> None:
+        self.http, self.port = None, 0
+
+    def start(self, fake: FakeServer) -> None:
+        self.http = ThreadingHTTPServer(("127.0.0.1", self.port), HttpHandler)
+        self.http.fake, self.port = fake, self.http.server_port
+        threading.Thread(target=self.http.serve_forever, args=[0.01]).start()
+
+    def stop(self) -> None:
+        self.http.shutdown()
+        self.http.server_close()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+
+@pytest.fixture
+def restarting() -> Iterator[Restarting]:
+    server = Restarting()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def no_pause(monkeypatch) -> list[float]:
+    """Pauses take no time. The fixture is the list of their seconds, without those of none."""
+    pauses, sleep = [], asyncio.sleep
+
+    def no_sleep(seconds: float) -> Any:
+        pauses.extend([seconds] if seconds else [])
+        return sleep(0)
+
+    monkeypatch.setattr(asyncio, "sleep", no_sleep)
+    return pauses
+
+
+class Unused(module.ModelClient):
+    """A client that nobody calls."""
+
+    async def call(self, *given: Any, **other: Any) -> Turn:
+        raise NotImplementedError
+
+
+class CountingAgent(BasicLoopAgent):
+    """Builds clients that do nothing. `built` holds those that somebody still refers to."""
+
+    built: ClassVar[weakref.WeakSet] = weakref.WeakSet()
+
+    def _build_llm(self) -> Any:
+        client = Unused()
+        self.built.add(client)
+        return client
+
+
+@pytest.fixture
+def counting(tmp_path, monkeypatch) -> Any:
+    """Makes agents that share no client with those of other tests."""
+    monkeypatch.setattr(CountingAgent, "built", weakref.WeakSet())
+    monkeypatch.setattr(module, "_clients", {})
+    options = {"model_name": "m", "model_client": "litellm", "logs_dir": tmp_path}
+    return lambda agent_class=CountingAgent, **given: agent_class(**options | given)
+
+
+async def finish(*runs: AgentRun) -> list[Any]:
+    """Finish runs one after the other, and pass over their errors. Returns their clients."""
+    for run in runs:
+        await run.agent.setup(run.environment)
+        with contextlib.suppress(Exception, asyncio.CancelledError):
+            await run.step()
+    return [run.agent.client for run in runs]
+
+
 @pytest.fixture(autouse=True)
 def clean_process(monkeypatch) -> Iterator[None]:
     """Keys for tests, no Tinker service of an earlier test, and at most a minute for a test."""
@@ -667,7 +814,7 @@ def clean_process(monkeypatch) -> Iterator[None]:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-test")
     monkeypatch.setenv("TINKER_API_KEY", "tml-test")
     module._tinker_services.clear()
-    module.use_service(None)
+    module._clients.clear()
     signal.signal(signal.SIGALRM, lambda *_: pytest.fail("the test takes more than a minute"))
     signal.alarm(60)
     yield
@@ -679,7 +826,6 @@ def clean_process(monkeypatch) -> Iterator[None]:
 NO_KEY = "model_client=tinker lacks a key: set TINKER_API_KEY"
 NO_URL = "model_client=vllm lacks the server's URL: set api_base=http://... or VLLM_BASE_URL"
 CHAT_OPTIONS = {"model_client": "litellm"}
-since_harbor_023 = pytest.mark.skipif(not hasattr(BaseAgent, "parse_options"), reason="Harbor 0.23")
 
 
 @pytest.fixture
@@ -701,24 +847,20 @@ class OwnDefaults(BasicLoopAgent):
     options_model = OwnOptions
 
 
-class CountingAgent(BasicLoopAgent):
-    """Builds clients that do nothing. `built` holds those that somebody still refers to."""
+class OwnInit(OwnDefaults):
+    """A user's agent with a constructor, which passes on what it receives."""
 
-    built: ClassVar[weakref.WeakSet] = weakref.WeakSet()
-
-    def _build_llm(self) -> Any:
-        client = module.ModelClient()
-        self.built.add(client)
-        return client
+    def __init__(self, *args: Any, **kw: Any) -> None:
+        super().__init__(*args, **kw)
+        self.n_checks = 0
 
 
-@pytest.fixture
-def counting(tmp_path, monkeypatch) -> Any:
-    """Makes agents that share no client with those of other tests."""
-    monkeypatch.setattr(CountingAgent, "built", weakref.WeakSet())
-    monkeypatch.setattr(module, "_clients", [])
-    options = {"model_name": "m", "model_client": "litellm", "logs_dir": tmp_path}
-    return lambda agent_class=CountingAgent, **given: agent_class(**options | given)
+def miles_agent() -> type[BasicLoopAgent]:
+    """The agent for the trainer Miles, from the examples' text on trainers."""
+    recipes = fenced_blocks((ROOT / "examples/trainers.md").read_text(), "python")
+    (code,) = [recipe for recipe in recipes if "class MilesAgent" in recipe]
+    exec(code, names := {})
+    return names["MilesAgent"]
 
 
 class TestContract:
@@ -779,9 +921,50 @@ class TestContract:
         the_base_class_defaults=({"max_turns": 1, "temperature": 1.0}, (1, 1.0)),
         none=({"temperature": None}, (50, None)),
     )
-    def test_what_is_given_wins_over_the_defaults_of_a_subclass(self, given, expected, counting):
-        options = counting(OwnDefaults, **given).options
+    @pytest.mark.parametrize("agent_class", [OwnDefaults, OwnInit])
+    def test_what_is_given_wins_over_the_defaults_of_a_subclass(
+        self, agent_class, given, expected, counting
+    ):
+        options = counting(agent_class, **given).options
         assert (options.max_turns, options.temperature) == expected
+
+    def test_what_a_subclass_passes_to_the_constructor_wins_over_its_defaults(self, counting):
+        class Fixed(OwnDefaults):
+            def __init__(self, max_tokens: int = 512, **kw: Any) -> None:
+                super().__init__(max_turns=1, max_tokens=2 * max_tokens, **kw)
+
+        options = counting(Fixed).options
+        assert (options.max_turns, options.max_tokens, options.temperature) == (1, 1024, 0.5)
+
+    @since_harbor_023
+    def test_preflight_sees_the_defaults_of_a_subclass(self):
+        class OnVllm(BasicLoopAgent):
+            class options_model(BasicLoopOptions):
+                model_client: str = "vllm"
+
+        with pytest.raises(ValueError, match=NO_URL):
+            OnVllm.preflight({}, {})
+
+    @since_harbor_023
+    def test_harbor_agent_schema_shows_the_defaults_of_a_subclass(self, capsys):
+        from harbor.cli.agents import schema_cmd
+
+        schema_cmd(f"{__name__}:OwnDefaults", as_json=True)
+        shown = json.loads(capsys.readouterr().out)["properties"]
+        found = [shown[name]["default"] for name in ("max_turns", "temperature", "max_tokens")]
+        assert found == [50, 0.5, 512]
+
+    MILES: ClassVar = {"model_info": {"max_input_tokens": 9}, "max_seq_len": 4096}
+
+    @since_harbor_023
+    def test_preflight_takes_what_miles_passes(self):
+        miles_agent().preflight(self.MILES, {})
+
+    def test_miles_agent_has_the_defaults_of_its_recipe(self, counting):
+        options = counting(miles_agent(), **self.MILES).options
+        limits = (options.max_turns, options.max_tokens, options.max_seq_len)
+        assert limits == (50, 4096, 4096)
+        assert (options.model_client, options.interleaved_thinking) == ("litellm", True)
 
     def test_trials_at_once_share_one_build(self, counting):
         async def main() -> list[Any]:
@@ -792,7 +975,7 @@ class TestContract:
 
     @columns("given").rows(
         option={"max_turns": 2},
-        option_that_is_not_in_the_signature={"max_seconds": 5.0},
+        option_that_is_not_in_the_signature={"max_output_bytes": 5},
         model={"model_name": "another"},
         key={"extra_env": {"OPENAI_API_KEY": "another"}},
         subclass={"agent_class": BasicLoopAgent},
@@ -833,10 +1016,11 @@ class TestOptions:
             "max_output_bytes": 10_000,
         }
 
-    POSITIVE = "max_turns max_tokens max_seconds context_limit max_output_bytes command_timeout_sec"
+    POSITIVE = "max_turns max_tokens context_limit max_output_bytes command_timeout_sec"
 
     @columns("given message").rows(
         temperature=({"temperature": -0.1}, "temperature.*greater than or equal to 0"),
+        max_seconds=({"max_seconds": -1}, "max_seconds.*greater than or equal to 0"),
         **{f"{n}_0": ({n: 0}, f"{n}.*greater than 0") for n in [*POSITIVE.split(), "top_p"]},
         temperature_infinite=({"temperature": math.inf}, "temperature.*finite number"),
         top_p=({"top_p": 1.1}, "top_p.*less than or equal to 1"),
@@ -847,23 +1031,101 @@ class TestOptions:
         url_without_http=({"api_base": "localhost:8000"}, "api_base.*https"),
         model_twice=({"llm_kwargs": {"model_name": 1}}, "llm_kwargs must not hold model_name: the"),
         model_named_otherwise=({"llm_kwargs": {"model": 1}}, "llm_kwargs must not hold model: the"),
-        server_twice=({"llm_kwargs": {"api_base": 1}}, "llm_kwargs must not hold api_base: the"),
+        server_twice=(
+            {"api_base": "http://x", "llm_kwargs": {"api_base": "http://y"}},
+            "llm_kwargs must not hold api_base: the",
+        ),
         option_twice=(
-            {"llm_kwargs": {"max_tokens": 1}},
+            {"max_tokens": 2, "llm_kwargs": {"max_tokens": 1}},
             "llm_kwargs must not hold max_tokens: the",
         ),
+        option_twice_once_as_its_default=(
+            {"max_tokens": 512, "llm_kwargs": {"max_tokens": 1}},
+            "llm_kwargs must not hold max_tokens: the",
+        ),
+        option_twice_once_as_null=(
+            {"temperature": None, "llm_kwargs": {"temperature": 1.0}},
+            "llm_kwargs must not hold temperature: the",
+        ),
+        bad_option_in_llm_kwargs=({"llm_kwargs": {"max_tokens": 0}}, "max_tokens.*greater than 0"),
         option_in_extra_body=(
             {"llm_kwargs": {"extra_body": {"temperature": 0.5}}},
             "llm_kwargs must not hold temperature: the",
         ),
         stream=({"llm_kwargs": {"stream": True}}, "llm_kwargs must not hold stream"),
         stream_in_extra_body=({"llm_kwargs": {"extra_body": {"stream": True}}}, "not hold stream"),
+        thinking_of_harbors_class=(
+            {"llm_kwargs": {"max_thinking_tokens": 9}},
+            "not hold max_thinking_tokens: use thinking={",
+        ),
+        thinking_of_harbors_class_in_extra_body=(
+            {"llm_kwargs": {"extra_body": {"max_thinking_tokens": 9}}},
+            "not hold max_thinking_tokens: use thinking={",
+        ),
+        responses_of_harbors_class=(
+            {"llm_kwargs": {"use_responses_api": True}},
+            "not hold use_responses_api: name the model openai/responses/NAME",
+        ),
     )
     def test_a_bad_option_is_an_error_that_shows_no_key(self, given, message, tmp_path):
         llm_kwargs = {"api_key": "sk-secret"} | given.get("llm_kwargs", {})
         with pytest.raises(ValueError, match=f"(?s){message}") as error:
             BasicLoopAgent(logs_dir=tmp_path, model_name="m", **given | {"llm_kwargs": llm_kwargs})
         assert "sk-secret" not in str(error.value)
+
+    @columns("name value").rows(
+        path=("model_path", "tinker://1"),
+        renderer=("renderer_name", "qwen3"),
+        tokens=("max_tokens", 7),
+        temperature=("temperature", 0.25),
+        no_temperature=("temperature", None),
+        turns=("max_turns", 7),
+        system=("system_prompt", "Be brief."),
+        client=("model_client", "vllm"),
+        url=("api_base", "http://x"),
+        top_p=("top_p", 0.25),
+        seconds=("max_seconds", 7.0),
+        ids=("collect_rollout_details", False),
+        limit=("context_limit", 7),
+        thinking=("interleaved_thinking", True),
+        session=("session_id", "7"),
+        script_seconds=("command_timeout_sec", 7),
+        bytes=("max_output_bytes", 7),
+    )
+    def test_an_option_that_is_not_given_is_taken_from_llm_kwargs(self, name, value, tmp_path):
+        llm_kwargs = {name: value, "seed": 3}
+        agent = BasicLoopAgent(logs_dir=tmp_path, model_name="m", llm_kwargs=llm_kwargs)
+        assert (getattr(agent.options, name), agent.options.llm_kwargs) == (value, {"seed": 3})
+
+    def test_an_option_in_llm_kwargs_wins_over_the_default_of_a_subclass(self, counting):
+        options = counting(OwnDefaults, llm_kwargs={"max_turns": 7}).options
+        assert (options.max_turns, options.temperature) == (7, 0.5)
+
+    def test_llm_kwargs_may_repeat_an_option(self, counting):
+        options = counting(max_tokens=7, llm_kwargs={"max_tokens": 7}).options
+        assert (options.max_tokens, options.llm_kwargs) == (7, {})
+
+    def test_the_callers_llm_kwargs_stay_as_they_are(self, counting):
+        given = {"top_p": 0.5, "extra_body": {"top_k": 3}}
+        counting(llm_kwargs=given)
+        assert given == {"top_p": 0.5, "extra_body": {"top_k": 3}}
+
+    @since_harbor_023
+    def test_preflight_takes_options_from_llm_kwargs(self):
+        with pytest.raises(ValueError, match=NO_URL):
+            BasicLoopAgent.preflight({"llm_kwargs": {"model_client": "vllm"}}, {})
+
+    # These are SkyRL's own.
+    SKYRL: ClassVar = {"timeout": 900, "max_retries": 0, "top_p": 0.75, "top_k": -1, "min_p": 0.0}
+
+    def test_vllm_receives_an_option_from_llm_kwargs(self, vllm):
+        vllm.run(llm_kwargs=self.SKYRL | {"model_info": {"max_input_tokens": 9}})
+        assert vllm.bodies("/v1/completions")[0]["top_p"] == 0.75
+
+    def test_a_chat_api_receives_an_option_from_llm_kwargs(self, chat):
+        chat.run(llm_kwargs={"top_p": 0.75, "max_tokens": 7})
+        body = chat.bodies("/v1/chat/completions")[0]
+        assert (body["top_p"], body["max_tokens"]) == (0.75, 7)
 
     @since_harbor_023
     def test_an_unknown_option_is_an_error(self, tmp_path):
@@ -899,7 +1161,7 @@ class TestOptions:
             "vllm",
             {"model_name": "x"},
             RuntimeError,
-            "is no vLLM or SGLang server with the model x",
+            "tells no context limit of the model x: its models are",
         ),
         no_provider=("chat", {"model_name": "x"}, litellm.BadRequestError, "Provider NOT provided"),
     )
@@ -923,7 +1185,7 @@ class TestOptions:
         process=({}, {}, ("process", "process")),
         agent=({}, {"BASE_URL": "agent", "API_KEY": "agent"}, ("agent", "agent")),
         api_base_if_no_base_url=({}, {"BASE_URL": "", "API_BASE": "agent"}, ("agent", "process")),
-        option=({"api_base": "http://x"}, {"BASE_URL": "agent"}, ("http://x", "process")),
+        option=({"api_base": "http://x"}, {"BASE_URL": "agent"}, ("http://x/v1", "process")),
         key=({"llm_kwargs": {"api_key": "option"}}, {"API_KEY": "agent"}, ("process", "option")),
         masked_by_harbor=({}, {"API_KEY": "sk-r****456"}, ("process", "process")),
         key_from_a_file=({}, {"API_KEY": " ag\nent\n"}, ("process", "agent")),
@@ -939,11 +1201,85 @@ class TestOptions:
         openai=("openai", "http://x:1", "http://x:1/v1"),
         with_a_slash=("hosted_vllm", "http://x:1/", "http://x:1/v1"),
         with_a_path=("hosted_vllm", "http://x:1/y", "http://x:1/y"),
+        without_a_port=("openai", "http://x", "http://x/v1"),
+        https=("openai", "https://x.org", "https://x.org/v1"),
+        https_with_a_slash=("hosted_vllm", "https://x.org/", "https://x.org/v1"),
+        https_with_a_path=("openai", "https://x.org/y/", "https://x.org/y/"),
+        ip_6=("openai", "http://[::1]:8000", "http://[::1]:8000/v1"),
+        with_v1=("openai", "http://x/v1", "http://x/v1"),
         another_provider=("anthropic", "http://x:1", "http://x:1"),
     )
-    def test_v1_is_added_to_a_url_that_ends_in_a_port(self, provider, url, expected):
+    def test_v1_is_added_to_a_url_without_a_path(self, provider, url, expected):
         options = BasicLoopOptions(**CHAT_OPTIONS, api_base=url)
         assert module.url_and_key(options, provider, {})[0] == expected
+
+    # What litellm 1.110 looks up for a provider.
+    LOOKED_UP = """
+    ai21_chat AI21_API_KEY
+    aleph_alpha ALEPH_ALPHA_API_KEY ALEPHALPHA_API_KEY
+    apertis STIMA_API_KEY
+    anthropic ANTHROPIC_API_KEY ANTHROPIC_API_BASE ANTHROPIC_BASE_URL
+    azure AZURE_API_KEY AZURE_OPENAI_API_KEY AZURE_API_BASE
+    azure_ai AZURE_AI_API_KEY AZURE_AI_API_BASE
+    cohere COHERE_API_KEY CO_API_KEY COHERE_API_BASE
+    cohere_chat COHERE_API_KEY CO_API_KEY COHERE_API_BASE
+    cometapi COMETAPI_KEY COMETAPI_API_BASE
+    dashscope DASHSCOPE_API_KEY DASHSCOPE_API_BASE
+    deepseek DEEPSEEK_API_KEY DEEPSEEK_API_BASE
+    featherless_ai FEATHERLESS_AI_API_KEY FEATHERLESS_API_KEY FEATHERLESS_API_BASE
+    fireworks_ai FIREWORKS_API_KEY FIREWORKS_AI_API_KEY FIREWORKSAI_API_KEY FIREWORKS_AI_TOKEN
+    fireworks_ai FIREWORKS_API_BASE
+    friendliai FRIENDLIAI_API_KEY FRIENDLI_TOKEN FRIENDLI_API_BASE
+    gemini GEMINI_API_KEY GOOGLE_API_KEY PALM_API_KEY GEMINI_API_BASE
+    groq GROQ_API_KEY GROQ_API_BASE
+    hosted_vllm HOSTED_VLLM_API_KEY HOSTED_VLLM_API_BASE
+    huggingface HUGGINGFACE_API_KEY HF_TOKEN
+    lambda_ai LAMBDA_API_KEY LAMBDA_API_BASE
+    meta_llama LLAMA_API_KEY LLAMA_API_BASE
+    nano-gpt NANOGPT_API_KEY
+    ollama OLLAMA_API_KEY OLLAMA_API_BASE
+    ollama_chat OLLAMA_API_KEY OLLAMA_API_BASE
+    openrouter OPENROUTER_API_KEY OR_API_KEY OPENROUTER_API_BASE
+    perplexity PERPLEXITYAI_API_KEY PERPLEXITY_API_KEY PERPLEXITY_API_BASE
+    qwencloud QWENCLOUD_API_KEY DASHSCOPE_API_KEY
+    replicate REPLICATE_API_KEY REPLICATE_API_TOKEN REPLICATE_API_BASE
+    scaleway SCW_SECRET_KEY
+    snowflake SNOWFLAKE_JWT
+    tensormesh TENSORMESH_INFERENCE_API_KEY TENSORMESH_SERVERLESS_BASE_URL
+    text-completion-openai OPENAI_API_KEY OPENAI_BASE_URL
+    together_ai TOGETHER_API_KEY TOGETHER_AI_API_KEY TOGETHERAI_API_KEY TOGETHER_AI_TOKEN
+    veniceai VENICE_AI_API_KEY
+    vercel_ai_gateway VERCEL_AI_GATEWAY_API_KEY VERCEL_OIDC_TOKEN VERCEL_AI_GATEWAY_API_BASE
+    volcengine VOLCENGINE_API_KEY VOLCENGINE_API_BASE
+    watsonx WATSONX_APIKEY WATSONX_API_KEY WX_API_KEY WATSONX_API_BASE WATSONX_URL WX_URL WML_URL
+    xai XAI_API_KEY XAI_API_BASE
+    """
+    PAIRS = [
+        (provider, name)
+        for provider, *names in (line.split() for line in LOOKED_UP.strip().splitlines())
+        for name in names
+    ]
+
+    @columns("provider name").rows(**{f"{pair[0]}-{pair[1]}": pair for pair in PAIRS})
+    def test_each_variable_that_litellm_looks_up_may_be_the_agents(
+        self, provider, name, monkeypatch
+    ):
+        # The process has values under all names of this provider.
+        for _, other in [pair for pair in self.PAIRS if pair[0] == provider]:
+            monkeypatch.setenv(other, "process")
+        options = BasicLoopOptions(**CHAT_OPTIONS)
+        url, key = module.url_and_key(options, provider, {name: "agent"})
+        assert (url if re.search("BASE|URL$", name) else key) == "agent"
+
+    def test_a_masked_key_does_not_hide_a_key_of_the_process(self, monkeypatch):
+        monkeypatch.setenv("FIREWORKS_AI_API_KEY", "process")
+        options = BasicLoopOptions(**CHAT_OPTIONS)
+        masked = {"FIREWORKS_API_KEY": "fw_1****456"}
+        assert module.url_and_key(options, "fireworks_ai", masked)[1] == "process"
+
+    def test_a_provider_receives_the_key_of_a_name_that_only_litellm_has(self, chat):
+        chat.run(model_name="fireworks_ai/tiny", extra_env={"FIREWORKS_API_KEY": "own"})
+        assert chat.headers("Authorization") == ["Bearer own"]
 
     def test_a_server_of_ones_own_needs_no_key(self):
         options = BasicLoopOptions(**CHAT_OPTIONS, api_base="http://x:1")
@@ -982,7 +1318,7 @@ class TestOptions:
     )
     def test_a_key_with_a_strange_character_is_an_error_that_does_not_show_it(self, key, model):
         env = {f"{name}_API_KEY": key for name in ("TINKER", "VLLM", "OPENAI")}
-        with pytest.raises(ValueError, match="_API_KEY holds a character that no key has") as error:
+        with pytest.raises(ValueError, match="_API_KEY contains an invalid character") as error:
             set_up(model.agent(extra_env=env))
         assert "secret" not in shown_text(error.value)
 
@@ -991,6 +1327,7 @@ class TestOptions:
         a_bad_option=({"max_turns": 0}, {}, "max_turns"),
         no_key_for_tinker=({}, {"TINKER_API_KEY": "****"}, NO_KEY),
         no_url_of_vllm=({"model_client": "vllm"}, None, NO_URL),
+        an_option_twice=({"top_p": 0.5, "llm_kwargs": {"top_p": 1.0}}, {}, "not hold top_p"),
     )
     def test_preflight_refuses_what_setup_would_refuse(self, kwargs, env, message, no_key):
         with pytest.raises(ValueError, match=message):
@@ -1006,36 +1343,24 @@ class TestOptions:
 WEB = MCPServerConfig(name="web", transport="sse", url="http://mcp:8000/sse")
 
 
-class OwnLoop(BasicLoopAgent):
-    """A user's loop. It makes `max_turns` calls, whatever the replies, with a step after each."""
-
-    def after_turn(self) -> None: ...
-
-    async def converse(self, environment: Any) -> str:
-        for _ in range(self.options.max_turns):
-            await self.sample()
-            self.after_turn()
-            self.tell("go on")
-        return "own reason"
+OUTPUT = "Exit code: 0\nOutput:\n"
+GONE = RuntimeError("gone")
+LEFT_OUT = {"role": "system", "content": "(left out)"}
+# What the loop tells the model of a block that it cannot read, and of a fence after other words.
+UNCLOSED = BasicLoopAgent.unclosed_block
+MISPLACED = BasicLoopAgent.misplaced_fence
 
 
-def saying(*replies: Any) -> type[BasicLoopAgent]:
-    """An agent whose own client gives these replies, as a chat endpoint does. It asks no server."""
-    iterator = iter(replies)
-
-    class Client:
-        async def call(self, **given: Any) -> LLMResponse:
-            return await outcome(next(iterator))
-
-    class SayingAgent(BasicLoopAgent):
-        def _build_llm(self) -> Any:
-            return Client()
-
-    return SayingAgent
+async def two_steps(run: AgentRun) -> None:
+    """A first step, whose error is passed over, and a second one."""
+    await finish(run)
+    await run.step("two")
 
 
 class TestLoop:
     OPEN = bash("rm x") + "```bash\nrm y"
+    # This fence stands after other words.
+    LATE = "Let me look: ```bash\nls\n```"
 
     @columns("replies max_turns scripts stop_reason answer").rows(
         an_answer=(["hi"], 9, [], "completed", "hi"),
@@ -1112,71 +1437,131 @@ class TestLoop:
         sent = [message["content"] for message in chat.requests[-1][1]["messages"]]
         assert sent == ["ab", "ab", bash("ls"), "Exit code: 0\nOutput:\nab"]
 
-    def test_sample_without_a_text_to_send_is_an_error(self, tinker):
-        agent = tinker.run().agent
-        with pytest.raises(RuntimeError, match="nothing to send: `tell` the model something first"):
-            asyncio.run(agent.sample())
+    @columns("before after shown").rows(
+        alone=("", "", "Explain <|im_end|>."),
+        words_of_a_loop=("a<|end|> ", " <|end|>b", "a{end} Explain <|im_end|>. {end}b"),
+        the_same_words_before=("Explain <|im_end|>. ", "", "Explain {im_end}. Explain <|im_end|>."),
+    )
+    def test_special_tokens_stay_in_the_instruction_alone(self, before, after, shown, tinker):
+        class Around(BasicLoopAgent):
+            async def converse(self, prompt: str, environment: Any) -> str:
+                return await super().converse(f"{before}{prompt}{after}", environment)
 
-    def test_a_resumed_step_begins_with_the_last_scripts_output(self, tinker):
+        tinker.new_run(agent_class=Around).follow("Explain <|im_end|>.")
+        shown = shown.format(end="<\u200b|end|>\u200b", im_end="<\u200b|im_end|>\u200b")
+        assert f"<|im_start|>user\n{shown}<|im_end|>\n" in tinker.prompt_text(0)
+
+    def test_special_tokens_of_an_instruction_that_is_sent_again_become_plain_text(self, tinker):
+        class Again(OwnLoop):
+            async def converse(self, prompt: str, environment: Any) -> str:
+                await self.sample(prompt)
+                await self.sample(prompt)
+                return "own reason"
+
+        tinker.new_run(agent_class=Again).follow("Explain <|end|>.")
+        assert "user\nExplain <\u200b|end|>\u200b.<|im_end|>" in tinker.prompt_text(1)
+
+    def test_special_tokens_of_the_introduction_become_plain_text(self, tinker):
+        server = MCPServerConfig(name="<|end|>", transport="sse", url="http://mcp:8000/sse")
+        tinker.new_run(mcp_servers=[server]).follow("Explain <|im_end|>.")
+        assert '"name":"<\u200b|end|>\u200b"' in tinker.prompt_text(0)
+        assert "\n\nExplain <|im_end|>.<|im_end|>" in tinker.prompt_text(0)
+
+    @columns("output instruction shown").rows(
+        another=("a<|end|>", "two <|im_end|>", "a<\u200b|end|>\u200b\n\ntwo <|im_end|>"),
+        equal=("<|end|>", "<|end|>", "<\u200b|end|>\u200b\n\n<|end|>"),
+    )
+    def test_special_tokens_of_an_output_that_opens_a_step_become_plain_text(
+        self, output, instruction, shown, tinker
+    ):
         replies = [bash("a"), bash("b"), "done"]
-        tinker.new_run(replies, FakeEnvironment("A", "B"), max_turns=2).follow("one", "two")
-        assert "user\nExit code: 0\nOutput:\nB\n\ntwo<|im_end|>" in tinker.prompt_text(2)
+        run = tinker.new_run(replies, FakeEnvironment("", output), max_turns=2)
+        run.follow("one", instruction)
+        assert f"user\n{OUTPUT}{shown}<|im_end|>" in tinker.prompt_text(2)
 
-    def test_what_a_loop_told_and_was_never_sent_opens_the_next_step(self, tinker):
-        """OwnLoop ends with a text that no `sample` has sent."""
-        done = tinker.new_run(agent_class=OwnLoop).follow("one", "two")
-        assert [step.message for step in done.steps if step.source == "user"] == ["go on\n\ntwo"]
+    def test_the_record_has_texts_with_special_tokens_without_zero_width_spaces(self, tinker):
+        done = tinker.run([bash("ls"), "done"], FakeEnvironment("a<|end|>b"), max_turns=2)
+        assert done.observations == [f"{OUTPUT}a<|end|>b"]
+        # No second step shows the output once more.
+        assert [step.message for step in done.steps if step.source == "user"] == ["do it"]
 
-    def test_an_instruction_that_was_never_sent_opens_the_next_step(self, tinker):
-        run = tinker.new_run([RuntimeError("gone"), "hi"])
-        asyncio.run(finish(run))
-        asyncio.run(run.step("two"))
-        assert run.steps[0].message == "do it\n\ntwo"
+    @columns("replies results opening").rows(
+        a_first_call_failed=([GONE], [], "do it"),
+        a_later_call_failed=([bash("a"), GONE], ["A"], f"{OUTPUT}A"),
+        the_context_was_full=([bash("a"), FULL], ["A"], f"{OUTPUT}A"),
+        the_time_ended_in_the_first_call=([forever], [], "do it"),
+        the_time_ended_in_a_later_call=([bash("a"), forever], ["A"], f"{OUTPUT}A"),
+        a_call_was_cancelled=([bash("a"), asyncio.CancelledError()], ["A"], f"{OUTPUT}A"),
+        the_last_output=([bash("a"), bash("b")], ["A", "B"], f"{OUTPUT}B"),
+        an_open_block=([bash("a"), OPEN], ["A"], UNCLOSED),
+        a_misplaced_fence=([bash("a"), LATE], ["A"], MISPLACED),
+    )
+    def test_what_was_not_sent_opens_the_next_step(self, replies, results, opening, tinker):
+        environment = FakeEnvironment(*results)
+        run = tinker.new_run([*replies, "hi"], environment, max_turns=2, max_seconds=50)
+        asyncio.run(two_steps(run), loop_factory=virtual_loop)
+        assert run.steps[0].message == f"{opening}\n\ntwo"
 
-    def test_an_introduction_that_was_never_sent_opens_the_next_step(self, tinker):
-        run = tinker.new_run([RuntimeError("gone"), "hi"], mcp_servers=[WEB])
-        asyncio.run(finish(run))
-        asyncio.run(run.step("two"))
-        assert run.steps[0].message.startswith("MCP server: ")
+    @columns("replies").rows(
+        an_answer=["hi"],
+        an_answer_after_a_script=[bash("a"), "hi"],
+        a_reply_that_was_cut_off=[bash("a"), Reply(bash("b"), cut_off=True)],
+        an_error_of_the_environment=[bash("dies")],
+    )
+    def test_what_was_sent_is_not_sent_again_in_the_next_step(self, replies, tinker):
+        environment = FakeEnvironment(*(["A"] if len(replies) > 1 else [GONE, GONE]))
+        run = tinker.new_run([*replies, "hi"], environment, max_turns=2)
+        asyncio.run(two_steps(run))
+        assert run.steps[0].message == "two"
+
+    def test_what_two_steps_in_a_row_did_not_send_opens_the_third(self, tinker):
+        run = tinker.new_run([bash("a"), bash("b"), GONE, "hi"], max_turns=2)
+        asyncio.run(finish(run, run))
+        asyncio.run(run.step("three"))
+        assert run.steps[0].message == f"{OUTPUT}(none)\n\ndo it\n\nthree"
+
+    def test_instructions_of_two_failed_steps_open_the_third(self, tinker):
+        run = tinker.new_run([GONE, GONE, "hi"], mcp_servers=[WEB])
+
+        with pytest.raises(module.ApiError):
+            asyncio.run(run.go("one"))
+        with pytest.raises(module.ApiError):
+            asyncio.run(run.step("two"))
+        asyncio.run(run.step("three"))
+        server = f"MCP server: {WEB.model_dump_json(exclude_none=True)}"
+        assert run.steps[0].message == f"{server}\n\none\n\ntwo\n\nthree"
+
+    def test_a_prompt_of_a_loop_that_had_no_reply_opens_the_next_step(self, tinker):
+        run = tinker.new_run(["hi", GONE, "hi", "hi"], agent_class=OwnLoop, max_turns=2)
+        asyncio.run(two_steps(run))
+        users = [step.message for step in run.steps if step.source == "user"]
+        assert users == ["go on\n\ntwo", "go on"]
 
     class Reminds(BasicLoopAgent):
-        async def converse(self, environment: Any) -> str:
-            self.tell("remember")
-            return await super().converse(environment)
+        async def converse(self, prompt: str, environment: Any) -> str:
+            return await super().converse(f"{prompt}\n\nremember", environment)
 
-    def test_what_a_loop_told_in_a_step_without_a_turn_is_told_later(self, tinker):
-        run = tinker.new_run([RuntimeError("gone"), "hi"], agent_class=TestLoop.Reminds)
+    def test_what_a_loop_added_in_a_step_without_a_turn_opens_the_next_step(self, tinker):
+        run = tinker.new_run([GONE, "hi"], agent_class=TestLoop.Reminds)
         asyncio.run(finish(run, run))
         assert run.steps[0].message == "do it\n\nremember\n\ndo it\n\nremember"
 
-    def test_what_is_told_while_the_model_samples_is_sent_with_the_next_call(self, tinker):
-        async def told_meanwhile() -> str:
-            run.agent.tell("hurry")
-            return bash("ls")
-
-        run = tinker.new_run([told_meanwhile, "done"], FakeEnvironment("out"), max_turns=2)
-        run.follow()
-        output = "Exit code: 0\nOutput:\nout"
-        assert f"user\nhurry\n\n{output}<|im_end|>" in tinker.prompt_text(1)
-        users = [step.message for step in run.steps if step.source == "user"]
-        assert users == ["do it", f"hurry\n\n{output}"]
+    def test_a_step_without_a_turn_shows_what_it_did_not_send(self, tinker):
+        run = tinker.new_run([GONE], agent_class=TestLoop.Reminds)
+        asyncio.run(finish(run))
+        assert run.steps[0].message == "do it\n\nremember"
 
     def test_what_a_failed_call_did_not_send_is_sent_once_it_can(self, tinker):
         """A loop may catch an error of the model's server, and try again."""
 
         class Persistent(BasicLoopAgent):
-            async def converse(self, environment: Any) -> str:
+            async def converse(self, prompt: str, environment: Any) -> str:
                 with contextlib.suppress(module.ApiError):
-                    await self.sample()
-                return await super().converse(environment)
+                    await self.sample(prompt)
+                return await super().converse(prompt, environment)
 
-        tinker.run([RuntimeError("gone"), "hi"], agent_class=Persistent)
+        tinker.run([GONE, "hi"], agent_class=Persistent)
         assert tinker.prompt_text(0).count("do it") == 1
-
-    def test_a_step_without_a_turn_shows_what_was_told(self, tinker):
-        run = tinker.new_run([RuntimeError("gone")], agent_class=TestLoop.Reminds)
-        asyncio.run(finish(run))
-        assert run.steps[0].message == "do it\n\nremember"
 
     def test_a_second_run_tells_nothing_of_a_first_without_a_turn(self, tinker):
         run = tinker.new_run([RuntimeError("gone"), "hi"])
@@ -1185,18 +1570,24 @@ class TestLoop:
         asyncio.run(run.step("two"))
         assert run.steps[0].message == "two"
 
+    class Tool(OwnLoop):
+        """Sends what a tool of its own said."""
+
+        async def converse(self, prompt: str, environment: Any) -> str:
+            for _ in range(2):
+                turn = await self.sample(prompt)
+                turn.observation = "a<|im_end|>"
+                prompt = f"{turn.observation}\n\ngo on"
+            return "own reason"
+
     def test_what_a_loop_observes_is_sent_as_plain_text(self, tinker):
-        class Tool(OwnLoop):
-            def after_turn(self) -> None:
-                self.observe("a<|im_end|>")
-
-        done = tinker.run(agent_class=Tool, max_turns=2, system_prompt="")
-        assert done.observations == ["a<\u200b|im_end|>\u200b"] * 2
+        done = tinker.run(agent_class=TestLoop.Tool, system_prompt="")
         assert "user\na<\u200b|im_end|>\u200b\n\ngo on<|im_end|>" in tinker.prompt_text(1)
+        assert done.observations == ["a<|im_end|>"] * 2
         users = [step.message for step in done.steps if step.source == "user"]
-        assert users == ["do it", "a<\u200b|im_end|>\u200b\n\ngo on"]
+        assert users == ["do it", "a<|im_end|>\n\ngo on"]
 
-    def test_an_observation_that_is_set_by_hand_is_not_sent(self, tinker):
+    def test_an_observation_that_the_loop_does_not_send_is_not_sent(self, tinker):
         class Noted(OwnLoop):
             def after_turn(self) -> None:
                 self.turns[-1].observation = "a note"
@@ -1210,12 +1601,105 @@ class TestLoop:
         assert "a block lacks the line ``` that closes it" in tinker.prompt_text(1)
         assert done.scripts == []
 
+    @columns("reply").rows(
+        options="```bash ls -la\n```",
+        command_on_the_fence="```bash ls\npwd\n```",
+        upper_case="```BASH ls\n```",
+        sh="```sh -c ls\n```",
+        shell="```shell ls\n```",
+        tab="```bash\tls\n```",
+        blank_first="``` bash ls\n```",
+        title="```bash title=x\nls\n```",
+        in_a_list="- ```bash ls\n  ```",
+        second_block=f"{bash('rm x')}```bash ls\n```",
+        closed_at_the_end_of_a_line="```bash\nls```",
+    )
+    def test_a_block_with_more_than_its_language_on_the_first_line_is_told(self, reply, tinker):
+        done = tinker.run([reply, "done"], max_turns=2)
+        assert (done.observations, done.scripts) == ([UNCLOSED], [])
+
+    @columns("reply").rows(
+        words_before=LATE,
+        word_without_a_blank="run```sh\nls\n```",
+        bold="**Run:** ```shell\nls\n```",
+        list_item="- Look: ```bash\n  ls\n  ```",
+        quotation="> ```bash\n> ls\n> ```",
+        second_line="Let me look.\nI run ```bash\nls\n```",
+        upper_case="Look: ```BASH\nls\n```",
+        blank_before_the_language="Look: ``` bash\nls\n```",
+        four_backticks="Look: ````bash\nls\n````",
+        tildes="Look: ~~~bash\nls\n~~~",
+        carriage_returns="Look: ```bash\r\nls\r\n```",
+        not_closed="Look: ```bash\nls",
+        commands_beside_it="Look: ```bash ls\npwd\n```",
+        one_line="```bash ls```",
+        one_line_after_words="Look: ```bash ls```",
+        indented_line="  ```sh ls```",
+        indented_code="    ```bash\n    ls\n    ```",
+    )
+    def test_a_fence_that_is_not_on_a_line_of_its_own_is_told(self, reply, tinker):
+        done = tinker.run([reply, "done"], max_turns=2)
+        assert (done.observations, done.scripts) == ([MISPLACED], [])
+        assert "user\nNothing was run. Put ```bash on a line of its own" in tinker.prompt_text(1)
+
+    @columns("reply").rows(
+        no_fence="bash and sh are shells.",
+        code_in_a_line="I ran `bash x.sh`.",
+        another_language="Look: ```python\nprint()\n```",
+        longer_word="Look: ```bashrc\nx\n```",
+        no_language="```\nls\n```",
+        block_of_another_language="```python\nprint()\n```",
+    )
+    def test_a_reply_without_a_fence_for_the_shell_is_the_answer(self, reply, tinker):
+        done = tinker.run([reply], max_turns=2)
+        assert (done.stop_reason, done.completion) == ("completed", reply)
+
+    def test_a_misplaced_fence_twice_in_a_row_is_the_answer(self, tinker):
+        done = tinker.run([self.LATE, "Again: ```bash\nls\n```"], max_turns=9)
+        assert (done.stop_reason, done.scripts) == ("completed", [])
+        assert done.completion == "Again: ```bash\nls\n```"
+
+    def test_a_misplaced_fence_in_a_single_turn_is_the_answer(self, tinker):
+        done = tinker.run([self.LATE])
+        assert (done.stop_reason, done.completion) == ("completed", self.LATE)
+
+    @columns("reply told").rows(script=(bash("ls"), f"{OUTPUT}(none)"), open_block=(OPEN, UNCLOSED))
+    def test_a_misplaced_fence_is_told_anew_after_another_reply(self, reply, told, tinker):
+        done = tinker.run([self.LATE, reply, self.LATE, "done"], max_turns=9)
+        assert done.observations == [MISPLACED, told, MISPLACED]
+
+    class CountsTurns(BasicLoopAgent):
+        async def sample(self, prompt: str) -> Turn:
+            n_left = self.options.max_turns - len(self.turns)
+            return await super().sample(f"{prompt}\n[{n_left} turns left]")
+
+    def test_a_loop_that_tells_the_turns_left_takes_a_repeated_misplaced_fence(self, tinker):
+        done = tinker.run([self.LATE] * 2, agent_class=TestLoop.CountsTurns, max_turns=9)
+        assert (done.stop_reason, len(done.agent.turns)) == ("completed", 2)
+        assert f"user\n{MISPLACED}\n[8 turns left]<|im_end|>" in tinker.prompt_text(1)
+
+    def test_a_subclass_may_add_to_the_output(self, tinker):
+        class Adds(BasicLoopAgent):
+            async def execute(self, blocks: list[str], environment: Any) -> str:
+                return await super().execute(blocks, environment) + "\n[3 turns left]"
+
+        done = tinker.run([bash("ls"), "done"], FakeEnvironment("x"), agent_class=Adds, max_turns=2)
+        assert done.observations == [f"{OUTPUT}x\n[3 turns left]"]
+        assert f"user\n{OUTPUT}x\n[3 turns left]<|im_end|>" in tinker.prompt_text(1)
+
+    def test_a_subclass_may_choose_the_languages(self, tinker):
+        class Zsh(BasicLoopAgent):
+            languages = ("zsh",)
+
+        replies = [bash("a", language="zsh"), "Look: ```zsh\nb\n```", bash("c")]
+        done = tinker.run(replies, agent_class=Zsh, max_turns=9)
+        assert (done.scripts, done.observations[1:]) == (["a"], [MISPLACED])
+
     def test_a_loop_may_go_on_after_an_answer(self, tinker):
         class Twice(BasicLoopAgent):
-            async def converse(self, environment: Any) -> str:
-                await super().converse(environment)
-                self.tell(f"Check it: {self.instruction}")
-                return await super().converse(environment)
+            async def converse(self, prompt: str, environment: Any) -> str:
+                await super().converse(prompt, environment)
+                return await super().converse(f"Check it: {self.instruction}", environment)
 
         done = tinker.run([bash("a"), "hi", "checked"], agent_class=Twice, max_turns=9)
         assert (done.completion, done.metadata["n_prefix_breaks"]) == ("checked", 0)
@@ -1225,18 +1709,18 @@ class TestLoop:
 
     def test_max_turns_holds_for_all_of_a_run(self, tinker):
         class Again(BasicLoopAgent):
-            async def converse(self, environment: Any) -> str:
-                await super().converse(environment)
-                return await super().converse(environment)
+            async def converse(self, prompt: str, environment: Any) -> str:
+                await super().converse(prompt, environment)
+                return await super().converse("go on", environment)
 
         done = tinker.run([bash("a"), bash("b")], agent_class=Again, max_turns=2)
         assert (done.stop_reason, len(tinker.sampled)) == ("max_turns", 2)
 
     def test_a_script_may_run_before_the_first_turn(self, tinker):
         class Prepared(BasicLoopAgent):
-            async def converse(self, environment: Any) -> str:
-                self.tell(await self.execute(["ls"], environment))
-                return await super().converse(environment)
+            async def converse(self, prompt: str, environment: Any) -> str:
+                output = await self.execute(["ls"], environment)
+                return await super().converse(f"{prompt}\n\n{output}", environment)
 
         tinker.run((), FakeEnvironment("files"), agent_class=Prepared)
         assert "do it\n\nExit code: 0\nOutput:\nfiles" in tinker.prompt_text(0)
@@ -1307,29 +1791,27 @@ class TestLoop:
 
     def test_a_recipe_tries_a_loop_without_a_job(self, tmp_path, monkeypatch, capsys):
         """It tries the recipe that stops a model which repeats its script."""
-        recipes = fenced_blocks((ROOT / "examples/README.md").read_text(), "python")
+        recipes = fenced_blocks((ROOT / "examples/recipes.md").read_text(), "python")
         code = "".join(recipe for recipe in recipes if "StopsRepeats" in recipe)
         monkeypatch.chdir(tmp_path)
-        exec(code, {"BasicLoopAgent": BasicLoopAgent})
+        exec(code, {})
         assert "{'stop_reason': 'repeats', 'n_episodes': 3}" in capsys.readouterr().out
 
     def test_a_client_may_sample_twice_for_a_reply(self, tinker):
-        """What it has sampled is recorded, also if the time ends in the second call."""
+        """What it returns is recorded."""
 
         class Two(module.ModelClient):
             async def call(self, prompt: str, message_history: Any, **other: Any) -> Turn:
-                request = other["request"]
-                request.partial = await inner.call(prompt, message_history, request)
-                return await inner.call(prompt, message_history, request)
+                await inner.call(prompt, message_history, **other)
+                return await inner.call(prompt, message_history, **other)
 
         class TwoAgent(BasicLoopAgent):
             def _build_llm(self) -> Any:
                 return Two()
 
         (inner,) = set_up(tinker.agent())
-        ended = tinker.new_run(["first", forever], agent_class=TwoAgent, max_seconds=0.5)
-        asyncio.run(ended.go())
-        assert (ended.stop_reason, ended.recorded) == ("rollout_timeout", tinker.sampled)
+        done = tinker.run(["first", "second"], agent_class=TwoAgent)
+        assert (done.completion, done.recorded) == ("second", tinker.sampled[1:])
 
     def test_a_client_may_be_called_as_harbors_own(self, model):
         model.will_reply("hello")
@@ -1339,12 +1821,119 @@ class TestLoop:
     def test_an_edited_conversation_is_rendered_anew_once(self, tinker, monkeypatch):
         def edit(agent: OwnLoop) -> None:
             if len(agent.turns) == 2:
-                agent.messages[0]["content"] = "(left out)"
+                agent.messages = [LEFT_OUT, *agent.messages[1:]]
 
         monkeypatch.setattr(OwnLoop, "after_turn", edit)
         done = tinker.run(agent_class=OwnLoop, max_turns=4)
         assert tinker.prompt_text(2).startswith("<|im_start|>system\n(left out)<|im_end|>")
         assert done.metadata["n_prefix_breaks"] == 1
+
+    def test_messages_cannot_be_appended_to(self, tinker):
+        agent = tinker.run().agent
+        with pytest.raises(AttributeError):
+            agent.messages.append(LEFT_OUT)
+
+    def test_a_slice_of_messages_cannot_be_assigned(self, tinker):
+        agent = tinker.run().agent
+        with pytest.raises(TypeError):
+            agent.messages[:] = [LEFT_OUT]
+
+    def test_a_message_is_a_copy(self, tinker, monkeypatch):
+        def spoil(agent: OwnLoop) -> None:
+            agent.messages[-1]["content"] = "(left out)"
+
+        monkeypatch.setattr(OwnLoop, "after_turn", spoil)
+        done = tinker.run(agent_class=OwnLoop, max_turns=2)
+        said = ["do it", "hello", "go on", "hello"]
+        assert [message["content"] for message in done.agent.messages[1:]] == said
+
+    def test_assigned_messages_are_copied(self, tinker, monkeypatch):
+        def edit(agent: OwnLoop) -> None:
+            agent.messages = mine = [LEFT_OUT.copy()]
+            mine[0]["content"] = "mine"
+            mine.append(LEFT_OUT)
+
+        monkeypatch.setattr(OwnLoop, "after_turn", edit)
+        tinker.run(agent_class=OwnLoop, max_turns=2)
+        opening = "<|im_start|>system\n(left out)<|im_end|>\n<|im_start|>user\ngo on<|im_end|>"
+        assert tinker.prompt_text(1).startswith(opening)
+
+    @columns("replies opening").rows(prompt=([GONE], "do it"), output=([bash("a")], f"{OUTPUT}A"))
+    def test_edited_messages_do_not_drop_what_was_not_sent(self, replies, opening, tinker):
+        class LastOutput(BasicLoopAgent):
+            async def converse(self, prompt: str, environment: Any) -> str:
+                turn = await self.sample(prompt)
+                turn.observation = await self.execute(["a"], environment)
+                return "own reason"
+
+        run = tinker.new_run([*replies, "hi"], FakeEnvironment("A"), agent_class=LastOutput)
+        asyncio.run(finish(run))
+        run.agent.messages = [LEFT_OUT]
+        asyncio.run(run.step("two"))
+        assert run.steps[0].message == f"{opening}\n\ntwo"
+        texts = [message["content"] for message in run.agent.messages]
+        assert texts == ["(left out)", f"{opening}\n\ntwo", "hi"]
+
+    def test_a_client_receives_no_previous_turn_after_an_edit(self, chat, monkeypatch):
+        previous = []
+
+        class Numbered(module.ModelClient):
+            async def call(self, *given: Any, **other: Any) -> Turn:
+                previous.append(other["previous"] and other["previous"].content)
+                return Turn(content=str(len(previous)))
+
+        def edit(agent: OwnLoop) -> None:
+            if len(agent.turns) == 2:
+                agent.messages = agent.messages[2:]
+
+        monkeypatch.setattr(OwnLoop, "after_turn", edit)
+        monkeypatch.setattr(OwnLoop, "_build_llm", lambda agent: Numbered())
+        chat.new_run(agent_class=OwnLoop, max_turns=4).follow("one", "two")
+        assert previous == [None, "1", None, "3", "4", "5", None, "7"]
+
+    def test_a_full_context_after_an_edit_ends_the_run_as_a_full_context(self, tinker):
+        class Edits(BasicLoopAgent):
+            async def execute(self, blocks: list[str], environment: Any) -> str:
+                self.messages = []
+                return await super().execute(blocks, environment)
+
+        done = tinker.run([bash("a"), FULL], agent_class=Edits, max_turns=9)
+        assert done.stop_reason == "context_overflow"
+
+    def test_a_full_context_at_the_start_of_a_second_run_is_an_error(self, tinker):
+        run = tinker.new_run(["hi", FULL]).follow()
+        run.contexts.clear()
+        with pytest.raises(module.ApiError):
+            asyncio.run(run.step())
+
+    @columns("given expected").rows(none=({}, math.inf), a_limit=({"max_seconds": 100}, 90))
+    def test_a_loop_sees_the_seconds_left(self, given, expected, tinker, monkeypatch):
+        async def slow() -> str:
+            await asyncio.sleep(10)
+            return "hi"
+
+        left = []
+        monkeypatch.setattr(OwnLoop, "after_turn", lambda agent: left.append(agent.seconds_left))
+        run = tinker.new_run([slow], agent_class=OwnLoop, **given)
+        asyncio.run(run.go(), loop_factory=virtual_loop)
+        assert left == [expected]
+
+    @columns("given expected").rows(
+        none=({}, 90), zero=({"max_seconds": 0}, math.inf), more=({"max_seconds": 500}, 500)
+    )
+    def test_the_tasks_timeout_is_the_limit_unless_max_seconds_is_given(
+        self, given, expected, tinker, tmp_path, monkeypatch
+    ):
+        (tmp_path / "task").mkdir()
+        (tmp_path / "task/task.toml").write_text("[agent]\ntimeout_sec = 100.0\n")
+        (tmp_path / "trial/agent").mkdir(parents=True)
+        config = {"task": {"path": str(tmp_path / "task")}}
+        (tmp_path / "trial/config.json").write_text(json.dumps(config))
+        left = []
+        monkeypatch.setattr(OwnLoop, "after_turn", lambda agent: left.append(agent.seconds_left))
+        run = tinker.new_run(agent_class=OwnLoop, logs_dir=tmp_path / "trial/agent", **given)
+        asyncio.run(run.go(), loop_factory=virtual_loop)
+        assert left == [expected]
 
     @columns("prompt completion").rows(
         no_prompt=(None, [9]), no_completion=([1], None), no_token=([1], [])
@@ -1363,7 +1952,7 @@ class TestLoop:
 
     def test_only_trainable_turns_have_prefix_breaks(self, tinker, monkeypatch):
         def edit(agent: OwnLoop) -> None:
-            agent.messages[0]["content"] = "(left out)"
+            agent.messages = [LEFT_OUT, *agent.messages[1:]]
 
         monkeypatch.setattr(OwnLoop, "after_turn", edit)
         replies = [Reply("hi", logprobs=[-1.0]), "hi"]
@@ -1387,21 +1976,6 @@ class TestLoop:
 # ---------------------------------------------------------------------------- limits and endings
 
 
-def tinker_error(message: str, category: str) -> Exception:
-    category = tinker_sdk.types.RequestErrorCategory(category)
-    return tinker_sdk.RequestFailedError(message, request_id="1", category=category)
-
-
-async def cancelled_after(run: AgentRun, n_steps: int) -> None:
-    """Start a run, and cancel it after so many steps of the event loop."""
-    await run.agent.setup(run.environment)
-    task = asyncio.create_task(run.step())
-    for _ in range(n_steps):
-        await asyncio.sleep(0)
-    task.cancel()
-    await asyncio.wait([task])
-
-
 # A run waits for the last of these replies, or for the last of the environment's results.
 each_way_to_wait = columns("replies results").rows(
     model=([bash("ls"), forever], [""]), script=([bash("ls"), bash("ls")], ["", forever])
@@ -1409,7 +1983,178 @@ each_way_to_wait = columns("replies results").rows(
 
 
 # The finish reasons of a server that has failed.
-FAILED = ["abort", "cancelled", "error", "time_limit", "insufficient_system_resource"]
+FAILED = """
+abort aborted cancelled error failed time_limit timeout insufficient_system_resource network_error
+engine_overloaded malformed_response malformed_model_output
+"""
+
+
+def written_trial(folder: Path, task_toml: str, begun: str = "", **config: Any) -> Path:
+    """What Harbor has written before a run: a task, and a trial with the folders of the steps that
+    have begun. Returns the agent's log folder."""
+    (folder / "task").mkdir(parents=True)
+    (folder / "task/task.toml").write_text(task_toml)
+    for name in ["agent", *(f"steps/{step}" for step in begun.split())]:
+        (folder / "trial" / name).mkdir(parents=True)
+    trial = TrialConfig(**{"task": {"path": folder / "task"}} | config)
+    (folder / "trial/config.json").write_text(trial.model_dump_json())
+    return folder / "trial/agent"
+
+
+class AsksTheTime(saying()):
+    """Asks no model, and ends at once."""
+
+    async def converse(self, prompt: str, environment: Any) -> str:
+        self.left = self.seconds_left
+        return "own reason"
+
+
+def seconds_of_a_run(chat: FakeServer, logs_dir: Path, **options: Any) -> float:
+    run = chat.new_run(agent_class=AsksTheTime, logs_dir=logs_dir, **options)
+    asyncio.run(run.go(), loop_factory=virtual_loop)
+    return run.agent.left
+
+
+class TestTheTimeLimit:
+    THOUSAND = "[agent]\ntimeout_sec = 1000"
+
+    # The margin is 30 seconds here.
+    @columns("config seconds").rows(
+        the_tasks_own=({}, 970),
+        less_for_the_job=({"agent": {"override_timeout_sec": 500}}, 470),
+        more_for_the_job=({"agent": {"override_timeout_sec": 2000}}, 1970),
+        at_most=({"agent": {"max_timeout_sec": 900}}, 870),
+        a_higher_maximum=({"agent": {"max_timeout_sec": 1100}}, 970),
+        more_for_the_job_but_at_most=(
+            {"agent": {"override_timeout_sec": 2000, "max_timeout_sec": 900}},
+            870,
+        ),
+        multiplied=({"timeout_multiplier": 2}, 1970),
+        multiplied_for_the_agent=({"agent_timeout_multiplier": 0.5}, 470),
+        multiplied_for_the_agent_and_for_all=(
+            {"agent_timeout_multiplier": 1, "timeout_multiplier": 2},
+            970,
+        ),
+        the_maximum_is_multiplied=(
+            {"agent": {"max_timeout_sec": 900}, "agent_timeout_multiplier": 0.5},
+            420,
+        ),
+    )
+    def test_a_run_has_the_timeout_that_harbor_gives_the_agent(
+        self, config, seconds, chat, tmp_path
+    ):
+        logs_dir = written_trial(tmp_path, self.THOUSAND, **config)
+        assert seconds_of_a_run(chat, logs_dir) == seconds
+
+    @columns("config seconds").rows(
+        none=({}, math.inf),
+        only_a_maximum=({"agent": {"max_timeout_sec": 900}}, 870),
+        only_for_the_job=({"agent": {"override_timeout_sec": 500}}, 470),
+    )
+    def test_a_task_may_have_no_timeout(self, config, seconds, chat, tmp_path):
+        logs_dir = written_trial(tmp_path, "", **config)
+        assert seconds_of_a_run(chat, logs_dir) == seconds
+
+    @columns("begun seconds").rows(
+        own_timeout=("one", 770),
+        the_tasks_timeout=("one two", 970),
+        the_last_one_that_began=("one two three", 1970),
+        none_has_begun=("", 970),
+    )
+    def test_each_step_has_its_own_timeout(self, begun, seconds, chat, tmp_path):
+        steps = """
+        [[steps]]
+        name = "one"
+        agent.timeout_sec = 800
+        [[steps]]
+        name = "two"
+        [[steps]]
+        name = "three"
+        agent.timeout_sec = 2000
+        """
+        logs_dir = written_trial(tmp_path, self.THOUSAND + steps, begun)
+        assert seconds_of_a_run(chat, logs_dir) == seconds
+
+    @columns("task").rows(
+        git={"git_url": "https://example.com/tasks.git", "path": "tasks/hello"},
+        dataset={"name": "harbor/hello", "ref": f"sha256:{'a' * 64}"},
+    )
+    def test_the_timeout_of_a_task_that_harbor_downloaded_is_known(
+        self, task, chat, tmp_path, monkeypatch
+    ):
+        monkeypatch.setattr("harbor.models.task.id.TASK_CACHE_DIR", tmp_path / "cache")
+        monkeypatch.setattr("harbor.models.task.id.PACKAGE_CACHE_DIR", tmp_path / "cache")
+        logs_dir = written_trial(tmp_path, "", task=task)
+        downloaded = TrialConfig(task=task).task.get_local_path()
+        downloaded.mkdir(parents=True)
+        (downloaded / "task.toml").write_text(self.THOUSAND)
+        assert seconds_of_a_run(chat, logs_dir) == 970
+
+    @columns("path text").rows(
+        no_config=("trial/config.json", None),
+        another_programs_config=("trial/config.json", '{"model": "tiny"}'),
+        another_programs_list=("trial/config.json", "[]"),
+        no_JSON=("trial/config.json", "timeout: 3"),
+        not_UTF8=("trial/config.json", b"\xff"),
+        a_dataset_without_a_digest=("trial/config.json", '{"task": {"name": "harbor/hello"}}'),
+        no_task=("task/task.toml", None),
+        a_broken_task=("task/task.toml", "[agent"),
+        a_wrong_timeout=("task/task.toml", "[agent]\ntimeout_sec = 'long'"),
+    )
+    def test_a_timeout_that_cannot_be_read_is_no_limit(self, path, text, chat, tmp_path):
+        logs_dir = written_trial(tmp_path, self.THOUSAND)
+        (tmp_path / path).unlink()
+        if text is not None:
+            (tmp_path / path).write_bytes(text if isinstance(text, bytes) else text.encode())
+        assert seconds_of_a_run(chat, logs_dir) == math.inf
+
+    @columns("timeout seconds").rows(
+        short=(20, 18), minutes=(299, 269.1), five_minutes=(300, 270), an_hour=(3600, 3570)
+    )
+    def test_a_run_ends_a_tenth_or_half_a_minute_earlier(self, timeout, seconds, chat, tmp_path):
+        logs_dir = written_trial(tmp_path, f"[agent]\ntimeout_sec = {timeout}")
+        assert seconds_of_a_run(chat, logs_dir) == pytest.approx(seconds)
+
+    @columns("max_seconds seconds").rows(less=(5, 5), more=(5000, 5000), no_limit=(0, math.inf))
+    def test_max_seconds_is_taken_as_it_is(self, max_seconds, seconds, chat, tmp_path):
+        logs_dir = written_trial(tmp_path, self.THOUSAND)
+        assert seconds_of_a_run(chat, logs_dir, max_seconds=max_seconds) == seconds
+
+    def test_without_a_trial_there_is_no_limit(self, chat):
+        assert seconds_of_a_run(chat, chat.options["logs_dir"]) == math.inf
+
+    def test_the_tasks_timeout_is_no_option(self, chat, tmp_path):
+        run = chat.new_run(logs_dir=written_trial(tmp_path, self.THOUSAND)).follow()
+        assert run.agent.options.max_seconds is None
+
+    @columns("options").rows(the_tasks=({}, {}), given=({"max_seconds": 5}, {"max_seconds": 6}))
+    def test_trials_with_different_limits_share_a_client(self, options, chat, tmp_path):
+        one = written_trial(tmp_path / "a", self.THOUSAND)
+        other = written_trial(tmp_path / "b", "")
+        pairs = zip((one, other), options, strict=True)
+        runs = [chat.new_run(logs_dir=logs_dir, **given) for logs_dir, given in pairs]
+        first, second = asyncio.run(finish(*runs))
+        assert first is second
+
+    @each_way_to_wait
+    def test_a_trial_ends_before_harbor_cancels_it(self, replies, results, tinker, tmp_path):
+        logs_dir = written_trial(tmp_path, "[agent]\ntimeout_sec = 50")
+        run = tinker.new_run(
+            replies, FakeEnvironment(*results), timeout_sec=50, logs_dir=logs_dir, max_turns=2
+        )
+        asyncio.run(run.go(), loop_factory=virtual_loop)
+        assert (run.stop_reason, run.recorded) == ("rollout_timeout", tinker.sampled)
+
+    def test_each_run_has_the_whole_limit(self, tinker):
+        """The first one takes 40 of its 50 seconds."""
+
+        async def slow() -> str:
+            await asyncio.sleep(40)
+            return "hi"
+
+        run = tinker.new_run([slow, slow], max_seconds=50)
+        asyncio.run(run.go("one", "two"), loop_factory=virtual_loop)
+        assert (run.stop_reason, run.completion) == ("completed", "hi")
 
 
 class TestEndings:
@@ -1420,7 +2165,9 @@ class TestEndings:
         environment=(bash("b"), RuntimeError("gone"), RuntimeRequestError, "Error: gone$"),
     )
     def test_an_error_ends_the_run(self, reply, result, error_type, message, tinker):
-        failed = tinker.new_run([bash("a"), reply], FakeEnvironment("", result), max_turns=3)
+        # The second of these results answers the kill, after which nothing is left to run.
+        environment = FakeEnvironment("", result, result)
+        failed = tinker.new_run([bash("a"), reply], environment, max_turns=3)
         with pytest.raises(error_type, match=message):
             failed.follow()
         assert (failed.stop_reason, failed.recorded) == ("error", tinker.sampled)
@@ -1440,17 +2187,20 @@ class TestEndings:
         asyncio.run(ended.go(), loop_factory=virtual_loop)
         assert (ended.stop_reason, ended.recorded) == ("rollout_timeout", tinker.sampled)
 
-    def test_a_server_that_was_busy_earlier_makes_no_error_of_max_seconds(self, tinker):
-        replies = [bash("ls"), Refusal(503), bash("ls")]
-        ended = tinker.new_run(replies, FakeEnvironment("", forever), max_turns=9, max_seconds=50)
+    @each_way_to_wait
+    def test_a_server_that_was_busy_earlier_makes_no_error_of_max_seconds(
+        self, replies, results, tinker
+    ):
+        replies = [Refusal(503), *replies]
+        ended = tinker.new_run(replies, FakeEnvironment(*results), max_turns=9, max_seconds=50)
         asyncio.run(ended.go(), loop_factory=virtual_loop)
         assert ended.stop_reason == "rollout_timeout"
 
     def test_a_loop_that_catches_the_servers_failure_may_end_by_max_seconds(self, tinker):
         class GoesOn(BasicLoopAgent):
-            async def converse(self, environment: Any) -> None:
+            async def converse(self, prompt: str, environment: Any) -> None:
                 with pytest.raises(module.ApiError):
-                    await super().converse(environment)
+                    await super().converse(prompt, environment)
                 await forever()
 
         replies = [bash("ls"), *[Refusal(503)] * 200]
@@ -1468,7 +2218,8 @@ class TestEndings:
     def test_an_environment_that_runs_nothing_any_more_ends_the_run(self, tinker):
         """As after `docker kill`. Further turns would cost money, and the trial would be scored."""
         gone = ExecResult(stdout="", stderr="the container is not running", return_code=1)
-        environment = FakeEnvironment("", gone, gone)
+        # The third result is for the same script, begun again in "/", and the fourth for its kill.
+        environment = FakeEnvironment("", gone, gone, gone)
         failed = tinker.new_run([bash("a"), bash("b"), bash("c")], environment, max_turns=9)
         with pytest.raises(RuntimeRequestError, match=r"^the environment .*: the container is"):
             failed.follow()
@@ -1539,12 +2290,144 @@ class TestEndings:
         asyncio.run(finish(ended), loop_factory=virtual_loop)
         assert ended.stop_reason == stop_reason
 
+    # The sentences of servers, as their sources, their documents or litellm's tests have them.
+    @columns("status message").rows(
+        openAI=(400, "Your input exceeds the context window of this model."),
+        openAI_configured=(
+            400,
+            "Input tokens exceed the configured limit of 272000 tokens. Your messages resulted in "
+            "300000 tokens.",
+        ),
+        vLLM_prompt=(
+            400,
+            "The decoder prompt (length 5000) is longer than the maximum model length of 4096.",
+        ),
+        vLLM_ids=(400, "prompt_token_ids length (5000) exceeds max_model_len (4096)"),
+        sglang=(400, "The input (5000 tokens) is longer than the model's context length."),
+        sglangs_memory=(400, "Request prompt exceeds the KV memory budget: input_len=5000."),
+        sglangs_images=(400, "Multimodal prompt is too long after expanding multimodal tokens."),
+        anthropic=(400, "prompt is too long: 213462 tokens > 200000 maximum"),
+        anthropic_with_reply=(
+            400,
+            "input length and `max_tokens` exceed context limit: 190000 + 20000 > 200000",
+        ),
+        anthropic_bytes=(413, "request_too_large: Request exceeds the maximum size"),
+        gemini=(
+            400,
+            "The input token count (1196265) exceeds the maximum number of tokens allowed "
+            "(1048576).",
+        ),
+        groq=(400, "Please reduce the length of the messages or completion."),
+        openrouter=(400, "Input length 5000 exceeds the maximum allowed input length of 4096."),
+        together=(422, "`inputs` tokens + `max_new_tokens` must be <= 4097. Given: 4000"),
+        tgi=(422, "Input validation error: `inputs` must have less than 1024 tokens. Given: 1500"),
+        kimi=(400, "Your request exceeded model token limit: 262144 (requested: 300000)"),
+        minimax=(400, "invalid params, context window exceeds limit (2013)"),
+        tencent=(400, "Input text length should not exceed 8000"),
+        cohere=(400, "too many tokens: total number of tokens cannot exceed 4081 - received 6354."),
+        cohere_v2=(400, "too many tokens: size limit exceeded by 11326 tokens."),
+        bedrock=(400, "Input is too long for requested model."),
+        bedrock_converse=(400, "Input Tokens Exceeded: Number of input tokens exceeds maximum."),
+        bedrock_titan=(400, "Too many input tokens. Max input tokens: 8192, request: 9000"),
+        bedrock_claude=(400, "Malformed input request: expected maxLength: 200000, actual: 300000"),
+        llama_cpp=(400, "request (26352 tokens) exceeds the available context size (24576)"),
+        lm_studio=(
+            400,
+            "Trying to keep the first 5000 tokens when the context overflows. "
+            "However, the model is loaded with context length of only 4096 tokens",
+        ),
+        ollama=(500, "the input length exceeds the context length"),
+        tensorrt=(
+            400,
+            "The sum of prompt length (9351.0), query length (0) should not exceed max_num_tokens",
+        ),
+        tensorrt_with_reply=(
+            400,
+            "The sum of prompt length (4000) and query length (0) max_tokens "
+            "(2048) should not exceed max_seq_len (4096)",
+        ),
+        tensorrts_input=(500, "Prompt length (5056) exceeds maximum input length (2048)."),
+        tensorrts_sequence=(500, "Prompt length (5056) exceeds maximum sequence length (2048)"),
+        copilot=(400, "prompt token count of 9000 exceeds the limit of 8192"),
+        databricks=(400, "The prompt length (5000 tokens) exceeds the max sequence length"),
+        watsonx=(400, "the number of input tokens 5000 cannot exceed the total tokens limit 4096"),
+        volcengine=(400, "Total tokens of image and text exceed max message tokens."),
+        sambanova=(
+            400,
+            "The provided prompt is 16000 long, so generating 1000 tokens requires a "
+            "sequence length of 17000, but the maximum supported sequence length is 16384!",
+        ),
+        siliconflow=(400, "max_total_tokens (40000) must be less than or equal to max_seq_len."),
+        predibase=(400, "length limit exceeded"),
+        lmdeploy=(400, "Current length of row(40000) is larger than the max_length(32768)."),
+        # The same in a gateway's own words.
+        context_limit=(400, "9000 tokens are more than the context limit of 8192"),
+        maximum_context=(400, "9000 tokens are more than the maximum context of 8192"),
+        maximum_input=(400, "9000 tokens are more than the maximum input length of 8192"),
+        maximum_sequence=(400, "9000 tokens are more than the maximum sequence length of 8192"),
+        maximum_number=(400, "The request exceeds the maximum number of tokens (8192)."),
+        max_num_tokens=(400, "9000 tokens are more than max_num_tokens (8192)"),
+        prompt_tokens=(400, "The prompt tokens exceed the limit of 8192."),
+        prompt_length=(400, "The prompt length, 9000 tokens, exceeds the limit of 8192."),
+        prompt_count=(400, "The prompt token count, 9000, exceeds the limit of 8192."),
+        should_not=(400, "The input length should not be more than 8192."),
+        must=(400, "The input length must be less than 8192."),
+    )
+    def test_a_servers_words_for_a_full_context_are_known(self, status, message, chat):
+        agent_class = saying(LLMResponse(content=bash("ls")), Refusal(status, message))
+        assert chat.run(agent_class=agent_class, max_turns=2).stop_reason == "context_overflow"
+
+    # The second error ends a run that waits for the first one to pass.
+    @columns("status message").rows(
+        a_timeout=(500, "The request took too long to complete"),
+        a_slow_model=(500, "Request timed out: the model took too long to respond"),
+        a_user=(400, "Invalid 'user': string too long. Expected a string with maximum length 64"),
+        a_list=(400, "Invalid 'stop': array too long. Expected an array with maximum length 4"),
+        a_key=(400, "API key is too long"),
+        tokens_per_minute=(429, "Request too large on tokens per min (TPM): Limit 30000"),
+        tokens_per_minute_of_groq=(
+            413,
+            "Request too large for model `x` on tokens per minute (TPM): Limit 12000, Requested "
+            "20000, please reduce your message size and try again.",
+        ),
+        tokens_per_day=(429, "Too many tokens per day, please wait before trying again."),
+        too_many_tokens_a_day=(400, "Too many tokens per day, please wait before trying again."),
+        too_many_tokens_now=(400, "Too many tokens, please wait before trying again."),
+        input_tokens_per_minute=(
+            429,
+            "This request would exceed your organization's rate limit of 40,000 input tokens",
+        ),
+        a_reply_limit=(400, "max_tokens is too large: 100000. This model supports at most 16384"),
+        a_reply_limit_of_anthropic=(
+            400,
+            "max_tokens: 100000 > 64000, which is the maximum allowed number of output tokens",
+        ),
+        a_range=(400, "Range of max_tokens should be [1, 8192]"),
+        a_proxy=(413, "<html><title>413 Request Entity Too Large</title></html>"),
+        an_address=(414, "414 Request-URI Too Large"),
+        a_header=(431, "Request header fields too large"),
+        an_image=(400, "image exceeds 5 MB maximum: 6000000 bytes > 5242880 bytes"),
+        images=(400, "exceeds the maximum number of images allowed (20)"),
+        stop_sequences=(400, "The number of stop sequences exceeds the maximum number of 4"),
+        a_thinking_budget=(400, "`max_tokens` must be greater than `thinking.budget_tokens`"),
+        a_wrong_type=(422, "`inputs` must be a string"),
+        a_call_that_was_cancelled=(500, "context canceled"),
+        a_full_queue=(503, "The request queue is full."),
+        a_wrong_token=(401, "Invalid token"),
+    )
+    def test_other_limits_are_no_full_context(self, status, message, chat):
+        replies = [LLMResponse(content=bash("ls")), Refusal(status, message), Refusal(404)]
+        run = chat.new_run(agent_class=saying(*replies), max_turns=2)
+        asyncio.run(finish(run), loop_factory=virtual_loop)
+        assert run.stop_reason == "error"
+
     @columns("word stop_reason").rows(
         whole=("stop", "completed"),
         capitals=("STOP", "completed"),
         cut_off=("length", "max_tokens"),
         another_word=("tool_calls", "tool_calls"),
-        **{word: (word, "error") for word in FAILED},
+        in_capitals=("ERROR", "error"),
+        **{word: (word, "error") for word in FAILED.split()},
     )
     def test_a_finish_reason_is_a_stop_reason(self, word, stop_reason, chat):
         run = chat.new_run(agent_class=saying(Turn(content=bash("rm x"), finish_reason=word)))
@@ -1620,6 +2503,259 @@ class TestEndings:
         assert run.metadata["n_turns_without_ids"] == len(tinker.sampled) - len(trainable)
 
 
+# ------------------------------------------------------------------------- waiting, and errors
+
+
+BUSY, GATEWAY = Refusal(503, "Generation is paused."), Refusal(504, "upstream timed out")
+ABORTED = module.AbortedError("the server aborted the reply")
+
+
+def after(seconds: float, result: Any) -> Any:
+    """A result that takes its time."""
+
+    async def slow() -> Any:
+        await asyncio.sleep(seconds)
+        return await outcome(result)
+
+    return slow
+
+
+class Watched:
+    """A run in virtual time, on these replies of a model. It has the times of all calls after the
+    first reply, from the end of that one, and of the end of the run."""
+
+    def __init__(self, chat: FakeServer, *replies: Any, **options: Any) -> None:
+        self.calls, self.ended_at = [], None
+
+        def watched(reply: Any) -> Any:
+            async def call() -> Any:
+                self.calls.append(asyncio.get_running_loop().time())
+                return await outcome(reply)
+
+            return call
+
+        agent_class = saying(*map(watched, replies))
+        self.run = chat.new_run(agent_class=agent_class, **{"max_turns": 9} | options)
+
+        async def main() -> None:
+            await finish(self.run)
+            self.ended_at = asyncio.get_running_loop().time()
+
+        asyncio.run(main(), loop_factory=virtual_loop)
+        self.stop_reason = self.run.stop_reason
+
+
+class TestWaiting:
+    def test_a_gateway_that_ends_each_call_after_a_minute_is_asked_for_ten_minutes(self, chat):
+        watched = Watched(chat, LLMResponse(content=bash("ls")), *[after(60, GATEWAY)] * 99)
+        # The first of these calls ends at 60, so the last one begins at 660 at the latest.
+        calls = [0, 61, 123, 187, 252, 317, 382, 447, 512, 577, 642]
+        assert (watched.calls[1:], watched.ended_at) == (calls, 702)
+        assert watched.stop_reason == "error"
+
+    def test_a_busy_server_is_asked_more_and_more_seldom(self, chat):
+        watched = Watched(chat, LLMResponse(content=bash("ls")), *[BUSY] * 6)
+        assert watched.calls[1:7] == [0, 1, 3, 7, 12, 17]
+
+    def test_a_server_that_is_busy_for_ten_minutes_is_an_error(self, chat):
+        watched = Watched(chat, LLMResponse(content=bash("ls")), *[BUSY] * 300)
+        assert (watched.calls[-1], watched.ended_at, watched.stop_reason) == (597, 597, "error")
+
+    def test_a_reply_that_comes_after_the_ten_minutes_counts(self, chat):
+        watched = Watched(
+            chat, LLMResponse(content=bash("ls")), BUSY, after(5000, LLMResponse(content="done"))
+        )
+        assert (watched.stop_reason, watched.ended_at) == ("completed", 5001)
+
+    @columns("middle stop_reason").rows(abort=(ABORTED, "completed"), busy=(BUSY, "error"))
+    def test_an_aborted_reply_starts_the_ten_minutes_anew(self, middle, stop_reason, chat):
+        replies = [*[BUSY] * 100, middle, *[BUSY] * 100, LLMResponse(content="done")]
+        watched = Watched(chat, LLMResponse(content=bash("ls")), *replies)
+        assert watched.stop_reason == stop_reason
+
+    def test_each_reply_has_ten_minutes_of_its_own(self, chat):
+        ls, done = LLMResponse(content=bash("ls")), LLMResponse(content="done")
+        watched = Watched(chat, ls, *[BUSY] * 100, ls, *[BUSY] * 100, done)
+        assert watched.stop_reason == "completed"
+
+    def test_a_run_ends_when_its_next_pause_would_pass_the_limit(self, chat):
+        ls = LLMResponse(content=bash("ls"))
+        watched = Watched(chat, ls, *[BUSY] * 300, max_seconds=100)
+        assert (watched.calls[-1], watched.ended_at, watched.stop_reason) == (97, 97, "error")
+
+    @columns("error").rows(busy=BUSY, gateway=GATEWAY, abort=ABORTED)
+    def test_a_limit_that_strikes_while_a_call_is_repeated_is_the_servers_error(self, error, chat):
+        agent_class = saying(LLMResponse(content=bash("ls")), error, forever)
+        run = chat.new_run(agent_class=agent_class, max_turns=9, max_seconds=100)
+        with pytest.raises(module.ApiError, match="ended before the model's server was back"):
+            asyncio.run(run.go(), loop_factory=virtual_loop)
+        assert run.stop_reason == "error"
+
+    def test_a_limit_that_strikes_in_a_slow_first_call_is_no_error(self, chat):
+        watched = Watched(chat, after(200, GATEWAY), max_seconds=100)
+        assert (watched.ended_at, watched.stop_reason) == (100, "rollout_timeout")
+
+    @columns("error").rows(
+        http_500=Refusal(500),
+        bad_gateway=Refusal(502),
+        slow=Refusal(408),
+        connection=tinker_sdk.APIConnectionError(request=httpx.Request("POST", "http://tinker")),
+        timeout=litellm.Timeout("timed out", "tiny", "openai"),
+    )
+    def test_a_server_that_never_answered_is_asked_three_times(self, error, chat):
+        watched = Watched(chat, *[error] * 9)
+        assert (watched.calls, watched.stop_reason) == ([0, 1, 3], "error")
+
+    def test_one_error_before_the_first_reply_costs_no_run(self, chat):
+        watched = Watched(chat, Refusal(502), Refusal(502), LLMResponse(content="done"))
+        assert watched.stop_reason == "completed"
+
+    def test_a_server_that_is_busy_at_first_has_ten_minutes(self, chat):
+        watched = Watched(chat, *[BUSY] * 100, LLMResponse(content="done"))
+        assert watched.stop_reason == "completed"
+
+    def test_a_later_step_waits_for_a_server_that_has_replied(self, chat):
+        hi = LLMResponse(content="hi")
+        run = chat.new_run(agent_class=saying(hi, *[Refusal(502)] * 9, hi))
+        asyncio.run(run.go("one", "two"), loop_factory=virtual_loop)
+        assert run.stop_reason == "completed"
+
+    # TestVllm has those of a server that is paused or overloaded.
+    @columns("status").rows(
+        **{f"http_{status}": status for status in (408, 409, 425, 460, 498, 499)},
+        **{f"http_{status}": status for status in (500, 520, 522, 524, 530, 599)},
+    )
+    def test_a_status_that_passes_by_itself_is_waited_for(self, status, server, no_pause):
+        done = server.run([bash("ls"), *[Refusal(status)] * 4, "done"], max_turns=3)
+        assert (done.stop_reason, done.completion) == ("completed", "done")
+
+    @columns("status").rows(
+        **{f"http_{status}": status for status in (400, 401, 402, 403, 404, 405, 410, 413)},
+        **{f"http_{status}": status for status in (415, 418, 422, 451)},
+    )
+    def test_a_status_that_does_not_pass_ends_the_run_at_once(self, status, server, no_pause):
+        run = server.new_run([bash("ls"), Refusal(status), "done"], max_turns=3)
+        with pytest.raises(module.ApiError):
+            run.follow()
+        assert no_pause == []
+
+    @columns("message code").rows(
+        openai=("You exceeded your current quota.", "insufficient_quota"),
+        openai_credit=("No credits are left.", "credit_balance_exhausted"),
+        openai_organization=("Over the limit.", "organization_spend_limit_exceeded"),
+        openai_project=("Over the limit.", "project_spend_limit_exceeded"),
+        openai_usage=("Over the limit.", "organization_usage_limit_exceeded"),
+        openai_hard_limit=("Billing hard limit has been reached", "billing_hard_limit_reached"),
+        openai_inactive=("Your account is not active.", "billing_not_active"),
+        kimi=("Over the quota.", "exceeded_current_quota_error"),
+        kimi_suspended=("Your account org-x is suspended, please recharge it.", None),
+        deepseek=("Insufficient Balance", None),
+        openrouter=("Insufficient credits. Add more.", None),
+        minimax=("insufficient balance (1008)", "1008"),
+        dashscope=("Access denied.", "Arrearage"),
+        anthropic=("Your credit balance is too low to access the API.", None),
+        insufficient_funds=("insufficient_funds", None),
+        xai=("Your team has reached its monthly spending limit.", None),
+        glm=("\u4f59\u989d\u4e0d\u8db3\u6216\u65e0\u53ef\u7528\u8d44\u6e90\u5305", "1113"),
+    )
+    def test_a_quota_that_is_used_up_is_not_waited_for(self, message, code, server, no_pause):
+        error = {"message": message, "type": code, "code": code}
+        refusal = Refusal(429, body={"error": error})
+        run = server.new_run([bash("ls"), refusal, "done"], max_turns=3)
+        with pytest.raises(module.ApiError):
+            run.follow()
+        assert no_pause == []
+
+    @columns("message").rows(
+        openai="Rate limit reached for tiny on tokens per min (TPM): Limit 30000, Used 29000.",
+        gemini="You exceeded your current quota, please check your plan and billing details. "
+        "Please retry in 33.2s.",
+        anthropic="This request would exceed your rate limit of 40,000 input tokens per minute",
+        dashscope="Throttling.AllocationQuota: Allocated quota exceeded, please increase it.",
+        groq="Rate limit reached on tokens per day. Upgrade at https://console.groq.com/billing",
+        kimi="Your account org-x request reached max organization concurrency: 3",
+        bedrock="Too many tokens, please wait before trying again.",
+        mistral="Service tier capacity exceeded for this model.",
+    )
+    def test_a_rate_limit_is_waited_for(self, message, server, no_pause):
+        refusal = Refusal(429, body={"error": {"message": message}})
+        done = server.run([bash("ls"), refusal, "done"], max_turns=3)
+        assert done.completion == "done"
+
+
+def caused(*errors: BaseException) -> BaseException:
+    """The first of these errors, caused by the second one, and so on."""
+    for error, cause in itertools.pairwise(errors):
+        error.__cause__ = cause
+    return errors[0]
+
+
+def raised_while(handled: Exception, error: Exception) -> Exception:
+    """An error that was raised while another one was handled."""
+    error.__context__ = handled
+    return error
+
+
+REFUSED = ConnectionRefusedError(111, "Connection refused")
+
+
+class TestErrorTexts:
+    @columns("error text").rows(
+        alone=(ValueError("a"), "a"),
+        a_cause=(
+            caused(ValueError("Connection error."), OSError("refused")),
+            "Connection error. (refused)",
+        ),
+        the_last_of_three=(caused(ValueError("a"), OSError("b"), OSError("c")), "a (c)"),
+        while_another_was_handled=(raised_while(OSError("b"), ValueError("a")), "a (b)"),
+        # The package openai hides what httpx says of a status.
+        a_hidden_one=(raised_while(OSError("b"), caused(ValueError("a"), None)), "a"),
+        # httpcore hides what a refused port says, which is the last cause all the same. (BUG E10)
+        one_that_its_cause_hides=(
+            caused(ValueError("a"), raised_while(OSError("b"), caused(OSError("c"), None))),
+            "a (b)",
+        ),
+        a_cause_that_is_told=(caused(ValueError("it failed: b"), OSError("b")), "it failed: b"),
+        without_a_text=(TimeoutError(), "TimeoutError()"),
+        a_cause_without_a_text=(caused(ValueError("a"), TimeoutError()), "a (TimeoutError())"),
+        # A name with two addresses, such as localhost.
+        a_group=(
+            caused(ValueError("a"), OSError("b"), ExceptionGroup("two", [REFUSED, REFUSED])),
+            "a ([Errno 111] Connection refused)",
+        ),
+        a_group_of_causes=(
+            ExceptionGroup("two", [caused(ValueError("a"), OSError("refused")), OSError("c")]),
+            "two (2 sub-exceptions) (refused)",
+        ),
+        a_password=(OSError("no https://me:secret@host/v1"), "no https://host/v1"),
+        an_at_sign_in_a_password=(OSError("no http://me:s@cret@host"), "no http://host"),
+        a_user_alone=(OSError("no http://sk-secret@host:80"), "no http://host:80"),
+        two_passwords=(OSError("http://a:b@c http://d:e@f"), "http://c http://f"),
+        a_causes_password=(
+            caused(ValueError("a"), OSError("no http://me:secret@host")),
+            "a (no http://host)",
+        ),
+        an_address_of_mail=(OSError("ask http://h/x or me@h"), "ask http://h/x or me@h"),
+    )
+    def test_an_error_is_told_with_its_last_cause(self, error, text):
+        assert module.error_text(error) == text
+
+    def test_errors_that_caused_each_other_are_told(self):
+        """A fallback raises its first error again."""
+        first, second = ValueError("a"), OSError("b")
+        assert module.error_text(caused(first, second, first)).startswith("a")
+
+    def test_a_refused_connection_is_told_as_such(self, server):
+        """It is the last cause of an APIConnectionError, or of litellm's."""
+        run = server.new_run()
+        with socket.socket() as unused:
+            unused.bind(("127.0.0.1", 0))
+            url = f"http://127.0.0.1:{unused.getsockname()[1]}"
+            run.agent = server.agent(api_base=url)
+            with pytest.raises(module.ApiError, match=f"(?s){url}.*(refused|Connect call failed)"):
+                asyncio.run(run.go(), loop_factory=virtual_loop)
+
+
 # ------------------------------------------------------------------------------------- thinking
 
 # gpt-oss and Inkling write headers in place of tags. Other headers stay in the thinking.
@@ -1635,11 +2771,41 @@ styles = columns("opening thinking closing").rows(
     hy3=("<think:opensource>", "hm", "</think:opensource>"),
     k2_horizon=("<ifm|think>", "hm", "</ifm|think>"),
     k2_horizon_fast=("<ifm|think_fast>", "hm", "</ifm|think_fast>"),
+    k2_horizon_faster=("<ifm|think_faster>", "hm", "</ifm|think_faster>"),
+    hy4=("<think:6124c78e>", "hm", "</think:6124c78e>"),
+    kimi_vl=("\u25c1think\u25b7", "hm", "\u25c1/think\u25b7"),
+    apertus=("<|inner_prefix|>", "hm", "<|inner_suffix|>"),
+    plamo=("<|plamo:begin_think:plamo|>", "hm", "<|plamo:end_think:plamo|>"),
+    muse=(" to=self<|message|>", "hm<|eom|><|start|>assistant ", "to=user<|message|>"),
+    solar=("<|think|>", "hm<|end|><|begin|>assistant", "<|content|>"),
     kimi_k3=("<|open|>think<|sep|>", "hm", "<|close|>think<|sep|>"),
     cohere=("<|START_THINKING|>", "hm", "<|END_THINKING|>"),
     gemma=("<|channel>", "thought\nhm", "<channel|>"),
     gpt_oss=("<|channel|>", GPT_OSS_HM, "<|channel|>final<|message|>"),
     inkling=("<|message_model|>", INKLING_HM, "<|message_model|><|content_text|>"),
+)
+K3_THINKING = "<|open|>think<|sep|>hm<|close|>think<|sep|>"
+K3_END = "<|close|>response<|sep|><|close|>message<|sep|>"
+# What a model wraps around its answer: before the wrapper, its start and its end.
+wrappers = columns("thinking start end").rows(
+    kimi_k3=(K3_THINKING, "<|open|>response<|sep|>", K3_END),
+    kimi_k3_before_the_messages_end=(
+        K3_THINKING,
+        "<|open|>response<|sep|>",
+        "<|close|>response<|sep|>",
+    ),
+    kimi_k3_opened_in_the_prompt=(K3_THINKING, "", K3_END),
+    cohere=("<|START_THINKING|>hm<|END_THINKING|>", "<|START_RESPONSE|>", "<|END_RESPONSE|>"),
+    command_a_plus=("<|START_THINKING|>hm<|END_THINKING|>", "<|START_TEXT|>", "<|END_TEXT|>"),
+    inkling=(
+        "<|message_model|><|content_thinking|>hm<|end_message|>",
+        "<|message_model|><|content_text|>",
+        "<|end_message|>",
+    ),
+    muse=("to=self<|message|>hm<|eom|><|start|>assistant ", "to=user<|message|>", ""),
+    solar=("<|think|>hm<|end|><|begin|>assistant", "<|content|>", ""),
+    gpt_oss=(f"<|channel|>{GPT_OSS_HM}", "<|channel|>final<|message|>", ""),
+    minimax_m3=("<mm:think>hm", "</mm:think>", ""),
 )
 
 
@@ -1662,6 +2828,49 @@ class TestThinking:
         done = tinker.run(replies, agent_class=OwnLoop, max_turns=len(replies))
         assert {step.message for step in done.steps if step.source == "agent"} == {""}
 
+    @wrappers
+    def test_the_wrapper_of_an_answer_is_taken_off(self, thinking, start, end, chat):
+        done = chat.run(agent_class=saying(LLMResponse(content=f"{thinking}{start}hi{end}")))
+        assert done.completion == "hi"
+
+    @wrappers
+    def test_an_answer_without_thinking_is_unwrapped_too(self, thinking, start, end, chat):
+        done = chat.run(agent_class=saying(LLMResponse(content=f"{start}hi{end}")))
+        assert parts(done) == ("", "hi")
+
+    @wrappers
+    def test_the_start_of_a_truncated_answer_is_taken_off(self, thinking, start, end, chat):
+        reply = Turn(content=f"{thinking}{start}hi", finish_reason="length")
+        assert chat.run(agent_class=saying(reply)).completion == "hi"
+
+    @columns("reply").rows(
+        whole="<think>\nhm\n</think>\n\n<response>\nhi\n</response>\n",
+        truncated="<think>\nhm\n</think>\n\n<response>\nhi",
+        plain="<think>\nhm\n</think>\n\nhi",
+    )
+    def test_ernies_response_is_its_answer(self, reply, chat):
+        done = chat.run(agent_class=saying(LLMResponse(content=reply)))
+        assert parts(done) == ("\nhm\n", "hi")
+
+    def test_a_block_at_the_end_of_a_wrapped_answer_is_run(self, chat):
+        """The wrapper follows its last fence in the same line."""
+        reply = f"{K3_THINKING}<|open|>response<|sep|>```bash\nls\n```{K3_END}"
+        agent_class = saying(LLMResponse(content=reply), LLMResponse(content="done"))
+        assert chat.run(agent_class=agent_class, max_turns=2).scripts == ["ls"]
+
+    @columns("answer").rows(
+        response="<response>hi</response>",
+        answer="<answer>hi</answer>",
+        kimi_k3_inside="It ends in <|close|>message<|sep|> there.",
+        cohere_inside="It is <|START_RESPONSE|>hi<|END_RESPONSE|>.",
+        a_closing_tag_inside="hi</mm:think>",
+        a_tag_of_another_form="<think:>hi",
+        words_of_thought="Here is my thought process: hm",
+    )
+    def test_markup_inside_an_answer_is_text(self, answer, chat):
+        done = chat.run(agent_class=saying(LLMResponse(content=answer)))
+        assert parts(done) == ("", answer)
+
     def test_a_pair_of_tags_may_be_added(self, tinker, monkeypatch):
         monkeypatch.setitem(module.THINKING_TAGS, "<reason>", "</reason>")
         assert parts(tinker.run(["<reason>hm</reason>hi"])) == ("hm", "hi")
@@ -1670,6 +2879,8 @@ class TestThinking:
         plain=("hi", "", "hi"),
         a_closing_tag_alone=("</think>\n\nhi", "", "</think>\n\nhi"),
         gpt_oss_without_thinking=("<|channel|>final<|message|>hi", "", "hi"),
+        gemma_without_thinking=("<|channel>thought\n<channel|>hi", "thought\n", "hi"),
+        kimi_k3_that_was_cut_off_at_once=(f"{K3_THINKING}<|open|>response<|sep|>", "hm", ""),
         two_thoughts=("<think>a</think>\n<think>b</think>c", "a", "<think>b</think>c"),
         an_empty_thought=("<think></think>\n\nhi", "", "hi"),
         blanks_at_the_start=(" \n<think>a</think>\n\nc", "a", "c"),
@@ -1704,10 +2915,16 @@ class TestThinking:
         fences="```a\n" * 80_000,
         blanks=" " * 400_000,
         a_long_tag="<" + "think_" * 60_000,
+        a_long_suffix="<think:" + "a" * 400_000,
     )
     def test_a_degenerate_reply_is_split_in_time(self, reply, chat):
         done = chat.run(agent_class=saying(LLMResponse(content=reply)))
         assert parts(done) == ("", reply)
+
+    def test_a_degenerate_response_is_split_in_time(self, chat):
+        reply = f"<think>hm</think><response>a{' ' * 400_000}b"
+        done = chat.run(agent_class=saying(LLMResponse(content=reply)))
+        assert done.completion == f"a{' ' * 400_000}b"
 
 
 # --------------------------------------------------------------------------------------- blocks
@@ -1719,7 +2936,10 @@ class TestBlocks:
     @columns("reply blocks").rows(
         two=("```bash\na\n```\n```sh\nb\n```", ["a\n", "b\n"]),
         none=("hello", []),
-        a_language_with_more=("```Bash title=x\na\n```", ["a\n"]),
+        in_capitals=("```Bash\na\n```", ["a\n"]),
+        blanks_around_the_language=("``` bash \na\n```", ["a\n"]),
+        another_language_with_more=("```python x\nb\n```\n```bash\na\n```", ["a\n"]),
+        a_command_in_tildes=("~~~bash ls\nb\n~~~\n```bash\na\n```", ["a\n"]),
         empty=("```bash\n```", [""]),
         in_a_list=("1. so:\n   ```bash\n   if a\n     b\n   ```", ["if a\n  b\n"]),
         at_a_lists_marker=("- ```bash\n  a\n  ```\n- ```sh\n  b\n  ```", ["a\n", "b\n"]),
@@ -1763,6 +2983,69 @@ class TestBlocks:
     def test_a_block_that_is_not_closed_is_told_from_none(self, reply):
         assert fenced_blocks(reply, "bash") is None
 
+    @columns("reply").rows(
+        a_command="```bash ls -la\n```\n",
+        a_command_after_a_tab="```bash\tls\n```\n",
+        a_command_in_capitals="```BASH ls\n```\n",
+        a_command_before_another="```bash ls\na\n```\n",
+        a_command_of_sh="```sh ls\n```\n",
+        a_comment="```bash # list\nls\n```\n",
+        a_title="```bash title=x\na\n```\n",
+        beside_a_whole_block="```bash\na\n```\n```bash rm x\n```\n",
+        before_a_whole_block="```bash rm x\n```\n```bash\na\n```\n",
+        in_an_item="- ```bash ls\n  ```\n",
+        indented="  ```bash ls\n  ```\n",
+    )
+    def test_a_command_beside_the_language_is_not_lost_in_silence(self, reply, tinker):
+        told = tinker.run([reply, "done"], max_turns=2)
+        assert (told.scripts, told.observations) == ([], [BasicLoopAgent.unclosed_block])
+
+    # Each indent is a fence's, in blanks, and a text before the fence.
+    @columns("before indent").rows(
+        none=("", ""),
+        one_blank=("", " "),
+        two_blanks=("", "  "),
+        three_blanks=("", "   "),
+        in_an_item=("- so:\n", "  "),
+        in_an_item_after_a_blank_line=("- so:\n\n", "  "),
+        in_a_numbered_item=("1. so:\n", "   "),
+        in_an_item_and_one_blank=("- so:\n", "   "),
+        in_an_item_of_an_item=("- a\n  - b\n", "    "),
+    )
+    @columns("newline").rows(unix="\n", windows="\r\n")
+    def test_the_tabs_of_a_block_stay(self, before, indent, newline):
+        makefile = ["all:", "\techo", "", "\t\tif a;\tthen", "  \tb"]
+        lines = ["```bash", *makefile, "```"]
+        reply = before + "".join(f"{indent}{line}\n" for line in lines)
+        blocks = fenced_blocks(reply.replace("\n", newline), "bash")
+        assert blocks == ["all:\n\techo\n\n\t\tif a;\tthen\n  \tb\n"]
+
+    @columns("reply block").rows(
+        at_a_marker=("- ```bash\n  a:\n  \tb\n  ```\n", "a:\n\tb\n"),
+        at_a_number=("1. ```bash\n   a:\n   \tb\n   ```\n", "a:\n\tb\n"),
+        at_a_marker_of_an_item=("1. a\n   - ```bash\n     \tb\n     ```\n", "\tb\n"),
+        less_than_the_fence=("   ```bash\n \ta\n\tb\n   ```\n", "\ta\n\tb\n"),
+        more_than_the_fence=(" ```bash\n   a\tb\n ```\n", "  a\tb\n"),
+        here_document=("  ```bash\n  cat <<-E\n  \ta\n  \tE\n  ```", "cat <<-E\n\ta\n\tE\n"),
+        a_block_after_it=("  ```bash\n  \ta\n  ```\n```python\n\tb\n```", "\ta\n"),
+    )
+    def test_only_the_blanks_of_an_indent_are_taken_off(self, reply, block):
+        assert fenced_blocks(reply, "bash") == [block]
+
+    # As for thinking: a time that grows with the square of the length would never end.
+    @columns("reply").rows(
+        a_line="a" * 200_000,
+        ticks="a```" * 50_000,
+        languages="x ```bas " * 20_000,
+        items="- " * 100_000,
+        headings="#" * 200_000,
+        links="[" * 200_000,
+        blanks="\t " * 100_000,
+    )
+    def test_a_degenerate_reply_is_read_in_time(self, reply, chat):
+        agent_class = saying(LLMResponse(content=reply))
+        assert chat.run(agent_class=agent_class, max_turns=2).stop_reason == "completed"
+
     def test_a_nul_in_a_block_is_left_out(self, tinker):
         done = tinker.run([bash("printf 'a\0b'"), "done"], max_turns=2)
         assert done.scripts == ["printf 'ab'"]
@@ -1776,11 +3059,12 @@ class TestBlocks:
 # -------------------------------------------------------------------------------------- scripts
 
 LIMIT = "[The time limit of 1 seconds was reached.]"
-NO_ANSWER = "[The script's runner gave no report.]"
+NO_REPORT = "[The script gave no report.]"
+MOVED = "[The working directory is gone, so the script ran in /.]"
 # A command that no other process on the machine runs.
 SLEEP = f"sleep {60 + uuid4().int % 10**9}"
-# The id of the runner, which is the parent of `timeout`, the parent of a script.
-RUNNER = "$(sed -n 's/PPid:[^0-9]*//p' /proc/$PPID/status)"
+# The id of the shell that writes the report: the parent of `timeout`, the parent of a script.
+REPORTER = "$(sed -n 's/PPid:[^0-9]*//p' /proc/$PPID/status)"
 
 
 def script_agent(seconds: int = 9, shown_bytes: int = 10_000) -> BasicLoopAgent:
@@ -1794,24 +3078,31 @@ def run_shell(environment: Any, *blocks: str, **options: Any) -> str:
     return asyncio.run(script_agent(**options).execute(list(blocks), environment))
 
 
+class PrintingEnvironment(FakeEnvironment):
+    """Each command prints this, with the script's mark for M, after so many seconds."""
+
+    def __init__(self, printed: str, seconds: float = 0) -> None:
+        super().__init__(*[self.print] * 3)
+        self.printed, self.seconds = printed, seconds
+
+    async def print(self) -> ExecResult:
+        await asyncio.sleep(self.seconds)
+        return ExecResult(stdout=self.printed.replace(":M:", f":{self.mark}:"), return_code=0)
+
+    @property
+    def mark(self) -> str:
+        return re.search(r"BASIC_LOOP_MARK=(\w+)", self.commands[0])[1]
+
+
 def run_shell_that_prints(printed: str, seconds: float = 0, **options: Any) -> str:
-    """Run a script in an environment that prints this, with the script's mark for M, after so many
-    seconds. Its kill works. Returns what the model is told, with M for the mark."""
-
-    async def answer() -> ExecResult:
-        await asyncio.sleep(seconds)
-        return ExecResult(stdout=printed.replace(":M:", f":{mark()}:"), return_code=0)
-
-    def mark() -> str:
-        return re.search(r"BASIC_LOOP_MARK=(\w+)", environment.commands[0])[1]
-
-    environment = FakeEnvironment(answer)
+    """Run a script in such an environment. Returns what the model is told, with M for the mark."""
+    environment = PrintingEnvironment(printed, seconds)
     run = script_agent(**options).execute(["x"], environment)
-    return asyncio.run(run, loop_factory=virtual_loop).replace(mark(), "M")
+    return asyncio.run(run, loop_factory=virtual_loop).replace(environment.mark, "M")
 
 
 def told(code: int | str, output: str) -> str:
-    """What the model is told. (Code 124 is the time limit, 137 a kill, 143 a SIGTERM.)"""
+    """What the model is told. (Code 124 is the time limit, 137 a SIGKILL, 143 a SIGTERM.)"""
     return f"Exit code: {code}\nOutput:\n{output}"
 
 
@@ -1830,6 +3121,12 @@ def shell() -> Iterator[ShellEnvironment]:
     subprocess.run(left, shell=True, stderr=subprocess.DEVNULL)
 
 
+def cleaner(folder: Path, cleaning: str = "trap '' TERM; sleep 0.4") -> str:
+    """A script whose child prints "ready", and at SIGTERM cleans up. It then makes a file."""
+    trap = shlex.quote(f"{cleaning}; touch {folder}/clean; exit")
+    return f"(trap {trap} TERM; echo ready; exec 2>/dev/null; while :; do sleep 0.05; done); true"
+
+
 class MountEnvironment(ShellEnvironment):
     """Runs commands in real shells that see other mounts than the rest of the machine. (They are
     gone after the command.)"""
@@ -1838,9 +3135,25 @@ class MountEnvironment(ShellEnvironment):
         super().__init__(LC_ALL="C.UTF-8")
         self.mounts = " && ".join(mounts)
 
-    async def exec(self, command: str, timeout_sec: int) -> Any:
+    async def exec(self, command: str, cwd: str | None = None, timeout_sec: int = 0) -> Any:
         inner = shlex.quote(f"{self.mounts} && {command}")
-        return await super().exec(f"{UNSHARE} bash -c {inner}", timeout_sec)
+        return await super().exec(f"{UNSHARE} bash -c {inner}", cwd, timeout_sec)
+
+
+class WorkdirEnvironment(ShellEnvironment):
+    """Runs commands in real shells in this folder. If it is gone, a command without a folder of its
+    own does not start, as in Docker."""
+
+    def __init__(self, workdir: Path) -> None:
+        super().__init__(TAG=SLEEP)
+        self.workdir = workdir
+        workdir.mkdir()
+
+    async def exec(self, command: str, cwd: str | None = None, timeout_sec: int = 0) -> Any:
+        if cwd is None and not self.workdir.exists():
+            error = f"OCI runtime exec failed: chdir to cwd ({self.workdir}) failed: no such file"
+            return ExecResult(stdout=error, return_code=126)
+        return await super().exec(command, cwd or str(self.workdir), timeout_sec)
 
 
 UNSHARE = "unshare --mount --map-root-user"
@@ -1863,7 +3176,9 @@ class TestScripts:
         no_newline_at_the_end=(r"printf '\n\nx'", "\n\nx"),
         nothing=("true", "(none)"),
         invalid_utf8=(r"printf 'caf\351 x\344\270'", "caf\ufffd x\ufffd"),
-        of_a_long_script=(f"cat <<E | wc -c\n{40_000 * 'x'}\nE", "40001"),
+        of_a_script_of_46_kB=(f"cat <<E | wc -c\n{46_000 * 'x'}\nE", "46001"),
+        of_6000_apostrophes=(f"cat <<'E' | wc -c\n{25_000 * 'x' + 6000 * chr(39)}\nE", "31001"),
+        of_backslashes_and_dollars=(r"""printf '%s' '\\$x\`\n'""", r"\\$x\`\n"),
         of_a_script_with_quotes=("""echo "it's" '"$HOME"'""", 'it\'s "$HOME"'),
         of_a_script_with_extended_patterns=("shopt -s extglob\necho !(*)", "!(*)"),
     )
@@ -1902,6 +3217,55 @@ class TestScripts:
         blocks = ["cd /usr; x=3", "set -e", "pwd; echo $x; false", "echo never"]
         assert run_shell(shell, *blocks) == told(1, "/usr\n3")
 
+    @columns("first second output").rows(
+        function=('f() { echo "<$1>"; }', "f a", "<a>"),
+        alias=("shopt -s expand_aliases; alias a='echo x'", "a", "x"),
+        exit_trap=("trap 'echo bye' EXIT", "echo a", "a\nbye"),
+        error_trap=("trap 'echo failed' ERR", "false; echo a", "failed\na"),
+        redirection=("exec >/dev/null", "echo never", "(none)"),
+        positional_arguments=("set -- a b", 'echo "$# $2"', "2 b"),
+        server=("sleep 0.1 & server=$!", "wait $server && echo ended", "ended"),
+        comment_at_the_end=("echo a # it's", "echo b", "a\nb"),
+        backslash_at_the_end=("x=a; echo b \\\n", "echo $x\n", "b\na"),
+    )
+    def test_what_one_block_sets_holds_in_the_next_one(self, first, second, output, shell):
+        assert run_shell(shell, first, second) == told(0, output)
+
+    @columns("first code").rows(
+        exit=("echo a; exit 3", 3),
+        exec=("exec bash -c 'echo a; exit 4'", 4),
+        error=("set -e; echo a; false", 1),
+        unset_variable=("set -u; echo a; echo $missing 2>/dev/null", 1),
+    )
+    def test_a_block_that_ends_the_shell_ends_the_script(self, first, code, shell):
+        text = run_shell(shell, first, "echo never")
+        assert text.startswith(f"Exit code: {code}\nOutput:\na")
+        assert "never" not in text
+
+    @columns("first error").rows(
+        here_document=("cat <<E >/dev/null\nx", "here-document at line"),
+        quotation_mark=("echo 'never", "unexpected EOF while looking for matching"),
+        substitution=("echo $(never", "unexpected EOF while looking for matching"),
+        if_without_fi=("if true; then\n  echo never", "unexpected end of file"),
+        subshell=("( echo never", "unexpected end of file"),
+        function=("f() {\n  echo never", "unexpected end of file"),
+        stray_word=("fi", "near unexpected token `fi'"),
+    )
+    def test_a_block_that_is_left_open_is_told_and_the_next_one_runs(self, first, error, shell):
+        text = run_shell(shell, first, "echo next")
+        assert text.startswith("Exit code: 0\n")
+        assert error in text
+        assert text.endswith("\nnext")
+        assert "never" not in text.splitlines()
+
+    @columns("script output").rows(
+        a_guard_for_main=('main() { echo a; }\n[[ ${BASH_SOURCE[0]} == "$0" ]] && main', "a"),
+        a_test_by_return=("(return 0 2>/dev/null) && echo sourced || echo run", "run"),
+        a_trap_of_RETURN=("trap 'echo never' RETURN; echo a", "a"),
+    )
+    def test_a_script_takes_itself_for_the_main_program(self, script, output, shell):
+        assert run_shell(shell, script, "true") == told(0, output)
+
     def test_eleven_blocks_run_in_their_order(self, shell):
         blocks = [f"printf ' {n}'" for n in range(11)]
         assert run_shell(shell, *blocks) == told(0, " 0 1 2 3 4 5 6 7 8 9 10")
@@ -1912,30 +3276,69 @@ class TestScripts:
         assert done.observations == [told(0, "(none)")]
         assert (tmp_path / "README.md").read_text() == "```\nmake\n```\n"
 
-    # ---- what a script and its runner see of each other
+    # ---- what a script sees of the program that runs it
 
     # hB are the options of any script. pgrep leaves itself out, but would find a process that has
-    # the script, or the runner's program, as an argument.
+    # the script as an argument.
     @columns("script output").rows(
         its_stdin=("cat", "(none)"),
         its_shell_options=("shopt -p lastpipe; echo $-", "shopt -u lastpipe\nhB"),
         its_variables_but_the_mark=("env | sed 's/=.*//' | grep BASIC", "BASIC_LOOP_MARK"),
-        its_command_line=("! pgrep -s 0 -f 'pgrep|base64'", "(none)"),
+        its_command_line=("! pgrep -s 0 -f pgrep", "(none)"),
         its_descriptors=("ls /proc/self/fd | tr '\\n' ' '", "0 1 2 3 "),
     )
-    def test_a_script_is_shut_off_from_its_runner(self, script, output, shell):
+    def test_a_script_is_shut_off_from_the_program_that_runs_it(self, script, output, shell):
         text = run_shell(shell, script)
         assert re.sub("^Exit code: [01]", "", text) == f"\nOutput:\n{output}"
 
-    def test_pkill_finds_no_word_of_the_runners_program(self, shell):
-        words = ("printf", "script", "output", "size", "head", "tail", "base64", "left")
-        assert all(word in module._RUNNER for word in words)
-        # The script's own file has the word "script" in its name.
-        kills = "; ".join(f"pkill -s 0 -f {word}" for word in words if word != "script")
-        assert run_shell(shell, f"{kills}; echo alive") == told(0, "alive")
+    @columns("blocks").rows(
+        a_command=["pkill -s 0 -f marmalade; echo alive"],
+        a_comment=["# marmalade\npkill -s 0 -f marmalade; echo alive"],
+        an_earlier_block=["marmalade() { :; }", "pkill -s 0 -f 'marm.lade'; echo alive"],
+        a_later_block=["pkill -s 0 -f 'marm.lade'; echo alive", ": marmalade"],
+    )
+    def test_pkill_finds_no_word_of_a_block(self, blocks, shell):
+        assert run_shell(shell, *blocks) == told(0, "alive")
 
-    def test_a_trailing_backslash_does_not_join_two_blocks(self, shell):
-        assert run_shell(shell, "x=a; echo b \\\n", "echo $x\n") == told(0, "b\na")
+    def test_the_images_variables_reach_a_script(self, shell):
+        names = [
+            "base",
+            "seconds",
+            "half",
+            "max_bytes",
+            "size",
+            "file",
+            "files",
+            "code",
+            "mark",
+            "n",
+            "i",
+            "try",
+            "pid",
+            "name",
+            "output",
+            "script",
+            "report",
+            "text",
+            "limit",
+            "block",
+            "blocks",
+            "folder",
+            "shm",
+            "loop",
+            "program",
+            "timeout",
+        ]
+        shell.variables |= dict.fromkeys(names, "image")
+        # "image" once for each name.
+        script = "printf '%s\\n' " + " ".join(f'"${name}"' for name in names) + " | sort | uniq -c"
+        assert run_shell(shell, script) == told(0, f"{len(names):7} image")
+
+    def test_a_script_inherits_no_variable_of_its_program_but_the_mark(self, shell):
+        command = ["bash", "-c", "bash -c 'compgen -e; true'"]
+        bare = subprocess.run(command, env=shell.variables, capture_output=True, text=True).stdout
+        names = sorted({*bare.split(), "BASIC_LOOP_MARK"})
+        assert run_shell(shell, "compgen -e | LC_ALL=C sort") == told(0, "\n".join(names))
 
     def test_a_script_that_is_too_long_is_not_run(self):
         text = run_shell(environment := FakeEnvironment(), 65_000 * "x")
@@ -1944,45 +3347,58 @@ class TestScripts:
 
     # ---- what the environment prints
 
-    # The bash program's answer: exit code and output. It comes after so many seconds. The time
-    # limit is 9. YQo= is the output, "a" and a newline.
+    # The program's report: the output, and then the exit code. It comes after so many seconds. The
+    # time limit is 9. YQo= is the output, "a" and a newline.
     @columns("printed seconds expected").rows(
-        whole=(":M:3:YQo=:", 0, told(3, "a")),
-        after_other_text=("12:30:45 99:1\n:M:3:YQo=:\n", 0, told(3, "a")),
-        with_other_ends_of_lines=(":M:3:YQ\r\no=\r\n:\r\n", 0, told(3, "a")),
-        another_code_at_the_limit=(":M:3::", 9, told(3, "(none)")),
-        before_the_limit=(":M:124:YQo=:", 8, told(124, "a")),
-        cut_in_a_byte=(":M:0:YQo", 0, told("unknown", f":M:0:YQo\n{NO_ANSWER}")),
-        cut_between_bytes=(":M:0:YQo=", 0, told("unknown", f":M:0:YQo=\n{NO_ANSWER}")),
-        no_answer=("no bash here", 0, told("unknown", f"no bash here\n{NO_ANSWER}")),
-        # A script may print such a thing in place of its runner.
-        forged_output=(":M:0:Y:", 0, told("unknown", f":M:0:Y:\n{NO_ANSWER}")),
-        forged_code=(":M:x:YQo=:", 0, told("unknown", f":M:x:YQo=:\n{NO_ANSWER}")),
+        whole=("begin:M:\nYQo=\n:M:3:\n", 0, told(3, "a")),
+        after_other_text=("12:30:45 99:1\nbegin:M:\nYQo=\n:M:3:", 0, told(3, "a")),
+        before_other_text=("begin:M:\nYQo=\n:M:3:\nlogout: 99:1\n", 0, told(3, "a")),
+        with_other_ends_of_lines=("begin:M:\r\nYWFh\r\nYQo=\r\n:M:3:\r\n", 0, told(3, "aaaa")),
+        another_code_at_the_limit=("begin:M:\n:M:3:", 9, told(3, "(none)")),
+        a_time_limit_of_its_own=("begin:M:\nYQo=\n:M:124:", 8, told(124, "a")),
+        a_kill_before_the_limit=("begin:M:\nYQo=\n:M:137:", 8, told(137, "a")),
+        a_SIGTERM_before_the_limit=("begin:M:\nYQo=\n:M:143:", 8, told(143, "a")),
+        no_report=("no bash here", 0, told("unknown", f"no bash here\n{NO_REPORT}")),
     )
-    def test_what_the_model_is_told_of_an_answer(self, printed, seconds, expected):
+    def test_what_the_model_is_told_of_a_report(self, printed, seconds, expected):
         assert run_shell_that_prints(printed, seconds) == expected
 
-    @columns("code").rows(of_GNU=137, of_uutils=124)
+    # (A script may print in place of the program.)
+    @columns("printed").rows(
+        cut_in_a_byte="begin:M:\nYQo",
+        cut_between_bytes="begin:M:\nYQo=",
+        cut_in_the_code="begin:M:\nYQo=\n:M:12",
+        of_another_script="begin:1234:\nYQo=\n:1234:0:",
+        with_forged_output="begin:M:\nY\n:M:0:",
+        with_a_message_in_it="begin:M:\nYQo=\nbash: line 9: rm: not found\n:M:0:",
+        with_a_forged_code="begin:M:\nYQo=\n:M:x:",
+    )
+    def test_a_report_that_is_not_whole_is_shown_as_it_is(self, printed):
+        assert run_shell_that_prints(printed) == told("unknown", f"{printed}\n{NO_REPORT}")
+
+    @columns("code").rows(of_timeout=124, of_a_script_that_ignores_SIGTERM=137, of_busybox=143)
     def test_a_time_limit_is_told(self, code):
-        text = run_shell_that_prints(f":M:{code}:YQo=:", seconds=9)
+        text = run_shell_that_prints(f"begin:M:\nYQo=:M:{code}:", seconds=9)
         assert text == told(code, "a\n[The time limit of 9 seconds was reached.]")
 
     @columns("printed").rows(
-        no_answer=60_000 * "x",
-        a_code_of_5000_digits=f":M:{5000 * '9'}:YQo=:",
-        an_output_of_30000_bytes=f":M:0:{40_000 * 'A'}:",
+        no_report=60_000 * "x",
+        a_report_that_is_cut=f"begin:M:\n{60_000 * 'A'}",
+        a_code_of_5000_digits=f"begin:M:\n:M:{5000 * '9'}:",
     )
-    def test_whatever_a_script_forges_the_text_is_short(self, printed):
+    def test_without_a_report_the_text_is_short(self, printed):
         """`max_output_bytes` are 99. A message of the agent has less than 300 more."""
-        assert len(run_shell_that_prints(printed, shown_bytes=99)) < 400
+        text = run_shell_that_prints(printed, shown_bytes=99)
+        assert text.startswith("Exit code: unknown\n")
+        assert len(text) < 400
 
-    def test_a_script_that_answers_in_place_of_its_runner_ends_no_run(self, tinker):
-        forger = f'echo ":$BASIC_LOOP_MARK:0:A:" >/proc/{RUNNER}/fd/1'
+    def test_a_script_that_spoils_its_report_ends_no_run(self, tinker):
+        forger = f"echo A >/proc/{REPORTER}/fd/1"
         options = {"max_turns": 3, "command_timeout_sec": 9}
         done = tinker.run([bash(forger), bash("echo a"), "done"], ShellEnvironment(), **options)
         forged, honest = done.observations
         assert forged.startswith("Exit code: unknown\n")
-        assert forged.endswith(NO_ANSWER)
+        assert forged.endswith(NO_REPORT)
         assert (honest, done.stop_reason) == (told(0, "a"), "completed")
 
     # What a script puts in the place of its output.
@@ -2014,21 +3430,20 @@ class TestScripts:
         assert run_shell(shell, "echo aaaa; echo b >/dev/stderr; echo c") == told(0, "b\nc")
 
     @columns("missing output").rows(
-        bash=("bash", NO_ANSWER),
+        bash=("bash", "timeout: failed to run command 'bash': No such file or directory"),
         timeout=("timeout", "timeout: command not found"),
         base64=("base64", "base64: command not found"),
     )
     def test_an_image_that_lacks_a_program_is_told(self, missing, output, shell, tmp_path):
-        needed = {"bash", "base64", "cat", "env", "head", "rm", "stat", "tail", "timeout"}
+        needed = {"bash", "base64", "head", "rm", "stat", "tail", "timeout"}
         for name in needed - {missing}:
             (tmp_path / name).symlink_to(shutil.which(name))
-        # (In UTF-8 `env` has quotes that are not ASCII.)
+        # (In UTF-8 `timeout` prints quotes that are not ASCII.)
         shell.variables |= {"PATH": str(tmp_path), "LC_ALL": "C"}
         assert output in run_shell(shell, "echo a")
 
     # What an image may set.
     @columns("name value").rows(
-        options_of_shells=("SHELLOPTS", "errexit:monitor:noclobber:nounset:pipefail"),
         posix_mode=("POSIXLY_CORRECT", "1"),
         a_clock=("SECONDS", "5000"),
         a_file_for_each_shell=("BASH_ENV", "/dev/fd/0"),
@@ -2040,7 +3455,7 @@ class TestScripts:
 
     def test_the_time_limit_holds_in_an_image_with_such_variables(self, shell):
         shell.variables |= {"POSIXLY_CORRECT": "1", "SECONDS": "5000"}
-        assert run_shell(shell, "echo a; sleep 9", seconds=1) == told(137, f"a\n{LIMIT}")
+        assert run_shell(shell, "echo a; sleep 9", seconds=1) == told(124, f"a\n{LIMIT}")
 
     @needs_mounts
     def test_a_sandbox_without_dev_fd_runs_scripts(self, tmp_path):
@@ -2063,23 +3478,39 @@ class TestScripts:
         assert text == told(3, "1\n2\n3\n[... 588878 bytes left out ...]\n9999")
 
     @needs_mounts
-    @columns("script seen").rows(
-        filled_by_the_output=("seq 99999; exit 3", "1\n2\n3\n"),
-        filled_by_another_file=("cat /dev/zero >/dev/shm/x; echo never seen; exit 3", ""),
-    )
-    def test_memory_that_gets_full_is_told(self, script, seen):
-        environment = MountEnvironment("mount -t tmpfs -o size=64k none /dev/shm")
-        text = run_shell(environment, script, shown_bytes=10)
-        assert text.startswith(f"Exit code: 3\nOutput:\n{seen}")
-        assert text.endswith("[The output is incomplete: /dev/shm is full.]")
-        assert "never" not in text
+    def test_a_message_on_the_way_to_the_disk_cannot_come_into_the_report(self, tmp_path):
+        """Docker carries stderr in a pipe of its own, so what is in there may come late."""
+        stderr = tmp_path / "stderr"
+        environment = MountEnvironment(f"exec 2>{stderr}", "mount -t tmpfs -o ro none /dev/shm")
+        assert run_shell(environment, "echo a") == told(0, "a")
+        assert stderr.read_text() == ""
 
     @needs_mounts
-    def test_a_script_that_fits_nowhere_is_told_and_not_run(self, tmp_path):
-        # A part of the script would fit.
-        small = [f"mount -t tmpfs -o size=4k none {folder}" for folder in ("/dev/shm", "/tmp")]
-        script = f"touch {tmp_path}/never\n# {9000 * 'x'}\nexit 0"
-        text = run_shell(MountEnvironment(*small), script)
+    def test_a_folder_where_half_of_a_script_fits_is_left_empty(self):
+        environment = MountEnvironment("mount -t tmpfs -o size=8k none /dev/shm")
+        blocks = ["echo a", f"ls -A /dev/shm # {9000 * 'x'}", "echo b"]
+        assert run_shell(environment, *blocks) == told(0, "a\nb")
+
+    @needs_mounts
+    @columns("script seen").rows(
+        by_the_output=("seq 99999; exit 3", "1\n2\n3\n\n[... "),
+        by_another_file=("cat /dev/zero >/dev/shm/x; exit 3", "(none)"),
+    )
+    def test_of_a_script_that_fills_the_memory_the_exit_code_is_told(self, script, seen):
+        environment = MountEnvironment("mount -t tmpfs -o size=64k none /dev/shm")
+        text = run_shell(environment, script, shown_bytes=12)
+        assert text.startswith(f"Exit code: 3\nOutput:\n{seen}")
+
+    # A part of the script would fit.
+    @needs_mounts
+    @columns("blocks").rows(
+        part_of_a_block=["touch /mnt/never\n# " + 9000 * "x" + "\nexit 0"],
+        one_of_two_blocks=["touch /mnt/never", "# " + 9000 * "x"],
+    )
+    def test_a_script_that_fits_nowhere_is_told_and_not_run(self, blocks, tmp_path):
+        small = [f"mount -t tmpfs -o size=8k none {folder}" for folder in ("/dev/shm", "/tmp")]
+        environment = MountEnvironment(f"mount --bind {tmp_path} /mnt", *small)
+        text = run_shell(environment, *blocks)
         assert text.startswith("Exit code: unknown\n")
         assert "No space left on device" in text
         assert not (tmp_path / "never").exists()
@@ -2095,14 +3526,14 @@ class TestScripts:
         by_itself=("echo a", 9),
         at_the_limit=("sleep 9", 1),
         unread=("fi", 9),
-        without_its_runner=(f"kill -9 {RUNNER}", 9),
+        with_the_program_killed=(f"kill -9 {REPORTER}", 9),
     )
     def test_a_script_leaves_no_file_of_its_own(self, script, seconds, shell):
         real_exec, commands = shell.exec, []
 
-        def exec_and_note(command: str, timeout_sec: int) -> Any:
+        def exec_and_note(command: str, **options: Any) -> Any:
             commands.append(command)
-            return real_exec(command, timeout_sec)
+            return real_exec(command, **options)
 
         shell.exec = exec_and_note
         run_shell(shell, script, seconds=seconds)
@@ -2148,27 +3579,35 @@ class TestScripts:
         script = f"until [ -e {tmp_path}/alive ]; do sleep 0.1; done"
         assert run_shell(shell, script, seconds=2) == told(0, "(none)")
 
-    # How the script's exec ends, and the seconds until then: the limit of 100, and 30 more until
-    # the agent gives up. The kill works.
-    @columns("answer seconds").rows(
-        hangs=(forever, 130),
-        prints_nothing=(ExecResult(stdout="", return_code=137), 0),
-        ends_at_a_limit_of_the_environment=(TimeoutError("exec"), 0),
+    # How the script's exec ends, what the model reads, and the seconds until then: the limit of
+    # 100, and 30 more until the agent gives up. The kill works.
+    @columns("answer printed seconds").rows(
+        hangs=(forever, "TimeoutError: \n", 130),
+        ends_at_a_limit_of_the_environment=(TimeoutError("exec"), "TimeoutError: exec\n", 0),
+        raises=(RuntimeError("no container"), "RuntimeError: no container\n", 0),
+        cannot_decode=(UnicodeDecodeError("x", b"", 0, 1, "y"), "UnicodeDecodeError: 'x' codec", 0),
     )
-    def test_a_script_without_an_answer_is_killed_and_told(self, answer, seconds):
+    def test_a_script_without_a_report_is_killed_and_told(self, answer, printed, seconds):
         environment = FakeEnvironment(answer, ExecResult(stdout=None, return_code=0))
 
         async def main() -> tuple[str, float]:
             text = await script_agent(seconds=100).execute(["x"], environment)
             return text, asyncio.get_running_loop().time()
 
-        assert asyncio.run(main(), loop_factory=virtual_loop) == (
-            told("unknown", NO_ANSWER),
-            seconds,
-        )
+        text, end = asyncio.run(main(), loop_factory=virtual_loop)
+        assert text.startswith(f"Exit code: unknown\nOutput:\n{printed}")
+        assert text.endswith(NO_REPORT)
+        assert end == seconds
         assert environment.first_script_was_killed
         # The environment's own limits come 30 seconds later than the agent's.
         assert environment.timeouts == [100 + 60, 60]
+        # The kill runs in "/", because the script may have moved the working directory away.
+        assert environment.folders == [None, "/"]
+
+    def test_a_script_whose_report_is_lost_is_not_run_again(self):
+        environment = PrintingEnvironment("begin:M:\n")
+        assert run_shell(environment, "x").startswith("Exit code: unknown\n")
+        assert len(environment.scripts) == 1
 
     # How the exec that kills the script ends, and the seconds until then: at most 30.
     @columns("killing seconds").rows(
@@ -2186,17 +3625,14 @@ class TestScripts:
 
         assert asyncio.run(main(), loop_factory=virtual_loop) == seconds
 
-    # `wait_for` raises TimeoutError for a cancellation. Other errors come through.
-    @columns("result limit error").rows(
-        failed=(RuntimeError("no container"), 9, pytest.raises(RuntimeError, match="no container")),
-        cancelled=(forever, 0.01, pytest.raises(TimeoutError)),
-    )
-    def test_if_exec_ends_early_its_script_is_killed(self, result, limit, error):
-        environment = FakeEnvironment(result)
+    def test_cancelling_a_script_kills_it_in_any_environment(self):
+        environment = FakeEnvironment(forever)
         run = script_agent().execute(["x"], environment)
-        with error:
-            asyncio.run(asyncio.wait_for(run, limit))
+        # `wait_for` raises TimeoutError for a cancellation.
+        with pytest.raises(TimeoutError):
+            asyncio.run(asyncio.wait_for(run, 0.01))
         assert environment.first_script_was_killed
+        assert environment.folders == [None, "/"]
 
     def test_a_cancellation_is_not_taken_for_the_end_of_a_wait(self):
         """After 39 seconds the agent gives this exec up, which takes 5 more."""
@@ -2214,20 +3650,115 @@ class TestScripts:
         with pytest.raises(TimeoutError):
             asyncio.run(main(), loop_factory=virtual_loop)
 
-    def test_cancelling_a_script_kills_it(self, shell):
-        # The script also suspends the program that runs it.
-        script = f"setsid {SLEEP} & kill -STOP $PPID; {SLEEP}"
+    # The last of these scripts also suspends the program that runs it.
+    @columns("script").rows(
+        that_ignores_SIGTERM=f"trap '' TERM; {SLEEP} & {SLEEP}",
+        that_stops_its_program=f"setsid {SLEEP} & kill -STOP $PPID; {SLEEP}",
+    )
+    def test_cancelling_a_script_kills_it(self, script, shell):
         run = script_agent(seconds=7000).execute([script], shell)
         with pytest.raises(TimeoutError):
             asyncio.run(asyncio.wait_for(run, 1))
         wait_until_sleep_ends()
 
+    # ---- SIGTERM first
+
+    def test_at_the_time_limit_a_child_has_two_seconds_to_clean_up(self, shell, tmp_path):
+        assert run_shell(shell, cleaner(tmp_path, "trap '' TERM; sleep 1"), seconds=1) == told(
+            124, f"ready\n{LIMIT}"
+        )
+        assert (tmp_path / "clean").exists()
+
+    def test_on_cancellation_a_child_has_two_seconds_to_clean_up(self, shell, tmp_path):
+        run = script_agent().execute([cleaner(tmp_path)], shell)
+        with pytest.raises(TimeoutError):
+            asyncio.run(asyncio.wait_for(run, 1))
+        assert (tmp_path / "clean").exists()
+
+    def test_without_a_report_a_child_has_two_seconds_to_clean_up(self, shell, tmp_path):
+        script = f"({cleaner(tmp_path)}) & sleep 0.5; kill -9 {REPORTER}; wait"
+        assert run_shell(shell, script).startswith("Exit code: unknown\n")
+        assert (tmp_path / "clean").exists()
+
+    def test_at_max_seconds_a_child_has_two_seconds_to_clean_up(self, tinker, shell, tmp_path):
+        done = tinker.run([bash(cleaner(tmp_path))], shell, max_turns=2, max_seconds=1.5)
+        assert done.stop_reason == "rollout_timeout"
+        assert (tmp_path / "clean").exists()
+
+    def test_a_child_that_cleans_up_for_longer_is_killed(self, shell, tmp_path):
+        run_shell(shell, cleaner(tmp_path, f"trap '' TERM; {SLEEP}"), seconds=1)
+        wait_until_sleep_ends()
+        assert not (tmp_path / "clean").exists()
+
+    def test_a_child_that_ends_at_once_is_not_waited_for(self, shell):
+        started = time.monotonic()
+        run_shell(shell, "sleep 9", seconds=1)
+        # A child that goes on has two more.
+        assert time.monotonic() - started < 3
+
+    # While `git add` reads a file by this filter, it holds its lock.
+    @pytest.mark.skipif(not shutil.which("git"), reason="needs git")
+    @columns("seconds limit ending").rows(
+        time_limit=(1, 9, contextlib.nullcontext()),
+        cancellation=(9, 1, pytest.raises(TimeoutError)),
+    )
+    def test_git_leaves_no_lock(self, seconds, limit, ending, shell, tmp_path):
+        git = (
+            f"cd {tmp_path}; git init -q; echo '* filter=slow' >.gitattributes; "
+            f"git config filter.slow.clean '{SLEEP}'; (sleep 0.5; ls .git >locked) & git add ."
+        )
+        run = script_agent(seconds=seconds).execute([git], shell)
+        with ending:
+            asyncio.run(asyncio.wait_for(run, limit))
+        assert "index.lock" in (tmp_path / "locked").read_text()
+        assert not (tmp_path / ".git/index.lock").exists()
+
+    # ---- a working directory that is gone
+
+    @columns("script").rows(
+        moved="mv $PWD $PWD-moved; echo a",
+        removed="rm -r $PWD; echo a",
+        moved_by_its_parent="mv $(dirname $PWD) {moved}; echo a",
+    )
+    def test_scripts_after_one_that_takes_the_folder_away_run_in_the_root(self, script, tmp_path):
+        (tmp_path / "work").mkdir()
+        environment = WorkdirEnvironment(tmp_path / "work" / "dir")
+        script = script.format(moved=tmp_path / "moved")
+        assert run_shell(environment, script) == told(0, "a")
+        assert run_shell(environment, "pwd; exit 3") == told(3, f"/\n{MOVED}")
+
+    def test_a_run_whose_working_directory_is_gone_is_completed(self, tinker, tmp_path):
+        replies = [bash("rm -r $PWD"), bash("echo b"), "done"]
+        environment = WorkdirEnvironment(tmp_path / "work")
+        done = tinker.run(replies, environment, max_turns=3)
+        assert done.observations == [told(0, "(none)"), told(0, f"b\n{MOVED}")]
+        assert done.stop_reason == "completed"
+
+    def test_a_script_that_takes_the_folder_away_is_killed_at_its_limit(self, tmp_path):
+        environment = WorkdirEnvironment(tmp_path / "work")
+        text = run_shell(environment, f"rm -r $PWD; setsid {SLEEP} & {SLEEP}", seconds=1)
+        assert text == told(124, LIMIT)
+        wait_until_sleep_ends()
+
+    # What an environment may do for a folder that is gone, and which folders are tried.
+    @columns("answer printed").rows(
+        prints_an_error=(ExecResult(stdout="chdir failed", return_code=126), "chdir failed"),
+        prints_it_to_stderr=(ExecResult(stderr="chdir failed", return_code=1), "chdir failed"),
+        prints_nothing=(ExecResult(return_code=127), ""),
+    )
+    def test_a_script_that_starts_nowhere_is_told(self, answer, printed):
+        environment = FakeEnvironment(answer, answer, ExecResult(return_code=0))
+        text = run_shell(environment, "x")
+        assert text == told("unknown", "\n".join(filter(None, [printed, NO_REPORT])))
+        assert environment.folders == [None, "/", "/"]
+
 
 # ------------------------------------------------------------------------------ prompts on Tinker
 
-# The cookbook's one model that needs a tokenizer of its own, which comes with the cookbook. The
+# The renderers that need their model's own tokenizer, which the package tml-renderers has. The
 # suite's tokenizer serves the others.
 INKLING = "thinkingmachines/Inkling"
+OWN_TOKENIZERS = {"tml_v0": INKLING, "kimi_k31_pro": "moonshotai/Kimi-K3.1-Pro"}
 # A renderer that is not named here fails a test. Then look at its prompts, and name it.
 RENDERER_NAMES = """
 deepseekv3 deepseekv3_disable_thinking deepseekv3_thinking deepseekv4_1
@@ -2251,12 +3782,13 @@ class Family:
     """A renderer, and what its model would sample."""
 
     def __init__(self, name: str, tokenizer_dir: str) -> None:
-        model_name = INKLING if name == "tml_v0" else tokenizer_dir
+        own = [model for prefix, model in OWN_TOKENIZERS.items() if name.startswith(prefix)]
+        (model_name,) = own or [tokenizer_dir]
         self.options = {"model_name": model_name, "renderer_name": name}
         self.renderer = renderers.get_renderer(name, get_tokenizer(model_name))
-        # These templates close a reply in another way than the model (by another token, or by
-        # text), so each later prompt is rendered.
-        self.renders_again = name == "role_colon" or name.startswith("gpt_oss")
+        # This template closes a reply by another token than the model, so each later prompt is
+        # rendered.
+        self.renders_again = name.startswith("gpt_oss")
 
     def reply(self, answer: str, thinking: str = "hm") -> list[int]:
         """The ids that the model would sample for a reply. In a supervised example these are the
@@ -2273,7 +3805,16 @@ class Family:
 
 @pytest.fixture(params=[name for name in RENDERER_NAMES.split() if name in IN_COOKBOOK])
 def family(request, tokenizer_dir) -> Family:
+    if request.param.startswith("kimi_k31_pro"):
+        tokenizers = pytest.importorskip("tml_renderers.tokenizers")
+        if not hasattr(tokenizers, "KimiK3Tokenizer"):
+            pytest.skip("the tokenizer is in tml-renderers 0.4.1 and later")
     return Family(request.param, tokenizer_dir)
+
+
+def sampling_by(service: Any) -> type[BasicLoopAgent]:
+    """A trainer's agent, which samples by the trainer's service."""
+    return type("TrainersAgent", (BasicLoopAgent,), {"tinker_service": service})
 
 
 class TestTinker:
@@ -2377,7 +3918,7 @@ class TestTinker:
             other = asyncio.create_task(another_trial())
             with pytest.raises(module.ApiError) as error:
                 await agent.setup(FakeEnvironment())
-            assert str(error.value) == f"http://{address} has not answered in 1.5 seconds"
+            assert str(error.value) == f"http://{address} did not answer in 1.5 seconds"
             assert "secret" not in shown_text(error.value)
             other.cancel()
 
@@ -2418,6 +3959,19 @@ class TestTinker:
         # cut_off: the renderer's stop token does not follow.
         assert tinker.run([Reply("hi<|endoftext|>", cut_off=True)]).completion == "hi"
 
+    @columns("text ends_in_token answer").rows(
+        the_token=("hi", True, "hi"),
+        the_bare_word=("hi endoftext", False, "hi endoftext"),
+        both=("hi endoftext", True, "hi endoftext"),
+    )
+    def test_only_inklings_end_token_is_taken_off(self, text, ends_in_token, answer, tinker):
+        """Its tokenizer calls this token "endoftext", which is also a word."""
+        tokenizer = get_tokenizer(INKLING)
+        assert tokenizer.eos_token == "endoftext"
+        ids = tokenizer.encode(text) + [tokenizer.eos_token_id] * ends_in_token
+        inkling = {"model_name": INKLING, "renderer_name": "tml_v0"}
+        assert tinker.run([Reply(ids=ids, cut_off=True)], **inkling).completion == answer
+
     def test_an_added_token_of_one_character_is_kept(self, tinker):
         (client,) = set_up(tinker.agent())
         assert client.escape_special_tokens("a § b") == "a § b"
@@ -2433,9 +3987,13 @@ class TestTinker:
         # Path, base model, record_stability_info.
         assert tinker.opened == [(None, tokenizer_dir, False), ("tinker://run/1", None, True)]
 
-    def test_tinkers_sequence_ids_are_recorded(self, tinker):
-        (detail,) = tinker.run().context.rollout_details
-        assert detail["extra"] == {"sequence_id": ["sequence-1"]}
+    def test_what_tinkers_trainer_needs_of_each_turn_is_recorded(self, tinker):
+        replies = [Reply(bash("ls")), Reply("done", answer={"prompt_cache_hit_tokens": 7})]
+        (detail,) = tinker.run(replies, max_turns=2).context.rollout_details
+        assert detail["extra"] == {
+            "sequence_id": ["sequence-1", "sequence-2"],
+            "prompt_cache_hit_tokens": [0, 7],
+        }
 
     def test_a_model_has_its_recommended_renderer_by_default(self, tinker):
         # Only the prompt matters. The fake's replies have ids of another tokenizer.
@@ -2479,6 +4037,28 @@ class TestTinker:
             set_up(tinker.agent(max_tokens=n))
         assert len(tinker.sessions) == 2
 
+    def test_an_error_removes_no_session_of_another_key(self, tinker):
+        own = {"extra_env": {"TINKER_API_KEY": "own"}}
+        client, _ = set_up(tinker.agent(), tinker.agent(**own))
+        module.forget_client(client)
+        set_up(tinker.agent(**own, max_tokens=1))
+        assert [session.arguments["api_key"] for session in tinker.sessions] == ["tml-test", "own"]
+
+    @columns("variable argument").rows(
+        url=("TINKER_BASE_URL", "base_url"), key=("TINKER_API_KEY", "api_key")
+    )
+    def test_a_session_follows_a_variable_that_changes_between_trials(
+        self, variable, argument, tinker, monkeypatch
+    ):
+        async def main() -> None:
+            for value in ("http://one", "http://two"):
+                monkeypatch.setenv(variable, value)
+                await tinker.agent().setup(FakeEnvironment())
+
+        asyncio.run(main())
+        values = [session.arguments[argument] for session in tinker.sessions]
+        assert values == ["http://one", "http://two"]
+
     def test_the_cost_on_tinker_is_unknown(self, tinker):
         assert tinker.run().context.cost_usd is None
 
@@ -2488,14 +4068,22 @@ class TestTinker:
             raise tinker_sdk.TinkerError("The api_key client option must be set")
 
         monkeypatch.setattr("tinker.RestClient", refuse)
-        module.use_service(tinker.open_session())
-        assert tinker.run().completion == "hello"
+        agent_class = sampling_by(tinker.open_session())
+        assert tinker.run(agent_class=agent_class).completion == "hello"
+
+    @since_harbor_023
+    def test_preflight_needs_no_key_for_a_given_service(self, tinker, no_key):
+        # Without the service it is an error (see TestOptions).
+        sampling_by(tinker.open_session()).preflight({}, {})
 
     def test_a_given_service_is_never_replaced(self, tinker):
-        module.use_service(tinker.open_session())
+        agent_class = sampling_by(tinker.open_session())
         tinker.sessions[0].status = 410
         with pytest.raises(tinker_sdk.APIStatusError):
-            set_up(tinker.agent())
+            set_up(tinker.agent(agent_class))
+        tinker.sessions[0].status = None
+        set_up(tinker.agent(agent_class))
+        assert len(tinker.sessions) == 1
 
     @columns("minutes stop_reason").rows(nine=(9, "completed"), thirteen=(13, "error"))
     def test_a_tinker_that_is_busy_has_ten_minutes(self, minutes, stop_reason, tinker, monkeypatch):
@@ -2541,7 +4129,7 @@ class TestTinker:
         first, second = done.recorded
         # The tail begins with the stop token, which is the first completion's last id.
         tail = second.prompt[len(first.prompt + first.completion) - 1 :]
-        history = done.agent.messages[:-1]
+        history = list(done.agent.messages[:-1])
         rendered = family.renderer.build_generation_prompt(history).to_ints()
         assert len(tail) > 1
         assert rendered[-len(tail) :] == tail
@@ -2573,61 +4161,354 @@ class TestTinker:
         assert answers[-1] == "It is done."
 
 
+# ------------------------------------------------------------------------------ the shared client
+
+
+class TestSharedClient:
+    def test_trials_with_the_same_configuration_share_a_client(self, tinker, tmp_path):
+        async def main() -> None:
+            await asyncio.gather(*(run.go() for run in runs))
+
+        runs = [tinker.new_run(logs_dir=tmp_path / str(n)) for n in range(20)]
+        asyncio.run(main())
+        assert len({run.agent.client for run in runs}) == len(tinker.opened) == 1
+
+    @columns("given").rows(
+        option={"max_tokens": 1},
+        llm_kwargs={"llm_kwargs": {"seed": 1}},
+        key={"extra_env": {"TINKER_API_KEY": "tml-own"}},
+        url={"extra_env": {"TINKER_BASE_URL": "http://own"}},
+        model={"model_name": "another"},
+        subclass={"agent_class": OwnLoop},
+    )
+    def test_another_configuration_has_a_client_of_its_own(self, given, tinker, monkeypatch):
+        monkeypatch.setattr(BasicLoopAgent, "_build_llm", lambda _: object())
+        first, second = set_up(tinker.agent(), tinker.agent(**given))
+        assert first is not second
+
+    def test_another_event_loop_has_clients_of_its_own(self, tinker):
+        # Each `set_up` has its own.
+        assert set_up(tinker.agent()) != set_up(tinker.agent())
+
+    def test_the_client_is_built_in_a_thread(self, tinker, monkeypatch):
+        monkeypatch.setattr(BasicLoopAgent, "_build_llm", lambda _: threading.current_thread())
+        (builder,) = set_up(tinker.agent())
+        assert builder is not threading.main_thread()
+
+    def test_a_given_service_has_clients_of_its_own(self, tinker):
+        agent_class = sampling_by(None)
+        first, second = (tinker.new_run(agent_class=agent_class) for _ in range(2))
+        with asyncio.Runner() as runner:
+            runner.run(first.go())
+            agent_class.tinker_service = tinker.open_session()
+            runner.run(second.go())
+        assert first.agent.client is not second.agent.client
+
+    # Whether the next trial has the same client after such a second reply.
+    @columns("reply limits stays").rows(
+        an_error=(RuntimeError("gone"), {}, False),
+        max_seconds=(forever, {"max_seconds": 50}, True),
+        harbors_timeout=(forever, {"timeout_sec": 50}, True),
+        a_full_context=(FULL, {}, True),
+        a_refused_request=(Refusal(400), {}, True),
+        a_request_that_is_too_large=(Refusal(413), {}, True),
+        a_request_that_is_invalid=(Refusal(422), {}, True),
+        an_error_of_the_user=(tinker_error("bad stop", "user"), {}, True),
+        an_error_of_the_server=(tinker_error("gone", "server"), {}, False),
+        a_wrong_key=(Refusal(401), {}, False),
+        no_such_path=(Refusal(404), {}, False),
+        a_quota_that_is_used_up=(Refusal(429, "insufficient_quota"), {}, False),
+    )
+    def test_only_a_server_that_failed_replaces_the_client(self, reply, limits, stays, tinker):
+        tinker.will_reply(bash("ls"), reply, "hello")
+        runs = [tinker.new_run(**limits, max_turns=2) for _ in range(2)]
+        first, second = asyncio.run(finish(*runs), loop_factory=virtual_loop)
+        assert (first is second) is stays
+
+    def test_a_first_prompt_that_is_too_long_replaces_no_client(self, tinker):
+        tinker.will_reply(FULL, "hello")
+        first, second = asyncio.run(finish(tinker.new_run(), tinker.new_run()))
+        assert first is second
+
+    def test_an_error_of_the_environment_replaces_no_client(self, tinker):
+        tinker.will_reply(bash("ls"), "hello")
+        failed = tinker.new_run((), FakeEnvironment(RuntimeError("gone")), max_turns=2)
+        first, second = asyncio.run(finish(failed, tinker.new_run(max_turns=2)))
+        assert first is second
+
+    def test_a_failed_client_leaves_the_clients_of_other_trials(self, tinker):
+        tinker.will_reply(RuntimeError("gone"))
+        other = {"max_tokens": 1}
+
+        async def main() -> list[Any]:
+            before = await finish(tinker.new_run(["hello"], **other))
+            await finish(tinker.new_run([RuntimeError("gone")]))
+            return before + await finish(tinker.new_run(["hello"], **other))
+
+        first, second = asyncio.run(main())
+        assert first is second
+
+    def test_an_error_of_an_older_client_replaces_no_newer_one(self, tinker):
+        old, slow, new, last = (tinker.new_run() for _ in range(4))
+
+        async def main() -> None:
+            await slow.agent.setup(slow.environment)
+            tinker.will_reply(RuntimeError("gone"), "hello", RuntimeError("gone"), "hello")
+            await finish(old, new)
+            with pytest.raises(module.ApiError):
+                await slow.step()
+            await finish(last)
+
+        asyncio.run(main())
+        assert old.agent.client is slow.agent.client
+        assert new.agent.client is last.agent.client is not old.agent.client
+
+    def test_a_slow_build_holds_up_only_the_trials_that_wait_for_it(self, counting):
+        end = threading.Event()
+
+        class Agent(CountingAgent):
+            def _build_llm(self) -> Any:
+                if self.options.max_tokens == 1:
+                    end.wait(30)
+                return super()._build_llm()
+
+        async def main() -> None:
+            slow = asyncio.create_task(counting(Agent, max_tokens=1)._shared_llm())
+            await asyncio.sleep(0)
+            await asyncio.wait_for(counting(Agent)._shared_llm(), 20)
+            assert not slow.done()
+            end.set()
+            await slow
+
+        asyncio.run(main())
+
+    def test_if_the_trial_that_builds_is_cancelled_the_next_one_builds(self, counting):
+        began, end = threading.Event(), threading.Event()
+        builders = []
+
+        class Agent(CountingAgent):
+            def _build_llm(self) -> Any:
+                builders.append(self)
+                began.set()
+                if len(builders) == 1:
+                    end.wait(30)
+                return super()._build_llm()
+
+        async def main() -> None:
+            agents = [counting(Agent) for _ in range(3)]
+            first, *others = [asyncio.create_task(agent._shared_llm()) for agent in agents]
+            await asyncio.to_thread(began.wait, 30)
+            first.cancel()
+            clients = await asyncio.gather(*others)
+            end.set()
+            assert clients[0] is clients[1]
+            assert (first.cancelled(), builders) == (True, agents[:2])
+
+        asyncio.run(main())
+
+    @columns("given").rows(
+        session_id=lambda n: {"session_id": str(n)},
+        max_seconds=lambda n: {"max_seconds": n},
+        logs_dir=lambda n: {"logs_dir": Path(f"/nowhere/{n}")},
+    )
+    def test_trials_that_differ_in_what_is_theirs_alone_share_a_client(self, given, server):
+        assert len(set(set_up(*(server.agent(**given(n)) for n in range(9))))) == 1
+
+    def test_trials_with_a_shared_client_send_their_own_session_ids(self, server, tmp_path):
+        async def main() -> None:
+            for name in ("one", "two"):
+                await server.new_run(session_id=name).go()
+
+        asyncio.run(main())
+        sent = [name for name in server.headers("X-Session-ID") if name]
+        assert list(dict.fromkeys(sent)) == ["one", "two"]
+
+    # One server, at two URLs.
+    @columns("client model_name variable").rows(
+        vllm=("vllm", "tiny", "VLLM_BASE_URL"),
+        vllm_under_another_name=("vllm", "tiny", "VLLM_API_BASE"),
+        sglang=("sglang", "tiny", "SGLANG_BASE_URL"),
+        openai=("litellm", "openai/tiny", "OPENAI_BASE_URL"),
+        openai_under_another_name=("litellm", "openai/tiny", "OPENAI_API_BASE"),
+        another_provider=("litellm", "hosted_vllm/tiny", "HOSTED_VLLM_API_BASE"),
+    )
+    def test_a_url_that_changes_between_trials_is_used(
+        self, client, model_name, variable, http, tokenizer_dir, tmp_path, monkeypatch
+    ):
+        options = {"model_name": model_name, "model_client": client, "logs_dir": tmp_path}
+        server = FakeServer(http, tokenizer_dir, **options)
+        del server.options["api_base"]
+
+        async def main() -> None:
+            for host in ("127.0.0.1", "localhost"):
+                monkeypatch.setenv(variable, f"http://{host}:{http.server_port}")
+                await server.new_run().go()
+
+        asyncio.run(main())
+        hosts = [host.split(":")[0] for host in server.headers("Host")]
+        assert list(dict.fromkeys(hosts)) == ["127.0.0.1", "localhost"]
+
+    @columns("client model_name variable").rows(
+        vllm=("vllm", "tiny", "VLLM_API_KEY"),
+        sglang=("sglang", "tiny", "SGLANG_API_KEY"),
+        openai=("litellm", "openai/tiny", "OPENAI_API_KEY"),
+        another_provider=("litellm", "hosted_vllm/tiny", "HOSTED_VLLM_API_KEY"),
+    )
+    def test_a_key_that_changes_between_trials_is_used(
+        self, client, model_name, variable, http, tokenizer_dir, tmp_path, monkeypatch
+    ):
+        options = {"model_name": model_name, "model_client": client, "logs_dir": tmp_path}
+        server = FakeServer(http, tokenizer_dir, **options)
+
+        async def main() -> None:
+            for key in ("one", "two"):
+                monkeypatch.setenv(variable, key)
+                await server.new_run().go()
+
+        asyncio.run(main())
+        keys = dict.fromkeys(server.headers("Authorization"))
+        assert list(keys) == ["Bearer one", "Bearer two"]
+
+    def test_200_trials_with_their_own_keys_leave_at_most_64_clients(self, counting):
+        async def main() -> int:
+            for n in range(200):
+                await counting(extra_env={"OPENAI_API_KEY": str(n)})._shared_llm()
+            return len(CountingAgent.built)
+
+        assert asyncio.run(main()) == 64
+
+    def test_the_newest_of_many_clients_is_shared(self, counting):
+        async def main() -> None:
+            for n in range(200):
+                newest = await counting(extra_env={"OPENAI_API_KEY": str(n)})._shared_llm()
+            assert await counting(extra_env={"OPENAI_API_KEY": "199"})._shared_llm() is newest
+
+        asyncio.run(main())
+
+    def test_options_that_look_equal_but_hold_other_secrets_share_no_client(self, counting):
+        class Agent(CountingAgent):
+            options_model = OwnOptions
+
+        agents = [counting(Agent, token=SecretStr(text)) for text in ("one", "two")]
+        assert repr(agents[0].options) == repr(agents[1].options)
+        first, second = set_up(*agents)
+        assert first is not second
+
+    def test_trials_that_wait_for_a_silent_server_raise_one_error_at_once(self, vllm, monkeypatch):
+        monkeypatch.setattr(module, "FIRST_RESPONSE_SEC", 0.2)
+        built = []
+
+        class Agent(BasicLoopAgent):
+            def _build_llm(self) -> Any:
+                built.append(self)
+                return super()._build_llm()
+
+        async def main(api_base: str) -> list[Any]:
+            agents = [vllm.agent(Agent, api_base=api_base) for _ in range(8)]
+            setups = [agent.setup(FakeEnvironment()) for agent in agents]
+            return await asyncio.gather(*setups, return_exceptions=True)
+
+        # Connections wait here for ever to be accepted.
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            errors = asyncio.run(main(f"http://127.0.0.1:{listener.getsockname()[1]}"))
+        assert len(built) == 1
+        assert all(isinstance(error, module.ApiError) for error in errors)
+        assert len({str(error) for error in errors}) == 1
+
+    def test_a_build_that_failed_is_tried_again_by_a_later_trial(self, counting, monkeypatch):
+        build = CountingAgent._build_llm
+        results = iter([ConnectionError("not yet"), None])
+
+        def fails_once(agent: Any) -> Any:
+            if error := next(results):
+                raise error
+            return build(agent)
+
+        monkeypatch.setattr(CountingAgent, "_build_llm", fails_once)
+
+        async def main() -> None:
+            with pytest.raises(ConnectionError):
+                await counting()._shared_llm()
+            await counting()._shared_llm()
+
+        asyncio.run(main())
+        assert len(CountingAgent.built) == 1
+
+
 # -------------------------------------------------------------------------------- prompts on vLLM
 
 
-def always_busy_after(server: FakeServer, *replies: Any) -> Any:
-    """In place of `server.sample`: the replies, and then the error of a server that is paused."""
-    sample, answers = server.sample, [*replies]
-    server.will_reply(*replies)
+def sends(*prompts: str) -> type[BasicLoopAgent]:
+    """An agent that sends these prompts, one a turn, whatever the replies."""
 
-    async def sample_or_refuse(*arguments: Any) -> tuple:
-        if not answers:
-            raise Refusal(503, "Generation is paused. Please retry after it resumes.")
-        answers.pop()
-        return await sample(*arguments)
+    class Sends(BasicLoopAgent):
+        async def converse(self, prompt: str, environment: Any) -> str:
+            for text in prompts:
+                await self.sample(text)
+            return "own reason"
 
-    return sample_or_refuse
+    return Sends
 
 
-class Restarting:
-    """An HTTP server that can be stopped, and started again at the same URL."""
+def writes(fake: FakeServer, template: Any) -> None:
+    """From now on the server has this chat template, a function of the messages."""
 
-    def __init__(self) -> None:
-        self.http, self.port = None, 0
+    def prompt_ids(body: dict[str, Any]) -> list[int]:
+        return body["prompt"] if "prompt" in body else fake.encode(template(body["messages"]))
 
-    def start(self, fake: FakeServer) -> None:
-        self.http = ThreadingHTTPServer(("127.0.0.1", self.port), HttpHandler)
-        self.http.fake, self.port = fake, self.http.server_port
-        threading.Thread(target=self.http.serve_forever, args=[0.01]).start()
+    fake.prompt_ids = prompt_ids
 
-    def stop(self) -> None:
-        self.http.shutdown()
-        self.http.server_close()
 
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+def chatml(messages: list[dict], before_reply: str = "", opening: str = "") -> str:
+    """Qwen's template. It may write a text before each earlier reply, and open the next one."""
+    before = {"assistant": before_reply}
+    texts = [
+        f"<|im_start|>{m['role']}\n{before.get(m['role'], '')}{m['content']}<|im_end|>\n"
+        for m in messages
+    ]
+    return "".join(texts) + f"<|im_start|>assistant\n{opening}"
+
+
+def chatml_tail(text: str) -> str:
+    """What it writes between a reply and the next one, after the reply's stop token."""
+    return f"\n<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n"
+
+
+class KeepAlive(HttpHandler):
+    """Keeps a connection open for further requests, as real servers do, until the last. (Python
+    warns of a client that leaves one open.) Its server counts the connections."""
+
+    protocol_version = "HTTP/1.1"
+
+    def setup(self) -> None:
+        super().setup()
+        self.server.n_connections += 1
+
+    def end_headers(self) -> None:
+        if len(self.server.fake.requests) == self.server.n_requests:
+            self.send_header("Connection", "close")
+        super().end_headers()
 
 
 @pytest.fixture
-def restarting() -> Iterator[Restarting]:
-    server = Restarting()
-    yield server
-    server.stop()
+def clock(no_pause, monkeypatch) -> list[float]:
+    """Time stands still but for the pauses, which are over at once. Append what a call takes."""
+    monkeypatch.setattr(asyncio.BaseEventLoop, "time", lambda loop: float(sum(no_pause)))
+    return no_pause
 
 
-@pytest.fixture
-def no_pause(monkeypatch) -> list[float]:
-    """Pauses take no time. The fixture is the list of their seconds, without those of none."""
-    pauses, sleep = [], asyncio.sleep
+def models_are(fake: FakeServer, answer: Any) -> None:
+    """From now on this is the server's answer to /v1/models, or the error in its place."""
+    usual = fake.answer
 
-    def no_sleep(seconds: float) -> Any:
-        pauses.extend([seconds] if seconds else [])
-        return sleep(0)
+    def answer_or_raise(path: str, body: dict[str, Any]) -> dict[str, Any]:
+        if path != "/v1/models":
+            return usual(path, body)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
 
-    monkeypatch.setattr(asyncio, "sleep", no_sleep)
-    return pauses
+    fake.answer = answer_or_raise
 
 
 class TestVllm:
@@ -2696,23 +4577,85 @@ class TestVllm:
         assert body["session_id"] == "größe-任务__x7"
         assert vllm.headers("X-Session-ID")[-1] == "gr%C3%B6%C3%9Fe-%E4%BB%BB%E5%8A%A1__x7"
 
-    def test_a_server_that_does_not_answer_is_named(self, vllm):
+    @columns("url cause").rows(
         # Nothing listens on port 1.
-        with pytest.raises(
-            RuntimeError, match=r"^http://127\.0\.0\.1:1 is no vLLM or SGLang server"
-        ):
+        refused=("http://127.0.0.1:1", r"Connect call failed \('127\.0\.0\.1', 1\)"),
+        # Systems have several words for it.
+        wrong_name=("http://no-such-host.invalid", r"\[Errno -?\d+\] .*(Name|name)"),
+    )
+    def test_a_server_that_does_not_answer_is_named_with_the_cause(
+        self, url, cause, server, no_pause
+    ):
+        failed = server.new_run(api_base=url)
+        with pytest.raises(module.ApiError, match=cause) as error:
+            failed.follow()
+        assert url in str(error.value)
+
+    def test_a_server_that_does_not_answer_is_not_called_another_server(self, vllm):
+        with pytest.raises(module.ApiError, match=r"^nothing answers at http://127\.0\.0\.1:1: "):
             set_up(vllm.agent(api_base="http://127.0.0.1:1"))
 
-    def test_an_error_of_a_call_names_the_server(self, vllm):
-        failed = vllm.new_run([Refusal(404, "gone")])
-        with pytest.raises(module.ApiError, match=f"^NotFoundError of {vllm.url}: .*gone"):
+    @columns("certificate cause").rows(
+        none=(False, "WRONG_VERSION_NUMBER|record layer failure"),
+        self_signed=(True, "self-signed certificate"),
+    )
+    def test_a_connection_that_tls_refuses_says_why(self, certificate, cause, server, request):
+        port = request.getfixturevalue("tls_port") if certificate else server.url.split(":")[-1]
+        failed = server.new_run(api_base=f"https://127.0.0.1:{port}")
+        request.getfixturevalue("no_pause")
+        with pytest.raises(module.ApiError, match=cause):
             failed.follow()
+
+    @pytest.fixture
+    def tls_port(self, tmp_path) -> Iterator[int]:
+        """The port of a server with a certificate that nobody signed."""
+        if not shutil.which("openssl"):
+            pytest.skip("openssl is not installed")
+        key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+        command = "openssl req -x509 -nodes -newkey rsa:2048 -days 1 -subj /CN=127.0.0.1"
+        made = ["-keyout", key, "-out", certificate]
+        subprocess.run([*command.split(), *made], check=True, capture_output=True)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificate, key)
+        with ThreadingHTTPServer(("127.0.0.1", 0), HttpHandler) as own:
+            own.socket = context.wrap_socket(own.socket, server_side=True)
+            threading.Thread(target=own.serve_forever, args=[0.01]).start()
+            yield own.server_port
+            own.shutdown()
+
+    def test_an_error_of_a_call_names_the_server(self, vllm):
+        failed = vllm.new_run([Refusal(401, "gone")])
+        with pytest.raises(module.ApiError, match=f"^AuthenticationError of {vllm.url}: .*gone"):
+            failed.follow()
+
+    def test_an_error_of_a_call_says_what_the_server_said_and_no_more(self, vllm):
+        failed = vllm.new_run([Refusal(401, "gone")])
+        with pytest.raises(module.ApiError) as error:
+            failed.follow()
+        said = "Error code: 401 - Refusal('gone')"
+        assert str(error.value) == f"AuthenticationError of {vllm.url}: {said}"
+
+    @columns("status").rows(not_found=404, not_allowed=405)
+    @pytest.mark.parametrize("path", ["/tokenize", "/detokenize"])
+    def test_a_gateway_that_lacks_a_path_is_told_apart_from_a_wrong_model(
+        self, path, status, vllm, monkeypatch
+    ):
+        usual = vllm.answer
+
+        def answer(asked: str, body: dict[str, Any]) -> dict[str, Any]:
+            if asked == path:
+                raise Refusal(status, "no route")
+            return usual(asked, body)
+
+        monkeypatch.setattr(vllm, "answer", answer)
+        with pytest.raises(module.ApiError, match=f"{vllm.url}.*{path}.*no route|no route.*{path}"):
+            vllm.run()
 
     @columns("given reply").rows(setup=({"model_name": "x"}, ""), a_call=({}, Refusal(404, "gone")))
     def test_no_error_shows_the_password_of_a_url(self, given, reply, vllm):
         url = vllm.url.replace("//", "//user:secret@")
         failed = vllm.new_run([reply], api_base=url, **given)
-        with pytest.raises(Exception, match=r"server with the model|gone") as error:
+        with pytest.raises(module.ApiError, match=r"context limit of the model x|gone") as error:
             failed.follow()
         assert vllm.url in shown_text(error.value)
         assert "secret" not in shown_text(error.value)
@@ -2726,8 +4669,7 @@ class TestVllm:
         exactly_the_window="max_tokens must be at least 1, got 0.",
     )
     def test_a_full_context_ends_the_run_and_keeps_its_turns(self, message, server):
-        # Harbor's LiteLLM asks three times.
-        done = server.run([bash("ls"), *[Refusal(400, message)] * 3], max_turns=3)
+        done = server.run([bash("ls"), Refusal(400, message)], max_turns=3)
         assert (done.stop_reason, len(done.agent.turns)) == ("context_overflow", 1)
 
     @columns("message").rows(
@@ -2735,7 +4677,7 @@ class TestVllm:
         cache_key="Invalid 'prompt_cache_key': string too long. Expected at most 64.",
     )
     def test_a_field_that_is_too_long_is_no_full_context(self, message, server):
-        failed = server.new_run([bash("ls"), *[Refusal(400, message)] * 3], max_turns=3)
+        failed = server.new_run([bash("ls"), Refusal(400, message)], max_turns=3)
         with pytest.raises(module.ApiError, match="string too long"):
             failed.follow()
 
@@ -2751,24 +4693,80 @@ class TestVllm:
         done = vllm.run([Reply("hi", choice={"weight_versions": spans})])
         assert done.context.rollout_details[0]["extra"] == {"weight_versions": [spans]}
 
-    def test_the_weight_versions_of_a_reply_in_parts_count_its_tokens(self, vllm, no_pause):
-        def reply(text: str, version: str, n_tokens: int, **choice: Any) -> Reply:
-            span = {"version": version, "start": 0, "end": n_tokens}
-            return Reply(text, cut_off=bool(choice), choice=choice | {"weight_versions": [span]})
-
-        done = vllm.run([reply("ab", "7", 2, finish_reason="abort"), reply("c", "8", 2)])
-        (spans,) = done.context.rollout_details[0]["extra"]["weight_versions"]
-        assert spans == [
-            {"version": "7", "start": 0, "end": 2},
-            {"version": "8", "start": 2, "end": 4},
+    def test_a_turn_on_vllm_costs_two_requests_from_the_third_on(self, vllm):
+        vllm.run(agent_class=OwnLoop, max_turns=4)
+        assert [path for path, _, _ in vllm.requests] == [
+            "/v1/models",
+            # The prompt, and the text of its end.
+            *["/tokenize", "/detokenize", "/v1/completions"],
+            # Two short conversations.
+            *["/tokenize", "/tokenize", "/v1/completions"],
+            *["/tokenize", "/v1/completions"],
+            *["/tokenize", "/v1/completions"],
         ]
 
-    def test_a_later_turn_on_vllm_costs_three_requests(self, vllm):
-        """Two render a short conversation. For all turns one more shows a prompt's end."""
-        vllm.run([bash("a"), bash("b"), "done"], max_turns=3)
-        assert len(vllm.bodies("/v1/completions")) == 3
-        assert len(vllm.bodies("/tokenize")) == 1 + 2 * 2
-        assert len(vllm.bodies("/detokenize")) == 1
+    def test_a_later_trial_on_vllm_costs_two_requests_a_turn(self, vllm):
+        runs = [vllm.new_run(agent_class=OwnLoop, max_turns=3) for _ in range(2)]
+
+        async def one_after_the_other() -> None:
+            await runs[0].go()
+            vllm.requests.clear()
+            await runs[1].go()
+
+        asyncio.run(one_after_the_other())
+        paths = [path for path, _, _ in vllm.requests]
+        assert paths == ["/tokenize", "/v1/completions"] * 3
+
+    def test_a_run_on_vllm_needs_one_connection(self, vllm):
+        with ThreadingHTTPServer(("127.0.0.1", 0), KeepAlive) as own:
+            own.fake, own.n_connections, own.n_requests = vllm, 0, 11
+            threading.Thread(target=own.serve_forever, args=[0.01]).start()
+            url = f"http://127.0.0.1:{own.server_port}"
+            vllm.run(api_base=url, agent_class=OwnLoop, max_turns=4)
+            own.shutdown()
+        assert (len(vllm.requests), own.n_connections) == (11, 1)
+
+    def test_a_prompt_is_exact_where_the_message_changes_how_the_reply_is_written(self, vllm):
+        """Qwen3.5's template writes an empty thinking before a reply that a tool's result follows.
+        So the made-up reply stands elsewhere in the short conversation."""
+
+        def template(messages: list[dict]) -> str:
+            is_result = messages[-1]["content"].startswith("<tool_response>")
+            return chatml(messages, "<think>\n\n</think>\n\n" if is_result else "")
+
+        writes(vllm, template)
+        result = "<tool_response>\nx\n</tool_response>"
+        vllm.run(["hi"] * 6, agent_class=sends("do it", "a", result, "b", result, result))
+        expected = [
+            earlier.prompt + earlier.completion + vllm.encode(chatml_tail(text))
+            for earlier, text in zip(vllm.sampled, ["a", result, "b", result, result], strict=False)
+        ]
+        assert [turn.prompt for turn in vllm.sampled[1:]] == expected
+
+    def test_a_message_may_turn_thinking_on_and_off(self, vllm):
+        def template(messages: list[dict]) -> str:
+            is_on = messages[-1]["content"] == "/think"
+            return chatml(messages, opening="<think>\n" if is_on else "")
+
+        writes(vllm, template)
+        prompts = ["do it", "/think", "a", "/think"]
+        done = vllm.run(["hi", "hm</think>hi", "hi", "hm</think>hi"], agent_class=sends(*prompts))
+        assert [turn.content for turn in done.agent.turns] == ["hi"] * 4
+
+    def test_a_later_prompt_is_exact_after_another_system_message(self, vllm):
+        class Edits(BasicLoopAgent):
+            async def converse(self, prompt: str, environment: Any) -> str:
+                await self.sample(prompt)
+                await self.sample("a")
+                self.messages = [{"role": "system", "content": "/think"}, *self.messages]
+                await self.sample("b")
+                await self.sample("c")
+                return "own reason"
+
+        vllm.run(["hi"] * 4, agent_class=Edits)
+        *_, third, fourth = vllm.sampled
+        tail = chatml_tail("c") + "<think>\n"
+        assert fourth.prompt == third.prompt + third.completion + vllm.encode(tail)
 
     def test_a_prompt_on_vllm_begins_with_the_ids_so_far(self, vllm):
         first, second = vllm.new_run(max_tokens=200).follow("one", "two").recorded
@@ -2793,15 +4791,10 @@ class TestVllm:
     @columns("own_limit").rows(
         of_an_adapter_is_its_base_models=None, of_another_model_is_its_own=99
     )
-    def test_the_context_limit(self, own_limit, vllm, monkeypatch):
+    def test_the_context_limit(self, own_limit, vllm):
         base = {"id": "base", "max_model_len": 100}
         adapter = {"id": vllm.options["model_name"], "max_model_len": own_limit}
-        usual = vllm.answer
-
-        def answer(path: str, body: dict[str, Any]) -> dict[str, Any]:
-            return {"data": [base, adapter]} if path == "/v1/models" else usual(path, body)
-
-        monkeypatch.setattr(vllm, "answer", answer)
+        models_are(vllm, {"data": [base, adapter]})
         vllm.run(max_tokens=99_999)
         (body,) = vllm.bodies("/v1/completions")
         assert body["max_tokens"] == (own_limit or 100) - len(body["prompt"])
@@ -2815,46 +4808,40 @@ class TestVllm:
 
     ABORTED = Reply("ab", cut_off=True, choice={"finish_reason": "abort"})
 
-    def test_a_reply_that_the_server_aborts_goes_on(self, vllm, no_pause):
+    def test_a_reply_that_the_server_aborts_is_sampled_again_from_its_prompt(self, vllm, no_pause):
         done = vllm.run([self.ABORTED, self.ABORTED, "c"])
         first, second, third = vllm.sampled
-        assert second.prompt == first.prompt + first.completion
-        assert third.prompt == second.prompt + second.completion
-        ids = first.completion + second.completion + third.completion
-        logprobs = first.logprobs + second.logprobs + third.logprobs
-        assert done.recorded == [Sampled(first.prompt, ids, logprobs)]
-        assert (done.stop_reason, done.completion) == ("completed", "ababc")
+        assert first.prompt == second.prompt == third.prompt
+        assert done.recorded == [third]
+        assert (done.stop_reason, done.completion) == ("completed", "c")
 
-    # With the complete reply "cd", both would have five logprobs for five ids.
+    def test_an_aborted_reply_is_sampled_again_after_a_pause(self, server, no_pause):
+        done = server.run([self.ABORTED, self.ABORTED, "c"])
+        assert (done.completion, len(done.agent.turns)) == ("c", 1)
+        assert no_pause == [1, 2]
+
     @columns("logprobs").rows(too_few=[-1.0], too_many=[-1.0] * 3, none=None, nan=[-1.0, -9999.0])
-    def test_a_part_whose_logprobs_do_not_align_is_sampled_again(self, logprobs, vllm, no_pause):
+    def test_an_aborted_reply_may_have_any_logprobs(self, logprobs, vllm, no_pause):
         part = Reply("ab", cut_off=True, choice={"finish_reason": "abort"}, logprobs=logprobs)
         done = vllm.run([part, "cd"])
         assert (done.completion, done.recorded) == ("cd", [vllm.sampled[1]])
 
-    def test_a_last_part_whose_logprobs_do_not_align_is_no_training_data(self, vllm, no_pause):
+    def test_a_reply_after_an_abort_whose_logprobs_do_not_align_is_no_training_data(
+        self, vllm, no_pause
+    ):
         done = vllm.run([self.ABORTED, Reply("cd", logprobs=[-1.0] * 4)])
-        assert (done.completion, done.recorded) == ("abcd", [])
+        assert (done.completion, done.recorded) == ("cd", [])
         assert done.metadata["n_turns_without_ids"] == 1
 
-    @columns("replies text").rows(
-        the_only_part=([], "c"), a_later_part=([Reply("ab", cut_off=True)], "abc")
-    )
-    def test_an_abort_without_ids_costs_no_other_part(self, replies, text, vllm, no_pause):
-        for reply in replies:
-            reply.choice = {"finish_reason": "abort"}
-        without_ids = Reply(
-            "x",
-            cut_off=True,
-            choice={"finish_reason": "abort", "token_ids": None, "logprobs": None},
-        )
-        done = vllm.run([*replies, without_ids, "c"])
-        assert done.completion == text
-        assert done.recorded[0].completion == vllm.ids_by_character(text + "<|im_end|>")
+    @columns("before").rows(the_only_abort=[], after_another=[ABORTED])
+    def test_an_aborted_reply_may_have_no_ids(self, before, vllm, no_pause):
+        no_ids = {"finish_reason": "abort", "token_ids": None, "logprobs": None}
+        done = vllm.run([*before, Reply("x", cut_off=True, choice=no_ids), "c"])
+        assert done.completion == "c"
+        assert done.recorded[0].completion == vllm.ids_by_character("c<|im_end|>")
 
-    # How many turns there are if the first step ends after such a part of a reply.
-    @columns("ids n_turns").rows(no_token=([], 1), a_token=([70], 2))
-    def test_an_instruction_without_a_whole_reply_is_sent_again(self, ids, n_turns, vllm):
+    @columns("ids").rows(no_token=[], a_token=[70])
+    def test_an_instruction_without_a_whole_reply_is_sent_again(self, ids, vllm):
         run = vllm.new_run([Reply(ids=ids, cut_off=True, choice={"finish_reason": "abort"})])
 
         async def two_steps() -> None:
@@ -2866,7 +4853,7 @@ class TestVllm:
 
         asyncio.run(two_steps())
         assert [message["content"] for message in run.agent.messages] == ["do it\n\ntwo", "hi"]
-        assert len(run.recorded) == n_turns
+        assert len(run.recorded) == 1
 
     def test_a_complete_reply_of_no_tokens_is_no_training_data(self, vllm):
         done = vllm.run([Reply(ids=[])])
@@ -2874,79 +4861,153 @@ class TestVllm:
 
     def test_a_server_that_is_paused_after_an_abort_is_waited_for(self, vllm, no_pause):
         done = vllm.run([self.ABORTED, *[Refusal(503, "Generation is paused.")] * 30, "c"])
-        assert done.completion == "abc"
+        assert done.completion == "c"
 
-    def test_the_tokens_of_an_aborted_reply_are_counted_once(self, vllm, no_pause):
+    def test_an_abort_starts_the_ten_minutes_anew(self, vllm, clock, monkeypatch):
+        monkeypatch.setattr(module, "PAUSES_SEC", (100,))
+        paused = [Refusal(503, "Generation is paused.")] * 5
+        done = vllm.run([*paused, self.ABORTED, *paused, self.ABORTED, *paused, "c"])
+        assert (done.completion, sum(clock)) == ("c", 1700)
+
+    def test_the_tokens_of_an_aborted_reply_are_not_counted(self, vllm, no_pause):
         done = vllm.run([self.ABORTED, "c"])
         first, second = vllm.sampled
         assert done.context.n_input_tokens == len(first.prompt)
-        assert done.context.n_output_tokens == len(first.completion) + len(second.completion)
+        assert done.context.n_output_tokens == len(second.completion) == 2
 
-    def test_the_cached_part_of_an_aborted_reply_is_no_part_of_the_prompt(self, vllm, no_pause):
-        usage = {"prompt_tokens_details": {"cached_tokens": 999}}
-        done = vllm.run([self.ABORTED, Reply("c", answer={"usage": usage})])
-        assert done.context.n_cache_tokens == done.context.n_input_tokens
-
-    def test_an_aborted_reply_has_max_tokens_in_all(self, vllm, no_pause):
+    def test_a_reply_after_an_abort_may_have_all_of_max_tokens(self, vllm, no_pause):
         # "ab" has two tokens.
         done = vllm.run([*[self.ABORTED] * 2, "c"], max_tokens=9)
-        assert [body["max_tokens"] for body in vllm.bodies("/v1/completions")] == [9, 7, 5]
-        assert done.completion == "ababc"
+        assert [body["max_tokens"] for body in vllm.bodies("/v1/completions")] == [9, 9, 9]
+        assert done.completion == "c"
 
     def test_a_call_that_is_aborted_before_its_first_token_goes_on(self, vllm, no_pause):
         aborted = Reply(ids=[], choice={"finish_reason": "abort"})
         done = vllm.run([aborted, "hi"])
         assert (done.completion, len(done.recorded[0].completion)) == ("hi", 3)
 
-    def test_thinking_may_end_after_an_abort(self, vllm, no_pause):
-        cut = Reply("<think>a", cut_off=True, choice={"finish_reason": "abort"})
-        done = vllm.run([cut, "b</think>c"])
-        assert (done.agent.turns[0].reasoning_content, done.completion) == ("ab", "c")
-
     def test_a_server_that_aborts_at_once_is_not_asked_at_once(self, vllm, no_pause):
         vllm.run([*[Reply(ids=[], choice={"finish_reason": "abort"})] * 30, "hi"])
         assert no_pause == [1, 2, 4, *[5] * 27]
 
-    @columns("limits").rows(max_seconds={"max_seconds": 0.5}, harbors_timeout={"timeout_sec": 0.5})
-    def test_a_run_that_ends_between_two_parts_keeps_the_first(self, limits, vllm):
-        thinking = Reply("<think>so", cut_off=True, choice={"finish_reason": "abort"})
-        ended = vllm.new_run([thinking], **limits)
+    @columns("limits stop_reason").rows(
+        max_seconds=({"max_seconds": 0.5}, "error"),
+        harbors_timeout=({"timeout_sec": 0.5}, "cancelled"),
+    )
+    def test_a_run_that_ends_after_an_abort_has_no_turn_of_it(self, limits, stop_reason, vllm):
+        ended = vllm.new_run([self.ABORTED], **limits)
         asyncio.run(finish(ended))
-        assert (ended.recorded, ended.completion) == (vllm.sampled, "")
-        assert ended.agent.turns[0].finish_reason == "abort"
+        assert (ended.recorded, ended.completion) == ([], "")
+        assert ended.stop_reason == stop_reason
 
-    @columns("status").rows(paused=503, too_many=429, overloaded=529, gateway=502, gateway_slow=504)
-    def test_a_server_that_is_busy_is_waited_for(self, status, server, no_pause):
-        replies = [bash("ls"), *[Refusal(status, "Overloaded")] * 4, "done"]
-        done = server.run(replies, max_turns=3, llm_kwargs={"max_retries": 0})
+    @columns("status").rows(
+        too_many=429,
+        groqs_capacity=498,
+        paused=503,
+        overloaded=529,
+        request_timeout=408,
+        conflict=409,
+        too_early=425,
+        proxy_closed=460,
+        client_closed=499,
+        server_error=500,
+        gateway=502,
+        gateway_slow=504,
+        cloudflare_down=521,
+        cloudflare_slow=524,
+    )
+    def test_a_server_that_is_busy_or_down_is_waited_for(self, status, server, no_pause):
+        replies = [bash("ls"), *[Refusal(status, "Overloaded")] * 3, "done"]
+        done = server.run(replies, max_turns=3)
         assert (done.stop_reason, done.completion) == ("completed", "done")
+        # Each failed call is one request, and the agent waits before the next one.
+        assert no_pause == [1, 2, 4]
+
+    @columns("status").rows(refused=400, wrong_key=401, forbidden=403, gone=404, unprocessable=422)
+    def test_a_call_that_is_refused_is_one_request(self, status, server, no_pause):
+        failed = server.new_run([bash("ls"), *[Refusal(status, "no")] * 3], max_turns=3)
+        with pytest.raises(module.ApiError, match="no"):
+            failed.follow()
+        calls = [path for path, _, _ in server.requests if path.endswith("completions")]
+        assert len(calls) == 2
+
+    @columns("status").rows(timeout=408, server_error=500, gateway=502, gateway_slow=504)
+    def test_a_server_that_is_down_before_the_first_reply_is_asked_three_times(
+        self, status, server, no_pause
+    ):
+        failed = server.new_run([Refusal(status, "down")] * 9)
+        with pytest.raises(module.ApiError, match="down"):
+            failed.follow()
+        calls = [path for path, _, _ in server.requests if path.endswith("completions")]
+        assert (len(calls), no_pause) == (3, [1, 2])
 
     def test_a_pause_of_a_minute_costs_no_run(self, server, no_pause):
-        # A call is one request here. LiteLLM makes three, with waits of four seconds.
-        n_requests = {"vllm": 60, "litellm": 21}[server.options["model_client"]]
         paused = Refusal(503, "Generation is paused. Please retry after it resumes.")
-        replies = [bash("ls"), *[paused] * n_requests, "done"]
-        done = server.run(replies, max_turns=3, llm_kwargs={"max_retries": 0})
+        done = server.run([bash("ls"), *[paused] * 14, "done"], max_turns=3)
         assert (done.stop_reason, done.completion) == ("completed", "done")
+        assert sum(no_pause) == 62
 
     @columns("replies").rows(first_call=[], second_call=[bash("ls")])
-    def test_a_server_that_stays_busy_is_an_error_in_the_end(self, replies, server, monkeypatch):
-        monkeypatch.setattr(module, "PAUSES_SEC", (0, 0.01, 0.01))
+    def test_a_server_that_stays_busy_is_an_error_after_ten_minutes(
+        self, replies, server, clock, monkeypatch
+    ):
+        monkeypatch.setattr(module, "PAUSES_SEC", (100,))
         monkeypatch.setattr(server, "sample", always_busy_after(server, *replies))
         failed = server.new_run(max_turns=3)
         with pytest.raises(module.ApiError, match="Generation is paused"):
             failed.follow()
         assert (failed.stop_reason, len(failed.agent.turns)) == ("error", len(replies))
+        assert clock == [100] * 6
 
-    def test_max_seconds_that_end_while_the_server_is_busy_are_its_error(self, server, monkeypatch):
+    def test_a_gateway_that_ends_each_call_after_a_minute_costs_eleven_calls(self, server, clock):
+        async def gateway_timeout() -> None:
+            clock.append(60)
+            raise Refusal(504, "Gateway Time-out")
+
+        failed = server.new_run([bash("ls"), *[gateway_timeout] * 99], max_turns=3)
+        with pytest.raises(module.ApiError, match="Gateway Time-out"):
+            failed.follow()
+        # The last call begins 582 seconds after the first one has ended.
+        assert clock.count(60) == 11
+        assert sum(clock) == 60 + 582 + 60
+
+    def test_an_error_ends_the_run_if_max_seconds_would_pass_in_the_next_pause(
+        self, server, monkeypatch
+    ):
         monkeypatch.setattr(server, "sample", always_busy_after(server, bash("ls")))
-        failed = server.new_run(max_turns=3, max_seconds=2, llm_kwargs={"max_retries": 0})
-        with pytest.raises(module.ApiError, match="max_seconds ended before"):
+        failed = server.new_run(max_turns=3, max_seconds=2)
+        with pytest.raises(module.ApiError, match="Generation is paused"):
             failed.follow()
         assert (failed.stop_reason, len(failed.agent.turns)) == ("error", 1)
 
+    def test_max_seconds_that_end_while_a_call_is_repeated_are_the_servers_error(
+        self, server, monkeypatch
+    ):
+        monkeypatch.setattr(module, "PAUSES_SEC", (0,))
+
+        async def slow() -> str:
+            await asyncio.sleep(2)
+            return "late"
+
+        failed = server.new_run([Refusal(504, "slow"), slow], max_seconds=1)
+        with pytest.raises(module.ApiError, match="max_seconds ended before"):
+            failed.follow()
+        assert failed.stop_reason == "error"
+
+    def test_max_seconds_that_end_in_a_call_after_a_repeated_one_are_the_models(
+        self, server, monkeypatch
+    ):
+        monkeypatch.setattr(module, "PAUSES_SEC", (0,))
+
+        async def slow() -> str:
+            await asyncio.sleep(2)
+            return "late"
+
+        done = server.run([Refusal(503, "busy"), bash("ls"), slow], max_turns=3, max_seconds=1)
+        assert (done.stop_reason, len(done.agent.turns)) == ("rollout_timeout", 1)
+
     def test_a_server_that_restarts_is_waited_for(self, server, restarting, monkeypatch):
-        monkeypatch.setattr(module, "PAUSES_SEC", (0.05,) * 500)
+        monkeypatch.setattr(module, "PAUSES_SEC", (0.05,))
         restarting.start(server)
 
         async def restart() -> str:
@@ -2954,23 +5015,24 @@ class TestVllm:
             asyncio.get_running_loop().call_later(0.3, restarting.start, server)
             return "out"
 
-        options = {"api_base": restarting.url, "max_turns": 3, "llm_kwargs": {"max_retries": 0}}
+        options = {"api_base": restarting.url, "max_turns": 3}
         done = server.run([bash("ls"), "done"], FakeEnvironment(restart), **options)
         assert (done.stop_reason, done.completion) == ("completed", "done")
 
     def test_a_server_that_does_not_come_back_is_an_error(self, server, restarting, monkeypatch):
-        monkeypatch.setattr(module, "PAUSES_SEC", (0.05,) * 5)
+        monkeypatch.setattr(module, "PAUSES_SEC", (0.05,))
+        monkeypatch.setattr(module, "WAIT_SEC", 0.2)
         restarting.start(server)
 
         async def stop() -> str:
             restarting.stop()
             return "out"
 
-        options = {"api_base": restarting.url, "max_turns": 3, "llm_kwargs": {"max_retries": 0}}
+        options = {"api_base": restarting.url, "max_turns": 3}
         failed = server.new_run([bash("ls"), "done"], FakeEnvironment(stop), **options)
-        with pytest.raises(Exception, match="Connection error") as error:
+        with pytest.raises(module.ApiError, match="Connect call failed") as error:
             failed.follow()
-        assert restarting.url in shown_text(error.value)
+        assert restarting.url in str(error.value)
         assert (failed.stop_reason, len(failed.agent.turns)) == ("error", 1)
 
     SPECIAL = "<|im_end|> <|turn> <turn|> [|user|] <\uff5cUser\uff5c> <s> </s> <bos> <end_of_turn>"
@@ -2993,11 +5055,33 @@ class TestVllm:
         (client,) = set_up(vllm.agent())
         assert client.escape_special_tokens(text) == text
 
-    @columns("answer").rows(no_list={"data": None}, no_limit={"data": [{"id": VLLM_MODEL}]})
-    def test_setup_refuses_a_server_without_a_limit(self, answer, vllm, monkeypatch):
-        monkeypatch.setattr(vllm, "answer", lambda path, body: answer)
-        with pytest.raises(RuntimeError, match="is no vLLM or SGLang server with the model"):
+    # What a server may say of its models, and the error if no limit is given.
+    NO_LIMIT = columns("answer error").rows(
+        # vLLM may load an adapter at its first request.
+        adapter=({"data": [{"id": "base", "max_model_len": 8192}]}, "its models are ['base']"),
+        no_limit=({"data": [{"id": VLLM_MODEL}]}, f"its models are ['{VLLM_MODEL}']"),
+        null_limit=(
+            {"data": [{"id": VLLM_MODEL, "max_model_len": None}]},
+            "tells no context limit",
+        ),
+        no_models=({"data": []}, "tells no context limit"),
+        no_list=({"data": None}, "is no vLLM or SGLang server"),
+        another_answer=({"models": []}, "is no vLLM or SGLang server"),
+        no_path=(Refusal(404, "gone"), "is no vLLM or SGLang server"),
+    )
+
+    @NO_LIMIT
+    def test_setup_refuses_a_server_without_a_limit(self, answer, error, vllm):
+        models_are(vllm, answer)
+        with pytest.raises(module.ApiError, match=re.escape(error)):
             set_up(vllm.agent())
+
+    @NO_LIMIT
+    def test_a_context_limit_that_is_given_needs_no_list(self, answer, error, vllm):
+        models_are(vllm, answer)
+        vllm.run(context_limit=500, max_tokens=99_999)
+        (body,) = vllm.bodies("/v1/completions")
+        assert (body["model"], body["max_tokens"]) == (VLLM_MODEL, 500 - len(body["prompt"]))
 
 
 # ------------------------------------------------------------------------------ prompts on SGLang
@@ -3027,6 +5111,7 @@ class TestSglang:
         }
         sglang.run([bash("ls"), "done"], max_turns=2)
         requests = [(classes[path], body) for path, body, _ in sglang.requests if body]
+        # Three renderings, the text of a prompt's end, two replies.
         assert len(requests) == 3 + 1 + 2
         for request_class, body in requests:
             request_class.model_validate(body)
@@ -3070,7 +5155,7 @@ class TestSglang:
 
     @pytest.mark.parametrize("name", ["base:other", "other:sql", "other", "base:"])
     def test_an_adapter_that_sglang_does_not_have_is_refused(self, name, sglang, adapters):
-        with pytest.raises(RuntimeError, match=f"is no .* server with the model {name} "):
+        with pytest.raises(module.ApiError, match=f"context limit of the model {name}: "):
             set_up(sglang.agent(model_name=name))
 
     def test_an_adapter_without_its_base_model_is_refused_by_sglangs_name(self, sglang, adapters):
@@ -3100,6 +5185,129 @@ class TestSglang:
         sglang.run()
         (body,) = sglang.bodies("/v1/completions")
         assert "return_weight_versions" not in body
+
+
+# -------------------------------------------------------------- answers that a model's markup wraps
+
+KIMI_USER = "<|open|>message role=user<|sep|>{}<|close|>message<|sep|><|end_of_msg|>"
+KIMI_BEGIN = "<|open|>message role=assistant<|sep|>"
+KIMI_END = "<|close|>response<|sep|><|close|>message<|sep|><|end_of_msg|>"
+COHERE_USER = "<|START_OF_TURN_TOKEN|><|USER_TOKEN|>{}<|END_OF_TURN_TOKEN|>"
+COHERE_BEGIN = "<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>"
+COHERE_END = "<|END_RESPONSE|><|END_OF_TURN_TOKEN|>"
+INKLING_USER = "<|message_user|><|content_text|>{}<|end_message|>"
+INKLING_BEGIN = "<|message_model|><|content_text|>"
+INKLING_END = "<|end_message|><|content_model_end_sampling|>"
+
+
+@dataclass
+class Markup:
+    """What a family of models writes around a message (also the system's), an earlier answer and a
+    sampled one. The prompt ends in `opening`, and both kinds of answers in `end`."""
+
+    user: str
+    earlier: str
+    opening: str
+    sampled: str
+    end: str
+
+    def template(self, messages: list[dict]) -> str:
+        written = {"assistant": self.earlier + "{}" + self.end}
+        texts = [written.get(m["role"], self.user).format(m["content"]) for m in messages]
+        return "".join(texts) + self.opening
+
+
+MARKUP = {
+    "kimi_k3": Markup(
+        KIMI_USER,
+        f"{KIMI_BEGIN}<|open|>response<|sep|>",
+        f"{KIMI_BEGIN}<|open|>think<|sep|>",
+        "hm<|close|>think<|sep|><|open|>response<|sep|>",
+        KIMI_END,
+    ),
+    "kimi_k3_without_thinking": Markup(
+        KIMI_USER,
+        f"{KIMI_BEGIN}<|open|>response<|sep|>",
+        f"{KIMI_BEGIN}<|open|>response<|sep|>",
+        "",
+        KIMI_END,
+    ),
+    "cohere": Markup(
+        COHERE_USER,
+        f"{COHERE_BEGIN}<|START_RESPONSE|>",
+        f"{COHERE_BEGIN}<|START_THINKING|>",
+        "hm<|END_THINKING|><|START_RESPONSE|>",
+        COHERE_END,
+    ),
+    "cohere_without_thinking": Markup(
+        COHERE_USER,
+        f"{COHERE_BEGIN}<|START_RESPONSE|>",
+        COHERE_BEGIN,
+        "<|START_RESPONSE|>",
+        COHERE_END,
+    ),
+    "cohere_text": Markup(
+        COHERE_USER,
+        f"{COHERE_BEGIN}<|START_TEXT|>",
+        COHERE_BEGIN,
+        "<|START_THINKING|>hm<|END_THINKING|><|START_TEXT|>",
+        "<|END_TEXT|><|END_OF_TURN_TOKEN|>",
+    ),
+    "inkling": Markup(
+        INKLING_USER,
+        INKLING_BEGIN,
+        "",
+        "<|message_model|><|content_thinking|>hm<|end_message|><|message_model|><|content_text|>",
+        INKLING_END,
+    ),
+    "inkling_without_thinking": Markup(INKLING_USER, INKLING_BEGIN, "", INKLING_BEGIN, INKLING_END),
+}
+
+
+@pytest.fixture(params=["vllm", "sglang"])
+def marked_up(request) -> FakeServer:
+    """A server that has the tokens of these models, each of which is one id."""
+    fake = request.getfixturevalue(request.param)
+    texts = [text for markup in MARKUP.values() for text in vars(markup).values()]
+    names = sorted(set(re.findall(r"<\|\w+\|>", "".join(texts))))
+    fake.tokenizer.add_special_tokens(names)
+    fake.tokenizer.add_tokens(["think", "response", "message"])
+    return fake
+
+
+@pytest.mark.parametrize("markup", MARKUP.values(), ids=MARKUP)
+class TestMarkup:
+    def test_the_loop_sees_the_text_alone(self, markup, marked_up):
+        writes(marked_up, markup.template)
+        # The fence is the last line of the answer.
+        texts = [bash("ls").rstrip(), "done"]
+        replies = [marked_up.encode(markup.sampled + text + markup.end) for text in texts]
+        done = marked_up.run([Reply(ids=ids) for ids in replies], max_turns=3)
+        assert (done.scripts, done.completion) == (["ls"], "done")
+        assert [turn.content for turn in done.agent.turns] == texts
+
+    def test_the_next_prompt_goes_on_exactly(self, markup, marked_up):
+        writes(marked_up, markup.template)
+        ids = marked_up.encode(f"{markup.sampled}hi{markup.end}")
+        marked_up.run([Reply(ids=ids)] * 2, agent_class=sends("do it", "go on"))
+        first, second = marked_up.sampled
+        tail = marked_up.encode(markup.user.format("go on") + markup.opening)
+        assert second.prompt == first.prompt + first.completion + tail
+
+    def test_an_answer_that_is_cut_off_within_its_end_is_completed(self, markup, marked_up):
+        writes(marked_up, markup.template)
+        cut_off = marked_up.encode(f"{markup.sampled}hi{markup.end}")[:-1]
+        replies = [Reply(ids=cut_off, cut_off=True), "hi"]
+        marked_up.run(replies, agent_class=sends("do it", "go on"))
+        first, second = marked_up.sampled
+        last = marked_up.encode(markup.end)[-1:]
+        tail = marked_up.encode(markup.user.format("go on") + markup.opening)
+        assert second.prompt == first.prompt + cut_off + last + tail
+
+
+def test_the_end_of_a_reply_of_kimi_k3_is_seven_tokens(marked_up):
+    """This keeps the other tests of Kimi K3 true."""
+    assert len(marked_up.encode(KIMI_END)) == 7
 
 
 # ------------------------------------------------------------------------- prompts on llama.cpp
@@ -3161,6 +5369,27 @@ class TestLlamaCpp:
         with pytest.raises(RuntimeError, match=r"is no llama\.cpp server"):
             vllm.run(agent_class=LocalAgent, model_client="tinker")
 
+    def test_a_server_that_does_not_answer_is_named_with_the_cause(self, llama_cpp, no_pause):
+        failed = llama_cpp.new_run(agent_class=LocalAgent, api_base="http://127.0.0.1:1")
+        with pytest.raises(module.ApiError, match=r"http://127\.0\.0\.1:1.*Connect call failed"):
+            failed.follow()
+
+    def test_a_server_that_loads_its_model_is_waited_for(self, llama_cpp, no_pause, monkeypatch):
+        usual, loading = llama_cpp.answer, iter([Refusal(503, "Loading model")] * 2)
+
+        def answer(path: str, body: dict[str, Any]) -> dict[str, Any]:
+            for error in loading:
+                raise error
+            return usual(path, body)
+
+        monkeypatch.setattr(llama_cpp, "answer", answer)
+        assert llama_cpp.run(agent_class=LocalAgent).completion == "hello"
+
+    def test_a_later_turn_renders_one_short_conversation(self, llama_cpp):
+        llama_cpp.run([bash("ls")] * 4, agent_class=LocalAgent, max_turns=4)
+        # The prompt, two short conversations, and one for each further turn.
+        assert len(llama_cpp.bodies("/apply-template")) == 1 + 2 + 1 + 1
+
 
 # -------------------------------------------------------------------------------- chat endpoints
 
@@ -3171,19 +5400,27 @@ class FakeClaude(FakeServer):
     answers: Iterator[Any] = iter(())
 
     @staticmethod
-    def says(text: str, stop_reason: str = "end_turn") -> dict[str, Any]:
+    def says(text: str, stop_reason: str = "end_turn", **usage: int) -> dict[str, Any]:
         return {
             "id": "1",
             "type": "message",
             "role": "assistant",
-            "model": "claude",
+            "model": "claude-sonnet-4-5-20250929",
             "content": [{"type": "text", "text": text}],
             "stop_reason": stop_reason,
-            "usage": {"input_tokens": 1, "output_tokens": 1},
+            "usage": {"input_tokens": 1, "output_tokens": 1} | usage,
         }
 
     def answer(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         return asyncio.run(outcome(next(self.answers)))
+
+
+# Finish reasons of a server that failed. (After "abort" the reply is sampled again.)
+FAILED_WORDS = [
+    *("aborted", "cancelled", "error", "ERROR", "failed", "time_limit", "timeout", "TIMEOUT"),
+    *("insufficient_system_resource", "network_error", "engine_overloaded"),
+    *("malformed_response", "malformed_model_output"),
+]
 
 
 class TestChat:
@@ -3201,7 +5438,6 @@ class TestChat:
         temperature_0=({"temperature": 0}, "temperature", 0),
         top_p=({"top_p": 0.9}, "top_p", 0.9),
         session_id=({"session_id": "x"}, "session_id", "x"),
-        # LiteLLM writes the session_id into its extra_body.
         extra_body=({"llm_kwargs": {"extra_body": {"top_k": 5}}, "session_id": "x"}, "top_k", 5),
     )
     def test_a_server_gets_an_option(self, given, name, value, server):
@@ -3209,10 +5445,6 @@ class TestChat:
         _, body, _ = server.requests[-1]
         assert body[name] == value
 
-    @pytest.mark.skipif(
-        "X-Session-ID" not in inspect.getsource(inspect.getmodule(LiteLLM)),
-        reason="since Harbor 0.16",
-    )
     def test_a_chat_endpoint_gets_the_session_id_in_a_header(self, chat):
         headers = {"extra_headers": {"X-Other": "1"}}
         chat.run(session_id="mine", llm_kwargs=headers)
@@ -3224,13 +5456,14 @@ class TestChat:
 
     # Harbor's clients give 0.0 for an unknown price.
     @columns("costs total").rows(known=([0.5, 0.25], 0.75), one_unknown=([0.5, 0.0], None))
-    def test_the_cost_is_known_if_that_of_each_turn_is(self, costs, total, chat, monkeypatch):
-        prices = iter(costs)
-        monkeypatch.setattr(LiteLLM, "_extract_cost", lambda *_: next(prices))
-        assert chat.run([bash("ls"), "done"], max_turns=2).context.cost_usd == total
+    def test_the_cost_is_known_if_that_of_each_turn_is(self, costs, total, chat):
+        tokens = {"prompt_tokens": 1, "completion_tokens": 1, "cache_tokens": 0}
+        first, second = (UsageInfo(**tokens, cost_usd=cost) for cost in costs)
+        replies = [Turn(content=bash("ls"), usage=first), Turn(content="done", usage=second)]
+        done = chat.run(agent_class=saying(*replies), max_turns=2)
+        assert done.context.cost_usd == total
 
     def test_a_client_leaves_the_options_as_they_are(self, chat):
-        # LiteLLM writes the session_id into its extra_body.
         done = chat.run(session_id="mine", llm_kwargs={"extra_body": {"top_k": 5}})
         assert done.agent.options.llm_kwargs == {"extra_body": {"top_k": 5}}
 
@@ -3255,22 +5488,117 @@ class TestChat:
         done = vllm.run([Reply(bash("rm x"), choice={"finish_reason": reason})], max_turns=2)
         assert (done.stop_reason, done.scripts) == (stop_reason, [])
 
+    # litellm makes "stop" of the words that it does not know.
+    @pytest.mark.parametrize("provider", ["openai", "hosted_vllm"])
     @pytest.mark.parametrize(
-        "reason", ["stop", "end_turn", "repetition", "content_filter", *FAILED]
+        "reason",
+        ["stop", "STOP", "end_turn", "eos", "COMPLETE", "stop_sequence", "repetition", None],
     )
-    def test_a_reply_of_litellm_that_is_not_cut_off_is_complete(self, reason, chat):
+    def test_a_reply_of_litellm_that_is_not_cut_off_is_complete(self, reason, provider, chat):
         reply = Reply(bash("ls"), choice={"finish_reason": reason})
-        assert chat.run([reply, "done"], max_turns=2).scripts == ["ls"]
+        done = chat.run([reply, "done"], max_turns=2, model_name=f"{provider}/tiny")
+        assert done.scripts == ["ls"]
+
+    @pytest.mark.parametrize("provider", ["openai", "hosted_vllm"])
+    @columns("reason stop_reason").rows(
+        length=("length", "max_tokens"),
+        max_tokens=("MAX_TOKENS", "max_tokens"),
+        context_window=("model_context_window_exceeded", "max_tokens"),
+        mistrals=("model_length", "max_tokens"),
+        of_the_responses_api=("max_output_tokens", "max_tokens"),
+        capped=("length_capped", "max_tokens"),
+        incomplete=("incomplete", "max_tokens"),
+        context_length=("context_length", "max_tokens"),
+        coheres=("ERROR_LIMIT", "max_tokens"),
+        content_filter=("content_filter", "content_filter"),
+        refusal=("refusal", "content_filter"),
+        tool_calls=("tool_calls", "tool_calls"),
+    )
+    def test_a_reply_of_litellm_that_is_incomplete_is_not_run(
+        self, reason, stop_reason, provider, chat
+    ):
+        reply = Reply(bash("rm x"), choice={"finish_reason": reason})
+        done = chat.run([reply], max_turns=2, model_name=f"{provider}/tiny")
+        assert (done.stop_reason, done.scripts) == (stop_reason, [])
+
+    @pytest.mark.parametrize("provider", ["openai", "hosted_vllm"])
+    @pytest.mark.parametrize("word", FAILED_WORDS)
+    def test_a_reply_that_the_server_broke_off_is_an_error(self, word, provider, chat):
+        reply = Reply(bash("rm x"), choice={"finish_reason": word})
+        failed = chat.new_run([reply], max_turns=2, model_name=f"{provider}/tiny")
+        with pytest.raises(module.ApiError, match=f"ended the reply with '{word.lower()}'"):
+            failed.follow()
+        assert (failed.stop_reason, failed.scripts) == ("error", [])
+
+    # OpenRouter says so of an upstream server.
+    @pytest.mark.parametrize("provider", ["openai", "hosted_vllm", "openrouter"])
+    @columns("reason").rows(error="error", null=None, stop="stop")
+    def test_an_error_in_a_choice_is_an_error(self, reason, provider, chat):
+        upstream = {"code": 502, "message": "Upstream went away"}
+        reply = Reply(bash("rm x"), choice={"finish_reason": reason, "error": upstream})
+        options = {"model_name": f"{provider}/tiny", "llm_kwargs": {"api_key": "sk-test"}}
+        failed = chat.new_run([reply], **options)
+        with pytest.raises(module.ApiError, match="Upstream went away"):
+            failed.follow()
+        assert failed.stop_reason == "error"
+
+    def test_an_error_in_place_of_the_choices_is_an_error(self, chat, no_pause):
+        upstream = {"error": {"code": 502, "message": "Upstream went away"}, "choices": []}
+        with pytest.raises(module.ApiError, match="Upstream went away"):
+            chat.new_run([Reply(answer=upstream)] * 3).follow()
+
+    def test_a_reply_of_litellm_that_the_server_aborts_is_sampled_again(self, chat, no_pause):
+        aborted = Reply(bash("rm x"), choice={"finish_reason": "abort"})
+        done = chat.run([aborted, "done"], max_turns=2)
+        assert (done.stop_reason, done.completion, done.scripts) == ("completed", "done", [])
+        first, second = chat.bodies("/v1/chat/completions")
+        assert first == second
 
     def test_a_reply_of_litellm_that_is_cut_off_is_not_run(self, chat):
-        """Harbor's client loses its usage."""
         done = chat.run([Reply(bash("rm x"), cut_off=True)], max_turns=2)
-        assert (done.stop_reason, done.scripts) == ("max_tokens", [])
-        assert (done.completion, done.context.cost_usd) == (bash("rm x"), None)
+        assert (done.stop_reason, done.scripts, done.completion) == ("max_tokens", [], bash("rm x"))
+
+    def test_a_reply_of_litellm_that_is_cut_off_keeps_its_usage(self, chat):
+        done = chat.run([Reply(cut_off=True)], model_name="openai/gpt-4o-2024-05-13")
+        (turn,) = chat.sampled
+        counted = (done.context.n_input_tokens, done.context.n_output_tokens)
+        assert counted == (len(turn.prompt), len(turn.completion))
+        price = len(turn.prompt) * 5e-6 + len(turn.completion) * 15e-6
+        assert done.context.cost_usd == pytest.approx(price)
+
+    @pytest.mark.parametrize("provider", ["openai", "hosted_vllm"])
+    @pytest.mark.parametrize("is_cut_off", [False, True])
+    def test_ids_of_a_chat_endpoint_are_recorded_if_wanted(self, is_cut_off, provider, chat):
+        options = {"model_name": f"{provider}/tiny", "collect_rollout_details": True}
+        done = chat.run([bash("ls"), Reply(cut_off=is_cut_off)], max_turns=2, **options)
+        assert done.recorded == chat.sampled
+        assert len(done.recorded) == 2
+
+    @columns("stop_reason").rows(stop="stop", content_filter="content_filter")
+    def test_the_text_of_a_refusal_is_the_answer(self, stop_reason, chat):
+        refusal = {"content": None, "refusal": "I cannot help with that."}
+        choice = {"finish_reason": stop_reason}
+        done = chat.run([Reply(message=refusal, choice=choice)], max_turns=2)
+        assert done.completion == "I cannot help with that."
+
+    def test_the_prices_of_model_info_are_used(self, chat):
+        prices = {"input_cost_per_token": 0.001, "output_cost_per_token": 0.002}
+        name = "openai/with-model-info"
+        done = chat.run(model_name=name, llm_kwargs={"model_info": {"max_tokens": 9, **prices}})
+        (turn,) = chat.sampled
+        price = len(turn.prompt) * 0.001 + len(turn.completion) * 0.002
+        assert done.context.cost_usd == pytest.approx(price)
+        assert "model_info" not in chat.bodies("/v1/chat/completions")[0]
+
+    @pytest.mark.parametrize("name", ["openai/o3", "openai/gpt-5"])
+    def test_a_model_that_takes_no_temperature_is_sent_none(self, name, chat):
+        done = chat.run(model_name=name, temperature=0.7)
+        assert done.stop_reason == "completed"
+        assert "temperature" not in chat.bodies("/v1/chat/completions")[0]
 
     def test_no_choices_are_an_error(self, chat):
         with pytest.raises(module.ApiError, match="IndexError"):
-            chat.new_run([Reply(answer={"choices": []})] * 3).follow()
+            chat.new_run([Reply(answer={"choices": []})]).follow()
 
     def test_a_claude_that_is_overloaded_for_a_minute_is_waited_for(self, claude, no_pause):
         """litellm makes another error of it: an InternalServerError with status 500."""
@@ -3280,6 +5608,34 @@ class TestChat:
         done = claude.run(max_turns=3)
         assert (done.stop_reason, done.completion) == ("completed", "done")
 
+    @columns("word stop_reason").rows(
+        end_turn=("end_turn", "completed"),
+        stop_sequence=("stop_sequence", "completed"),
+        max_tokens=("max_tokens", "max_tokens"),
+        context_window=("model_context_window_exceeded", "max_tokens"),
+        refusal=("refusal", "content_filter"),
+    )
+    def test_a_stop_reason_of_claude_ends_the_run(self, word, stop_reason, claude):
+        claude.answers = iter([claude.says("hi", word)])
+        done = claude.run(max_turns=2)
+        assert (done.stop_reason, done.completion) == (stop_reason, "hi")
+
+    def test_claude_is_asked_to_cache_the_prompt(self, claude):
+        claude.answers = iter([*[claude.says(bash("ls"))] * 5, claude.says("done")])
+        claude.run(max_turns=6)
+        messages = claude.requests[-1][1]["messages"]
+        parts = [part for message in messages for part in message["content"]]
+        assert parts[-1]["cache_control"] == {"type": "ephemeral"}
+        # Anthropic allows four of these.
+        assert sum("cache_control" in part for part in parts) <= 4
+
+    def test_claudes_cached_tokens_are_counted_and_are_cheaper(self, claude):
+        claude.answers = iter([claude.says("hi", cache_read_input_tokens=1000)])
+        context = claude.run(model_name="anthropic/claude-sonnet-4-5").context
+        assert (context.n_input_tokens, context.n_cache_tokens) == (1001, 1000)
+        # litellm's price list: 3, 15 and, for a cached token, 0.3 dollars per million tokens.
+        assert context.cost_usd == pytest.approx(3e-6 + 15e-6 + 1000 * 0.3e-6)
+
     @pytest.fixture
     def claude(self, http, tokenizer_dir, chat, monkeypatch) -> "FakeClaude":
         monkeypatch.setenv("ANTHROPIC_API_KEY", "sk-test")
@@ -3287,15 +5643,170 @@ class TestChat:
         del options["api_base"]
         return FakeClaude(http, tokenizer_dir, **options)
 
-    def test_before_the_first_reply_a_refused_connection_is_an_error(self, chat):
+    def test_before_the_first_reply_a_refused_connection_is_an_error(self, chat, no_pause):
         # Nothing listens on port 1.
         url = "http://127.0.0.1:1"
         failed = chat.new_run(api_base=url, llm_kwargs={"max_retries": 0})
-        with pytest.raises(Exception, match="Connection error") as error:
+        with pytest.raises(module.ApiError, match="Connection error") as error:
             failed.follow()
         assert f"Error of {url}/v1: " in shown_text(error.value)
 
-    def test_no_error_of_a_chat_server_shows_the_password_of_a_url(self, chat):
+    @pytest.mark.parametrize("provider", ["openai", "hosted_vllm", "anthropic"])
+    @columns("url cause").rows(
+        refused_port=("http://127.0.0.1:1", "Connect call failed"),
+        unknown_host=("http://no-such-host.invalid", "Name or service not known"),
+        no_https=("https://127.0.0.1:{port}", "wrong version number"),
+    )
+    def test_the_error_says_why_no_server_answers(self, url, cause, provider, chat, no_pause):
+        url = url.format(port=chat.url.rpartition(":")[2])
+        options = {"model_name": f"{provider}/tiny", "llm_kwargs": {"api_key": "sk-test"}}
+        with pytest.raises(module.ApiError, match=f"(?s) of {url}.*{cause}"):
+            chat.new_run(api_base=url, **options).follow()
+
+    @pytest.mark.parametrize("status", [408, 409, 425, 460, 499, 500, 502, 504, 520, 524])
+    def test_before_the_first_reply_a_server_that_is_down_is_asked_three_times(
+        self, status, chat, no_pause
+    ):
+        with pytest.raises(module.ApiError, match="refused"):
+            chat.new_run([Refusal(status)] * 9).follow()
+        assert (len(chat.requests), no_pause) == (3, [1, 2])
+
+    def test_before_the_first_reply_a_slow_server_is_asked_three_times(self, chat, no_pause):
+        async def late() -> str:
+            # (The fixture no_pause replaces asyncio.sleep.)
+            await asyncio.to_thread(time.sleep, 0.3)
+            return "hello"
+
+        with pytest.raises(module.ApiError, match="timed out"):
+            chat.new_run([late] * 9, llm_kwargs={"timeout": 0.1}).follow()
+        assert (len(chat.requests), no_pause) == (3, [1, 2])
+
+    @pytest.mark.parametrize("provider", ["openai", "hosted_vllm"])
+    def test_before_the_first_reply_a_closed_connection_is_tried_three_times(
+        self, provider, chat, no_pause
+    ):
+        accepted = []
+
+        def close_each() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    connection, _ = listener.accept()
+                    accepted.append(connection.recv(9))
+                    connection.close()
+
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            threading.Thread(target=close_each, daemon=True).start()
+            url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+            with pytest.raises(module.ApiError, match=r"(?i)disconnected|connection"):
+                chat.new_run(api_base=url, model_name=f"{provider}/tiny").follow()
+            listener.shutdown(socket.SHUT_RDWR)
+        assert (len(accepted), no_pause) == (3, [1, 2])
+
+    def test_a_server_that_is_back_at_the_third_try_loses_nothing(self, chat, no_pause):
+        done = chat.run([Refusal(500), Refusal(502), "hi"])
+        assert (done.stop_reason, done.completion) == ("completed", "hi")
+        assert done.metadata["n_episodes"] == 1
+
+    @pytest.mark.parametrize("status", [400, 401, 402, 403, 404, 405, 413, 422])
+    def test_an_error_that_does_not_pass_is_asked_for_once(self, status, chat, no_pause):
+        failed = chat.new_run([bash("ls"), *[Refusal(status)] * 9], max_turns=3)
+        with pytest.raises(module.ApiError, match="refused"):
+            failed.follow()
+        assert (len(chat.requests), no_pause) == (2, [])
+
+    @columns("kind message").rows(
+        openais=("insufficient_quota", "You exceeded your current quota."),
+        spend_limit=("organization_spend_limit_exceeded", "Your organization's limit."),
+        usage_limit=("organization_usage_limit_exceeded", "Your organization's limit."),
+        credit=("credit_balance_exhausted", "Buy credits."),
+        billing=("billing_hard_limit_reached", "Raise it."),
+        kimis=("exceeded_current_quota_error", "Your account is suspended."),
+        only_the_text=("error", "Insufficient balance, please recharge."),
+    )
+    def test_a_quota_that_is_used_up_is_not_waited_for(self, kind, message, chat, no_pause):
+        body = {"error": {"message": message, "type": kind, "code": kind}}
+        failed = chat.new_run([bash("ls"), *[Refusal(429, body=body)] * 9], max_turns=3)
+        with pytest.raises(module.ApiError, match=re.escape(message)):
+            failed.follow()
+        assert (len(chat.requests), no_pause) == (2, [])
+
+    @columns("message").rows(
+        openais="Rate limit reached for gpt-4o on tokens per min (TPM). Please try again in 6ms.",
+        # Gemini says this of its limit per minute, too.
+        geminis="You exceeded your current quota, please check your plan and billing details.",
+    )
+    def test_a_limit_per_minute_is_waited_for(self, message, chat, no_pause):
+        done = chat.run([Refusal(429, message), Refusal(429, message), "done"])
+        assert (done.completion, no_pause) == ("done", [1, 2])
+
+    @pytest.mark.parametrize("url", [None, "http://127.0.0.1:1"])
+    @columns("name variable").rows(
+        anthropic=("anthropic/claude-opus-4-1", "ANTHROPIC_API_KEY"),
+        no_provider=("claude-sonnet-4-5", "ANTHROPIC_API_KEY"),
+        gemini=("gemini/gemini-2.5-pro", "GEMINI_API_KEY"),
+        zai=("zai/glm-4.6", "ZAI_API_KEY"),
+        fireworks=("fireworks_ai/x", "FIREWORKS_(AI_)?API_KEY"),
+    )
+    def test_an_error_names_the_key_that_is_missing(
+        self, name, variable, url, chat, no_pause, monkeypatch
+    ):
+        self.remove_keys(monkeypatch)
+        with pytest.raises(module.ApiError, match=rf"^no API key: set .*{variable}"):
+            chat.new_run(model_name=name, api_base=url).follow()
+        assert no_pause == []
+
+    # A server at `api_base` may need no key.
+    @columns("name").rows(provider="openai/gpt-4o", no_provider="gpt-4o")
+    def test_an_error_names_openais_key_if_it_is_missing(self, name, chat, no_pause, monkeypatch):
+        self.remove_keys(monkeypatch)
+        with pytest.raises(module.ApiError, match=r"^no API key: set OPENAI_API_KEY"):
+            chat.new_run(model_name=name, api_base=None).follow()
+        assert no_pause == []
+
+    @columns("name variable").rows(
+        openrouter=("openrouter/x", "OPENROUTER_API_KEY"),
+        deepseek=("deepseek/deepseek-chat", "DEEPSEEK_API_KEY"),
+        groq=("groq/x", "GROQ_API_KEY"),
+    )
+    def test_an_error_names_the_key_if_a_server_refuses_a_call_without_one(
+        self, name, variable, chat, no_pause, monkeypatch
+    ):
+        self.remove_keys(monkeypatch)
+        with pytest.raises(module.ApiError, match=f"^no API key: set {variable}"):
+            chat.new_run([Refusal(401)] * 9, model_name=name).follow()
+        assert len(chat.requests) == 1
+
+    def test_the_error_of_a_wrong_key_is_the_servers(self, chat):
+        with pytest.raises(module.ApiError, match=r"AuthenticationError of .*no such key"):
+            chat.new_run([Refusal(401, "no such key")]).follow()
+
+    @staticmethod
+    def remove_keys(monkeypatch) -> None:
+        for name in [name for name in os.environ if name.endswith(("_API_KEY", "_TOKEN"))]:
+            monkeypatch.delenv(name)
+
+    def test_a_subclass_may_return_any_llm_of_harbor(self, chat):
+        class HarborsAgent(BasicLoopAgent):
+            def _build_llm(self) -> Any:
+                return LiteLLM("openai/tiny", api_base=f"{chat.url}/v1", max_tokens=512)
+
+        done = chat.run([bash("ls"), "done"], agent_class=HarborsAgent, max_turns=2)
+        assert (done.stop_reason, done.completion, done.scripts) == ("completed", "done", ["ls"])
+        assert done.context.n_output_tokens == sum(len(turn.completion) for turn in chat.sampled)
+
+    def test_a_reply_of_harbors_llm_that_is_cut_off_is_not_run(self, chat):
+        """Harbor's client loses its usage."""
+
+        class HarborsAgent(BasicLoopAgent):
+            def _build_llm(self) -> Any:
+                return LiteLLM("openai/tiny", api_base=f"{chat.url}/v1", max_tokens=512)
+
+        replies = [Reply(bash("rm x"), cut_off=True)]
+        done = chat.run(replies, agent_class=HarborsAgent, max_turns=2)
+        assert (done.stop_reason, done.scripts) == ("max_tokens", [])
+        assert (done.completion, done.context.cost_usd) == (bash("rm x"), None)
+
+    def test_no_error_of_a_chat_server_shows_the_password_of_a_url(self, chat, no_pause):
         url = chat.url.replace("//", "//user:secret@")
         failed = chat.new_run([Refusal(404, "gone")] * 9, api_base=url)
         with pytest.raises(Exception, match="litellm") as error:
@@ -3311,12 +5822,48 @@ class TestChat:
         assert [body for _, body, _ in server.requests if "\\u0000" in json.dumps(body)] == []
 
     @columns("reply").rows(
-        nothing_but_thinking="<think>hm</think>", null=Reply(message={"content": None})
+        nothing_but_thinking="<think>hm</think>",
+        null=Reply(message={"content": None}),
+        empty="",
+        blank=" \n\t",
     )
     def test_no_empty_assistant_message_is_sent(self, reply, chat):
         chat.new_run([reply, "done"]).follow("one", "two")
         messages = chat.bodies("/v1/chat/completions")[1]["messages"]
         assert [message["content"] for message in messages] == ["one", "(empty)", "two"]
+
+    @pytest.mark.parametrize("text", ["", " \n\t"])
+    def test_no_empty_instruction_is_sent(self, text, chat):
+        chat.new_run().follow(text)
+        messages = chat.bodies("/v1/chat/completions")[0]["messages"]
+        assert messages == [{"role": "user", "content": "(empty)"}]
+
+    @pytest.mark.parametrize("text", ["", " \n\t"])
+    def test_no_empty_output_is_sent(self, text, chat):
+        class SilentAgent(BasicLoopAgent):
+            async def execute(self, blocks: list[str], environment: Any) -> str:
+                return text
+
+        chat.run([bash("ls"), "done"], agent_class=SilentAgent, max_turns=2)
+        message = chat.bodies("/v1/chat/completions")[1]["messages"][-1]
+        assert message == {"role": "user", "content": "(empty)"}
+
+    def test_no_empty_output_is_sent_by_an_llm_of_harbor(self, chat):
+        class SilentAgent(BasicLoopAgent):
+            def _build_llm(self) -> Any:
+                return LiteLLM("openai/tiny", api_base=f"{chat.url}/v1", max_tokens=512)
+
+            async def execute(self, blocks: list[str], environment: Any) -> str:
+                return ""
+
+        chat.run([bash("ls"), "done"], agent_class=SilentAgent, max_turns=2)
+        message = chat.bodies("/v1/chat/completions")[1]["messages"][-1]
+        assert message == {"role": "user", "content": "(empty)"}
+
+    def test_no_blank_system_message_is_sent(self, chat):
+        chat.run(system_prompt=" \n\t")
+        messages = chat.bodies("/v1/chat/completions")[0]["messages"]
+        assert [message["content"] for message in messages] == ["(empty)", "do it"]
 
     @columns("is_wanted sent").rows(yes=(True, {"reasoning_content": "hm"}), no=(False, {}))
     def test_reasoning_goes_back_only_if_wanted(self, is_wanted, sent, chat):
@@ -3334,166 +5881,6 @@ class TestChat:
     def test_thinking_is_recorded_apart(self, text, reasoning, expected, chat):
         done = chat.run([Reply(text, message={"reasoning_content": reasoning})])
         assert (done.agent.turns[0].reasoning_content, done.agent.turns[0].content) == expected
-
-
-# ------------------------------------------------------------------------------ the shared client
-
-
-async def finish(*runs: AgentRun) -> list[Any]:
-    """Finish runs one after the other, and pass over their errors. Returns their clients."""
-    for run in runs:
-        await run.agent.setup(run.environment)
-        with contextlib.suppress(Exception, asyncio.CancelledError):
-            await run.step()
-    return [run.agent.client for run in runs]
-
-
-class TestSharedClient:
-    def test_trials_with_the_same_configuration_share_a_client(self, tinker, tmp_path):
-        async def main() -> None:
-            await asyncio.gather(*(run.go() for run in runs))
-
-        runs = [tinker.new_run(logs_dir=tmp_path / str(n)) for n in range(20)]
-        asyncio.run(main())
-        assert len({run.agent.client for run in runs}) == len(tinker.opened) == 1
-
-    @columns("given").rows(
-        option={"max_tokens": 1},
-        llm_kwargs={"llm_kwargs": {"seed": 1}},
-        key={"extra_env": {"TINKER_API_KEY": "tml-own"}},
-        model={"model_name": "another"},
-        subclass={"agent_class": OwnLoop},
-    )
-    def test_another_configuration_has_a_client_of_its_own(self, given, tinker, monkeypatch):
-        monkeypatch.setattr(BasicLoopAgent, "_build_llm", lambda _: object())
-        first, second = set_up(tinker.agent(), tinker.agent(**given))
-        assert first is not second
-
-    def test_another_event_loop_has_clients_of_its_own(self, tinker):
-        # Each `set_up` has its own.
-        assert set_up(tinker.agent()) != set_up(tinker.agent())
-
-    def test_the_client_is_built_in_a_thread(self, tinker, monkeypatch):
-        monkeypatch.setattr(BasicLoopAgent, "_build_llm", lambda _: threading.current_thread())
-        (builder,) = set_up(tinker.agent())
-        assert builder is not threading.main_thread()
-
-    def test_a_given_service_has_clients_of_its_own(self, tinker):
-        first, second = tinker.new_run(), tinker.new_run()
-        with asyncio.Runner() as runner:
-            runner.run(first.go())
-            module.use_service(tinker.open_session())
-            runner.run(second.go())
-        assert first.agent.client is not second.agent.client
-
-    # Whether the next trial has the same client after such a second reply.
-    @columns("reply limits stays").rows(
-        an_error=(RuntimeError("gone"), {}, False),
-        max_seconds=(forever, {"max_seconds": 50}, True),
-        harbors_timeout=(forever, {"timeout_sec": 50}, True),
-        a_full_context=(FULL, {}, True),
-    )
-    def test_only_an_error_replaces_the_client(self, reply, limits, stays, tinker):
-        tinker.will_reply(bash("ls"), reply, "hello")
-        runs = [tinker.new_run(**limits, max_turns=2) for _ in range(2)]
-        first, second = asyncio.run(finish(*runs), loop_factory=virtual_loop)
-        assert (first is second) is stays
-
-    def test_a_first_prompt_that_is_too_long_replaces_no_client(self, tinker):
-        tinker.will_reply(FULL, "hello")
-        first, second = asyncio.run(finish(tinker.new_run(), tinker.new_run()))
-        assert first is second
-
-    def test_an_error_of_the_environment_replaces_no_client(self, tinker):
-        tinker.will_reply(bash("ls"), "hello")
-        failed = tinker.new_run((), FakeEnvironment(RuntimeError("gone")), max_turns=2)
-        first, second = asyncio.run(finish(failed, tinker.new_run(max_turns=2)))
-        assert first is second
-
-    def test_a_failed_client_leaves_the_clients_of_other_trials(self, tinker):
-        tinker.will_reply(RuntimeError("gone"))
-        other = {"max_tokens": 1}
-
-        async def main() -> list[Any]:
-            before = await finish(tinker.new_run(["hello"], **other))
-            await finish(tinker.new_run([RuntimeError("gone")]))
-            return before + await finish(tinker.new_run(["hello"], **other))
-
-        first, second = asyncio.run(main())
-        assert first is second
-
-    def test_trials_with_their_own_session_ids_share_a_client_on_vllm(self, vllm):
-        agents = [vllm.agent(session_id=str(n)) for n in range(9)]
-        assert len(set(set_up(*agents))) == 1
-
-    def test_trials_with_one_session_id_share_a_client_of_litellm(self, chat):
-        one, other, same = set_up(*(chat.agent(session_id=name) for name in "aba"))
-        assert one is same is not other
-
-    def test_200_trials_with_their_own_keys_leave_at_most_64_clients(self, counting):
-        async def main() -> int:
-            for n in range(200):
-                await counting(extra_env={"OPENAI_API_KEY": str(n)})._shared_llm()
-            return len(CountingAgent.built)
-
-        assert asyncio.run(main()) == 64
-
-    def test_the_newest_of_many_clients_is_shared(self, counting):
-        async def main() -> None:
-            for n in range(200):
-                newest = await counting(extra_env={"OPENAI_API_KEY": str(n)})._shared_llm()
-            assert await counting(extra_env={"OPENAI_API_KEY": "199"})._shared_llm() is newest
-
-        asyncio.run(main())
-
-    def test_options_that_look_equal_but_hold_other_secrets_share_no_client(self, counting):
-        class Agent(CountingAgent):
-            options_model = OwnOptions
-
-        agents = [counting(Agent, token=SecretStr(text)) for text in ("one", "two")]
-        assert repr(agents[0].options) == repr(agents[1].options)
-        first, second = set_up(*agents)
-        assert first is not second
-
-    def test_trials_at_a_silent_server_get_the_same_error_at_once(self, vllm, monkeypatch):
-        monkeypatch.setattr(module, "FIRST_RESPONSE_SEC", 0.2)
-        built = []
-
-        class Agent(BasicLoopAgent):
-            def _build_llm(self) -> Any:
-                built.append(self)
-                return super()._build_llm()
-
-        async def main(api_base: str) -> list[Any]:
-            agents = [vllm.agent(Agent, api_base=api_base) for _ in range(8)]
-            setups = [agent.setup(FakeEnvironment()) for agent in agents]
-            return await asyncio.gather(*setups, return_exceptions=True)
-
-        # Connections wait here for ever to be accepted.
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            errors = asyncio.run(main(f"http://127.0.0.1:{listener.getsockname()[1]}"))
-        assert len(built) == 1
-        assert all(isinstance(error, module.ApiError) for error in errors)
-        assert len({str(error) for error in errors}) == 1
-
-    def test_a_build_that_failed_is_tried_again_by_a_later_trial(self, counting, monkeypatch):
-        build = CountingAgent._build_llm
-        results = iter([ConnectionError("not yet"), None])
-
-        def fails_once(agent: Any) -> Any:
-            if error := next(results):
-                raise error
-            return build(agent)
-
-        monkeypatch.setattr(CountingAgent, "_build_llm", fails_once)
-
-        async def main() -> None:
-            with pytest.raises(ConnectionError):
-                await counting()._shared_llm()
-            await counting()._shared_llm()
-
-        asyncio.run(main())
-        assert len(CountingAgent.built) == 1
 
 
 # ----------------------------------------------------------------------------- files with ATIF
@@ -3514,6 +5901,69 @@ class TestFiles:
     def test_a_step_without_a_reply_leaves_no_older_answer(self, tinker):
         assert tinker.new_run(["hi", FULL]).follow("one", "two").completion == ""
 
+    @pytest.mark.parametrize("again", ["resume", "run"])
+    def test_a_later_run_leaves_its_own_files(self, again, tinker, tmp_path):
+        """Harbor copies the log folder into the container for the tests, and 0.25 copies it back
+        after the next run."""
+        host, container = tmp_path / "agent", tmp_path / "container"
+        run = tinker.new_run(["one", "two"], ShellEnvironment(), logs_dir=host)
+        run.agent.environment_logs_dir = container
+
+        async def main() -> None:
+            await run.go("first")
+            shutil.copytree(host, container)
+            (container / "notes.txt").write_text("a script's")
+            go_on = getattr(run.agent, again)
+            await go_on("second", run.environment, AgentContext())
+            shutil.copytree(container, host, dirs_exist_ok=True)
+
+        asyncio.run(main())
+        assert (run.completion, run.steps[-1].message) == ("two", "two")
+        assert (host / "notes.txt").read_text() == "a script's"
+
+    def test_the_first_run_removes_nothing_from_the_container(self, tinker):
+        run = tinker.new_run(["one", "two"]).follow("first")
+        assert run.environment.cleared == []
+
+    def test_all_users_can_read_the_files(self, tinker, tmp_path):
+        (tmp_path / "completion.txt").touch(0o600)
+        usual = os.umask(0o077)
+        try:
+            tinker.run()
+        finally:
+            os.umask(usual)
+        modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()}
+        assert modes == {"completion.txt": 0o644, "trajectory.json": 0o644}
+
+    def test_the_log_folder_may_be_on_another_mount(self, tinker, tmp_path):
+        folder = Path("/dev/shm", uuid4().hex)
+        folder.mkdir()
+        (tmp_path / "agent").symlink_to(folder)
+        try:
+            done = tinker.run(logs_dir=tmp_path / "agent")
+            assert done.completion == done.steps[-1].message == "hello"
+        finally:
+            shutil.rmtree(folder)
+
+    def test_nothing_is_written_beside_the_log_folder(self, tinker, tmp_path):
+        # Nobody can make a file in /proc/self/fd, not even root.
+        number = os.open(tmp_path, os.O_RDONLY)
+        try:
+            done = tinker.run(logs_dir=Path(f"/proc/self/fd/{number}"))
+            assert done.completion == done.steps[-1].message == "hello"
+        finally:
+            os.close(number)
+
+    @columns("folder name").rows(two=("trial/agent", "trial"), one=("agent", "work"))
+    def test_the_log_folder_may_be_a_relative_path(
+        self, folder, name, tinker, tmp_path, monkeypatch
+    ):
+        (tmp_path / "work").mkdir()
+        monkeypatch.chdir(tmp_path / "work")
+        done = tinker.run(logs_dir=Path(folder))
+        assert done.completion == done.steps[-1].message == "hello"
+        assert done.trajectory.session_id == f"{name}-run1"
+
     @columns("command").rows(link="ln -s victim", pipe="mkfifo")
     @pytest.mark.parametrize("name", ["completion.txt", "trajectory.json"])
     def test_what_a_script_left_at_a_files_name_is_replaced(self, command, name, tinker, tmp_path):
@@ -3521,6 +5971,15 @@ class TestFiles:
         done = tinker.run()
         assert done.completion == done.steps[-1].message == "hello"
         assert sorted(os.listdir(tmp_path)) == ["completion.txt", "trajectory.json"]
+
+    @columns("command").rows(link="ln -s ../victim", hard_link="ln ../victim")
+    @pytest.mark.parametrize("name", ["completion.txt", "trajectory.json"])
+    def test_a_file_to_which_a_script_left_a_link_stays(self, command, name, tinker, tmp_path):
+        (tmp_path / "victim").write_text("keep this")
+        (tmp_path / "agent").mkdir()
+        subprocess.run(f"{command} {name}", shell=True, cwd=tmp_path / "agent", check=True)
+        tinker.run(logs_dir=tmp_path / "agent")
+        assert (tmp_path / "victim").read_text() == "keep this"
 
     @pytest.fixture
     def no_logs(self, tmp_path) -> Path:
@@ -3542,6 +6001,15 @@ class TestFiles:
         with pytest.raises(module.RuntimeRequestError, match="the log folder cannot be written"):
             tinker.run()
 
+    def test_no_half_written_file_is_left(self, tinker, tmp_path):
+        class BrokenAgent(BasicLoopAgent):
+            def trajectory_step(self, turn: Turn) -> dict:
+                raise ValueError("no step")
+
+        with pytest.raises(RuntimeRequestError, match="cannot be written: no step"):
+            tinker.run(agent_class=BrokenAgent)
+        assert os.listdir(tmp_path) == ["completion.txt"]
+
     def test_if_the_disk_fails_too_a_cancellation_stays_one(self, no_logs, tinker):
         ended = tinker.new_run([forever], timeout_sec=50, logs_dir=no_logs)
         with pytest.raises(TimeoutError):
@@ -3558,9 +6026,7 @@ class TestFiles:
         with pytest.raises(module.ApiError, match="gone"):
             tinker.new_run([RuntimeError("gone")], logs_dir=no_logs).follow()
 
-    def test_a_script_cannot_remove_a_file_that_is_being_written(self, tinker, tmp_path):
-        """Scripts can remove all files in the log folder, at any time."""
-
+    def test_a_script_that_removes_a_file_that_is_being_written_is_no_error(self, tinker, tmp_path):
         class Remover:
             def __str__(self) -> str:
                 for path in tmp_path.glob("*.*"):
@@ -3572,7 +6038,8 @@ class TestFiles:
                 # This becomes text while the file is written.
                 return super().trajectory_step(turn) | {"extra": {"by": Remover()}}
 
-        assert tinker.run(agent_class=RemovingAgent).steps[-1].extra == {"by": "removed"}
+        done = tinker.run(agent_class=RemovingAgent)
+        assert (done.stop_reason, done.recorded) == ("completed", tinker.sampled)
 
     def test_a_cancellation_does_not_stop_a_last_write_that_waits_for_a_thread(self, tinker):
         done, hold = tinker.new_run(), threading.Event()
@@ -3629,20 +6096,126 @@ class TestFiles:
         # The system message is no step.
         user, first, second = file["steps"]
         assert file["agent"]["extra"] == {"system_prompt": "Be brief."}
-        assert user == {"step_id": 1, "source": "user", "message": "do it"}
+        shown = {name: user[name] for name in user.keys() - {"timestamp"}}
+        assert shown == {"step_id": 1, "source": "user", "message": "do it"}
         assert (first["message"], second["message"]) == (bash("ls"), "done")
         assert "reasoning_content" not in first
         assert second["reasoning_content"] == "hm"
         assert first["observation"] == {"results": [{"content": "Exit code: 0\nOutput:\nout"}]}
-        assert first["timestamp"] < second["timestamp"]
-        assert (file["session_id"], file["extra"]) == ("greet__x7", done.metadata)
+        assert user["timestamp"] < first["timestamp"] < second["timestamp"]
+        assert (file["session_id"], file["extra"]) == ("greet__x7-run1", done.metadata)
         shown = (done.trajectory.agent.name, done.trajectory.agent.version)
         assert shown == ("basic-loop", module.__version__)
         assert done.trajectory.agent.model_name == tokenizer_dir
 
+    def test_each_step_has_a_time(self, model):
+        before = datetime.now(UTC)
+        done = model.run([bash("ls"), "done"], max_turns=2)
+        sent, first, second = (datetime.fromisoformat(step.timestamp) for step in done.steps)
+        assert before <= sent <= first <= second <= datetime.now(UTC)
+
+    @columns("replies instructions").rows(
+        no_reply=([RuntimeError("gone")], ["one"]),
+        a_later_error=([bash("ls"), RuntimeError("gone")], ["one"]),
+        a_later_step=([bash("ls"), bash("ls"), "done"], ["one", "two"]),
+    )
+    def test_each_step_of_each_ending_has_a_time(self, replies, instructions, tinker):
+        run = tinker.new_run(replies, max_turns=2)
+        with contextlib.suppress(module.ApiError):
+            run.follow(*instructions)
+        assert [step.timestamp is None for step in run.steps] == [False] * len(run.steps)
+
+    def test_the_time_of_a_text_is_when_it_was_sent(self, tinker):
+        async def late() -> str:
+            await asyncio.sleep(0.05)
+            return "hello"
+
+        done = tinker.run([late, late], agent_class=OwnLoop, max_turns=2)
+        times = [datetime.fromisoformat(step.timestamp).timestamp() for step in done.steps]
+        text, reply, next_text, next_reply = times
+        assert text + 0.04 <= reply <= next_text <= next_reply - 0.04
+
+    def test_a_script_is_a_tool_call_where_no_ids_are_recorded(self, chat):
+        done = chat.run([bash("cd /", "ls"), bash("pwd"), "done"], max_turns=3)
+        _, first, second, last = done.steps
+        calls = [call for step in (first, second) for call in step.tool_calls]
+        assert [call.function_name for call in calls] == ["bash", "bash"]
+        assert [call.arguments for call in calls] == [
+            {"command": "cd /\n\nls\n"},
+            {"command": "pwd\n"},
+        ]
+        results = [step.observation.results[0] for step in (first, second)]
+        ids = [call.tool_call_id for call in calls]
+        assert [result.source_call_id for result in results] == ids
+        assert len(set(ids)) == 2
+        assert last.tool_calls is None
+
+    def test_a_script_that_was_cancelled_is_a_tool_call(self, chat):
+        environment = FakeEnvironment(forever)
+        ended = chat.new_run([bash("sleep 9")], environment, timeout_sec=50, max_turns=2)
+        asyncio.run(finish(ended), loop_factory=virtual_loop)
+        (call,) = ended.steps[-1].tool_calls
+        assert call.arguments == {"command": "sleep 9\n"}
+        assert (ended.stop_reason, ended.steps[-1].observation) == ("cancelled", None)
+
+    # What the model is told of a block that was not run is the result of no call.
+    @columns("reply").rows(
+        cut_off=Reply(bash("rm x"), cut_off=True),
+        not_closed="```bash\nrm x",
+        more_words="```bash rm x\n```",
+        misplaced_fence="I will look: ```bash\nrm x\n```",
+        no_block="hello",
+    )
+    def test_a_reply_of_which_nothing_was_run_has_no_tool_call(self, reply, chat):
+        done = chat.run([reply, "done"], max_turns=2)
+        assert [step.tool_calls for step in done.steps] == [None] * len(done.steps)
+        seen = [step.observation.results[0] for step in done.steps if step.observation]
+        assert [result.source_call_id for result in seen] == [None] * len(seen)
+
+    def test_a_step_with_ids_has_no_tool_call(self, model):
+        done = model.run([bash("ls"), "done"], max_turns=2, collect_rollout_details=True)
+        (_, step, _) = done.steps
+        assert step.metrics.completion_token_ids == model.sampled[0].completion
+        assert (step.tool_calls, step.observation.results[0].source_call_id) == (None, None)
+
+    def test_scripts_are_tool_calls_of_any_client_that_records_no_ids(self, model):
+        done = model.run([bash("ls"), "done"], max_turns=2, collect_rollout_details=False)
+        (call,) = done.steps[1].tool_calls
+        assert call.arguments == {"command": "ls\n"}
+        assert done.steps[1].metrics.completion_token_ids is None
+
+    def test_a_trajectory_is_in_the_oldest_version_that_has_all_of_it(self, tinker):
+        assert tinker.run().trajectory.schema_version == "ATIF-v1.7"
+
+    @pytest.mark.parametrize("session_id", [None, "mine"])
+    def test_each_file_has_an_id_of_its_own(self, session_id, chat, tmp_path):
+        def ids_of(folder: str) -> tuple[str, str]:
+            file = json.loads((tmp_path / folder / "trajectory.json").read_text())
+            return file["session_id"], file["trajectory_id"]
+
+        one, other = (
+            chat.new_run(session_id=session_id, logs_dir=tmp_path / folder)
+            for folder in ("x1/agent", "x2/agent")
+        )
+        one.follow("first")
+        first = ids_of("x1/agent")
+        one.follow("second")
+        other.follow("first")
+        found = [first, ids_of("x1/agent"), ids_of("x2/agent")]
+        assert found == [(name, name) for name in ("x1-run1", "x1-run2", "x2-run1")]
+
+    def test_a_step_says_that_its_reply_was_cut_off(self, model):
+        done = model.run([bash("ls"), Reply(bash("rm x"), cut_off=True)], max_turns=3)
+        complete, cut_off = done.steps[1:]
+        assert (complete.extra, cut_off.extra) == (None, {"finish_reason": "max_tokens"})
+
+    def test_a_step_has_the_servers_finish_reason(self, chat):
+        done = chat.run([Reply("no", choice={"finish_reason": "content_filter"})])
+        assert done.steps[-1].extra == {"finish_reason": "content_filter"}
+
     def test_a_trials_name_may_have_any_letters(self, vllm, tmp_path):
         done = vllm.run(["hi"], logs_dir=tmp_path / "größe-任务__x7/agent")
-        assert (done.completion, done.trajectory.session_id) == ("hi", "größe-任务__x7")
+        assert (done.completion, done.trajectory.session_id) == ("hi", "größe-任务__x7-run1")
         # HTTP's headers are ASCII.
         assert vllm.headers("X-Session-ID")[-1] == "gr%C3%B6%C3%9Fe-%E4%BB%BB%E5%8A%A1__x7"
 
@@ -3835,25 +6408,39 @@ GREET = str(ROOT / "examples/greet")
 OFFLINE = yaml.safe_load((ROOT / "examples/offline.yaml").read_text())
 # The only command that the offline job's environment runs. Its verifier gives 1 for RIGHT, else 0.
 COMMAND = bash(SCRIPT)
-RIGHT, WRONG, GONE = "Hello, world!", "no", RuntimeError("the sampler is gone")
+RIGHT, WRONG, NO_SAMPLER = "Hello, world!", "no", RuntimeError("the sampler is gone")
 
 
-def run_job(tinker: FakeTinker, *replies: Any, task: Any = GREET, **agent: Any) -> TrialResult:
-    """Run a job of one trial on Tinker. `agent` holds settings of its agent. Returns the trial,
-    after a round trip through JSON."""
-    tinker.will_reply(*replies)
-    agent |= {"import_path": "basic_loop_agent:BasicLoopAgent"}
-    agent |= {"model_name": tinker.options["model_name"]}
-    agent |= {"kwargs": {"renderer_name": "qwen3_instruct", "max_turns": 2}}
-    config = OFFLINE | {"jobs_dir": tinker.options["logs_dir"], "n_attempts": 1, "quiet": True}
-    config |= {"tasks": [{"path": task}], "agents": [agent]}
+def run_trials(
+    model: Model,
+    *replies: Any,
+    n_trials: int = 1,
+    task: Any = GREET,
+    options: dict[str, Any] | None = None,
+    **agent: Any,
+) -> list[TrialResult]:
+    """Run a job, one trial after the other. `agent` holds settings of its agent, and `options` what
+    `--ak` would. Returns the trials, after a round trip through JSON."""
+    model.will_reply(*replies)
+    kwargs = {"max_turns": 2} | model.options | (options or {})
+    names = {"import_path": "basic_loop_agent:BasicLoopAgent"}
+    names |= {"model_name": kwargs.pop("model_name")}
+    config = OFFLINE | {"jobs_dir": kwargs.pop("logs_dir"), "quiet": True}
+    config |= {"n_attempts": n_trials, "n_concurrent_trials": 1, "tasks": [{"path": task}]}
+    config |= {"agents": [names | {"kwargs": kwargs} | agent]}
     with asyncio.Runner() as runner:
         job = runner.run(Job.create(JobConfig(**config)))
-        (trial,) = runner.run(job.run()).trial_results
-    return TrialResult.model_validate_json(trial.model_dump_json())
+        trials = runner.run(job.run()).trial_results
+    return [TrialResult.model_validate_json(trial.model_dump_json()) for trial in trials]
 
 
-def two_steps(folder: Path) -> Path:
+def run_job(model: Model, *replies: Any, **settings: Any) -> TrialResult:
+    """Run a job of one trial."""
+    (trial,) = run_trials(model, *replies, **settings)
+    return trial
+
+
+def two_steps_task(folder: Path) -> Path:
     """A task that has the example task as both of its steps."""
     task = folder / "task"
     for copy in (task, task / "steps/one", task / "steps/two"):
@@ -3869,9 +6456,17 @@ class TestJob:
         assert recorded == tinker.sampled
 
     def test_a_trial_that_harbor_timed_out_is_scored(self, tinker):
-        trial = run_job(tinker, COMMAND, forever, override_timeout_sec=1)
+        options = {"max_seconds": 0}
+        trial = run_job(tinker, COMMAND, forever, override_timeout_sec=1, options=options)
         data = module.training_data(trial)
         assert (data.reward, data.stop_reason, len(data.turns)) == (0.0, "cancelled", 1)
+
+    def test_a_trial_ends_before_harbors_timeout(self, tinker):
+        trial = run_job(tinker, COMMAND, forever, override_timeout_sec=1)
+        data = module.training_data(trial)
+        assert (data.reward, data.stop_reason, len(data.turns)) == (0.0, "rollout_timeout", 1)
+        # SkyRL and NeMo Gym drop a trial that has one.
+        assert trial.exception_info is None
 
     def test_a_clients_timeout_is_not_scored(self, tinker):
         trial = run_job(tinker, COMMAND, TimeoutError("service is gone"))
@@ -3883,7 +6478,7 @@ class TestJob:
 
     @pytest.mark.skipif(not hasattr(TrialResult, "reward_valid"), reason="since Harbor 0.25")
     def test_a_trial_that_failed_has_no_valid_reward(self, tinker):
-        trial = run_job(tinker, COMMAND, GONE)
+        trial = run_job(tinker, COMMAND, NO_SAMPLER)
         message = "RuntimeError of the server: the sampler is gone"
         assert trial.exception_info.exception_message == message
         assert trial.reward_valid is False
@@ -3898,20 +6493,186 @@ class TestJob:
         assert module._trial_to_trajectory(trial) is None
 
     def test_a_failed_step_is_no_training_data(self, tinker, tmp_path):
-        trial = run_job(tinker, GONE, RIGHT, task=two_steps(tmp_path))
+        trial = run_job(tinker, NO_SAMPLER, RIGHT, task=two_steps_task(tmp_path))
         # Harbor before 0.26 gives the mean of 0 (for the failed step) and 1.
         assert module.training_data(trial) is None
 
     @since_harbor_023
     def test_a_later_step_resumes_the_conversation(self, tinker, tmp_path):
-        trial = run_job(tinker, RIGHT, RIGHT, task=two_steps(tmp_path), resume_trajectory=True)
+        trial = run_job(tinker, RIGHT, RIGHT, task=two_steps_task(tmp_path), resume_trajectory=True)
         first, second = module.training_data(trial).turns
-        assert second.continues(first)
+        assert second.prompt_token_ids[: len(first.ids)] == first.ids
 
     @since_harbor_023
     def test_a_job_is_refused_before_any_trial(self, tinker, no_key):
         with pytest.raises(ValueError, match=NO_KEY):
             run_job(tinker)
+
+
+# The options of SkyRL's generator: its own `llm_kwargs` (default.yaml), and this project's file.
+SKYRL_LLM_KWARGS = {"timeout": 900, "max_retries": 0, "top_p": 1.0, "top_k": -1, "min_p": 0.0}
+SKYRL_PRICES = {"input_cost_per_token": 0.0, "output_cost_per_token": 0.0}
+SKYRL_MODEL_INFO = {"max_input_tokens": 32768, "max_output_tokens": 32768, **SKYRL_PRICES}
+SKYRL_OPTIONS = yaml.safe_load((ROOT / "examples/skyrl.yaml").read_text())["agent"]["kwargs"]
+
+
+def trained_by_skyrl(trial: TrialResult) -> list[Sampled]:
+    """The turns of a trial that SkyRL's generator trains on. Fails if it would mask the trial."""
+    assert trial.exception_info is None
+    assert trial.verifier_result.rewards["reward"] == 1.0
+    (detail,) = trial.agent_result.rollout_details
+    turns = [Sampled(*turn) for turn in zip(*(detail[name] for name in IDS), strict=True)]
+    assert len(turns) == trial.agent_result.metadata["n_episodes"]
+    return turns
+
+
+class TestSkyrl:
+    @columns("llm_kwargs").rows(
+        this_projects_options={},
+        its_own_options=SKYRL_LLM_KWARGS,
+        model_info_too=SKYRL_LLM_KWARGS | {"model_info": SKYRL_MODEL_INFO},
+        with_a_cache_salt=SKYRL_LLM_KWARGS | {"extra_body": {"cache_salt": "tiny@3"}},
+    )
+    def test_skyrl_trains_on_every_turn_of_every_trial(self, llm_kwargs, vllm):
+        # Its generator adds these.
+        options = {"session_id": "6f1a", "api_base": f"{vllm.url}/v1"}
+        options |= SKYRL_OPTIONS | ({"llm_kwargs": llm_kwargs} if llm_kwargs else {})
+        agent = {"model_name": "hosted_vllm/tiny", "override_timeout_sec": 1800}
+        trials = run_trials(vllm, *[COMMAND, RIGHT] * 4, n_trials=4, options=options, **agent)
+        assert [turn for trial in trials for turn in trained_by_skyrl(trial)] == vllm.sampled
+        assert len(vllm.sampled) == 8
+
+    @columns("llm_kwargs sent").rows(
+        as_given=({"top_p": 0.9, "top_k": 20, "min_p": 0.1}, (0.9, 20, 0.1)),
+        by_default=({}, (1.0, -1, 0.0)),
+    )
+    def test_the_sampling_arguments_of_skyrls_configuration_are_sent(self, llm_kwargs, sent, vllm):
+        options = SKYRL_OPTIONS | {"llm_kwargs": SKYRL_LLM_KWARGS | llm_kwargs}
+        run_job(vllm, RIGHT, options=options)
+        (body,) = vllm.bodies("/v1/completions")
+        assert (body["top_p"], body["top_k"], body["min_p"]) == sent
+        assert not body.keys() & {"timeout", "max_retries", "model_info"}
+
+
+# ------------------------------------------------------------------------ what readers find
+
+# The model's client and its replies, for a job of each kind.
+JOBS = {
+    "chat": ("litellm", [COMMAND, RIGHT]),
+    "ids": ("vllm", [COMMAND, RIGHT]),
+    "steps": ("litellm", [COMMAND, RIGHT] * 2),
+    "error": ("litellm", [COMMAND, Refusal(401, "gone")]),
+    "cut_off": ("litellm", [COMMAND, Reply(COMMAND, cut_off=True)]),
+}
+
+
+class JobFiles(NamedTuple):
+    """A trial, and its trajectory.json; one for each step of the task."""
+
+    trial: TrialResult
+    files: list[dict[str, Any]]
+
+    def of_agent(self, name: str) -> list[Any]:
+        """A field of each agent's step, None if it has none."""
+        steps = [step for file in self.files for step in file["steps"]]
+        return [step.get(name) for step in steps if step["source"] == "agent"]
+
+
+@pytest.fixture(scope="session")
+def jobs(http, tokenizer_dir, tmp_path_factory) -> dict[str, JobFiles]:
+    """A real job of each kind."""
+    found = {}
+    for kind, (client, replies) in JOBS.items():
+        folder = tmp_path_factory.mktemp(kind)
+        model_name = "tiny" if client == "vllm" else "openai/tiny"
+        options = {"model_name": model_name, "model_client": client, "logs_dir": folder / "jobs"}
+        server = FakeServer(http, tokenizer_dir, **options)
+        task = two_steps_task(folder) if kind == "steps" else GREET
+        trial = run_job(server, *replies, task=task)
+        paths = sorted((folder / "jobs").rglob("trajectory.json"))
+        found[kind] = JobFiles(trial, [json.loads(path.read_text()) for path in paths])
+    return found
+
+
+each_kind = pytest.mark.parametrize("kind", JOBS)
+
+
+class TestReaders:
+    """What readers of trajectory.json find, in the files of real jobs."""
+
+    def test_each_run_has_a_file(self, jobs):
+        numbers = {kind: len(job.files) for kind, job in jobs.items()}
+        assert numbers == {"chat": 1, "ids": 1, "steps": 2, "error": 1, "cut_off": 1}
+
+    @each_kind
+    def test_harbors_validator_accepts_each_file(self, kind, jobs):
+        for file in jobs[kind].files:
+            validator = TrajectoryValidator()
+            assert validator.validate(file), validator.get_errors()
+
+    @each_kind
+    def test_each_step_has_its_time_within_the_trial(self, kind, jobs):
+        trial, files = jobs[kind]
+        texts = [step["timestamp"] for file in files for step in file["steps"]]
+        times = [trial.started_at, *map(datetime.fromisoformat, texts), trial.finished_at]
+        assert times == sorted(times)
+
+    @columns("kind scripts").rows(
+        chat=("chat", [f"{SCRIPT}\n", None]),
+        ids=("ids", [None, None]),
+        steps=("steps", [f"{SCRIPT}\n", None] * 2),
+        error=("error", [f"{SCRIPT}\n"]),
+        a_script_that_did_not_run=("cut_off", [f"{SCRIPT}\n", None]),
+    )
+    def test_each_script_is_a_call_of_bash_unless_ids_are_recorded(self, kind, scripts, jobs):
+        calls = jobs[kind].of_agent("tool_calls")
+        shown = [call and [(c["function_name"], c["arguments"]) for c in call] for call in calls]
+        assert shown == [script and [("bash", {"command": script})] for script in scripts]
+
+    @pytest.mark.parametrize("kind", ["chat", "steps", "error", "cut_off"])
+    def test_a_scripts_output_belongs_to_its_call(self, kind, jobs):
+        output = "Exit code: 0\nOutput:\nhello from the script"
+        calls, seen = map(jobs[kind].of_agent, ("tool_calls", "observation"))
+        expected = [
+            call and {"results": [{"source_call_id": call[0]["tool_call_id"], "content": output}]}
+            for call in calls
+        ]
+        assert seen == expected
+
+    def test_each_call_has_an_id_of_its_own(self, jobs):
+        calls = [call for job in jobs.values() for call in job.of_agent("tool_calls") if call]
+        assert len({call["tool_call_id"] for (call,) in calls}) == len(calls) == 5
+
+    @each_kind
+    def test_readers_of_the_last_version_take_each_file(self, kind, jobs):
+        assert {file["schema_version"] for file in jobs[kind].files} == {"ATIF-v1.7"}
+
+    def test_each_file_is_a_trace_of_its_own(self, jobs):
+        files = [file for job in jobs.values() for file in job.files]
+        for name in ("session_id", "trajectory_id"):
+            assert len({file[name] for file in files}) == len(files) == 6
+
+    @each_kind
+    def test_a_trace_tells_its_trial_and_run(self, kind, jobs):
+        trial, files = jobs[kind]
+        names = [f"{trial.trial_name}-run{n}" for n in range(1, len(files) + 1)]
+        assert [file["trajectory_id"] for file in files] == names
+
+    @columns("kind reasons").rows(
+        chat=("chat", [None, None]),
+        ids=("ids", [None, None]),
+        steps=("steps", [None] * 4),
+        error=("error", [None]),
+        cut_off=("cut_off", [None, {"finish_reason": "max_tokens"}]),
+    )
+    def test_only_a_reply_that_was_cut_off_is_marked(self, kind, reasons, jobs):
+        assert jobs[kind].of_agent("extra") == reasons
+
+    @each_kind
+    def test_the_system_prompt_is_no_step(self, kind, jobs):
+        for file in jobs[kind].files:
+            assert file["agent"]["extra"]["system_prompt"].startswith("Solve the task by running")
+            assert {step["source"] for step in file["steps"]} == {"user", "agent"}
 
 
 # ------------------------------------------------------------------------------- the trainer
@@ -3923,6 +6684,8 @@ class Trainer:
 
     def __init__(self, tinker: FakeTinker, monkeypatch: Any) -> None:
         self.tinker, self.training = tinker, FakeTraining(tinker.open_session)
+        # The trainer sets it, and later tests have another one.
+        monkeypatch.setattr(BasicLoopAgent, "tinker_service", None)
         # This command would remove containers.
         monkeypatch.setattr(train, "CLEAN_UP", "true")
         monkeypatch.setattr("tinker.ServiceClient", lambda **arguments: self.training)
@@ -3962,6 +6725,36 @@ class TestTrainer:
             (other.completion, other.logprobs, -0.5),
         ]
 
+    def test_an_agent_of_ones_own_samples_from_the_policy(self, trainer, monkeypatch):
+        monkeypatch.setattr(OneScript, "tinker_service", None)
+        trainer.train(RIGHT, WRONG, group_size=2, agent="examples.one_script:OneScript")
+        assert [ids for ids, *_ in trainer.training.batches[0]] == [
+            turn.completion for turn in trainer.tinker.sampled
+        ]
+
+    def test_an_action_has_the_cached_tokens_of_its_prompt(self, trainer, monkeypatch):
+        """By them cookbook 0.6 and later computes the price of a step."""
+        trajectories, trajectory = [], train.HarborTrial.trajectory
+
+        def recorded(trial: Any) -> Any:
+            trajectories.append(trajectory(trial))
+            return trajectories[-1]
+
+        monkeypatch.setattr(train.HarborTrial, "trajectory", recorded)
+        sampled = {COMMAND: 0, RIGHT: 7, WRONG: None}.items()
+        replies = [Reply(text, answer={"prompt_cache_hit_tokens": n}) for text, n in sampled]
+        trainer.train(*replies, group_size=2, agent_options={"max_turns": 2})
+        actions = [[step.ac for step in one.transitions] for one in trajectories]
+        cached = [[action.prompt_cache_hit_tokens for action in one] for one in actions]
+        assert cached == [[0, 7], [0]]
+
+    @pytest.mark.parametrize("without_step", ['{"a": 1}', '{"cost/total_usd": 0.1}'])
+    def test_a_row_of_no_step_is_not_drawn(self, without_step, tmp_path):
+        rows = ['{"step": 0, "a": 1}', without_step, '{"step": 1, "a": 2}', '{"step": 1, "b": 3}']
+        (tmp_path / "metrics.jsonl").write_text("\n".join(rows))
+        steps = [{"step": 0, "a": 1}, {"step": 1, "a": 2, "b": 3}]
+        assert plot.metrics_of_steps(tmp_path) == steps
+
     def test_training_is_between_two_evaluations(self, trainer):
         replies = [WRONG] * 4 + [RIGHT, WRONG] * 4 + [RIGHT] * 4
         trainer.train(*replies, steps=2, test_tasks=[GREET], test_group_size=4)
@@ -3969,13 +6762,13 @@ class TestTrainer:
 
     def test_after_a_failed_step_the_same_command_goes_on(self, trainer):
         with pytest.raises(SystemExit, match=r"(?i)every trial.*RuntimeError.*the sampler is gone"):
-            trainer.train(*[RIGHT, WRONG] * 2, *[GONE] * 4, steps=2)
+            trainer.train(*[RIGHT, WRONG] * 2, *[NO_SAMPLER] * 4, steps=2)
         # These replies are enough for one step.
         trainer.train(*[RIGHT, WRONG] * 2, steps=2)
         assert len(trainer.training.batches) == 2
 
     def test_a_step_with_some_failed_trials_is_trained(self, trainer):
-        trainer.train(RIGHT, WRONG, RIGHT, GONE)
+        trainer.train(RIGHT, WRONG, RIGHT, NO_SAMPLER)
         assert len(trainer.training.batches[0]) == 3
         assert trainer.metric("rollout_errors/ApiError") == {0: 1.0}
 

@@ -1,11 +1,11 @@
 # SPDX-FileCopyrightText: 2026 The BasicLoopAgent authors
 # SPDX-License-Identifier: Apache-2.0
-"""The agent as a harness of verifiers 0.4.0, and so of prime-rl.
+"""The agent as a harness of verifiers 0.4.0, which prime-rl uses.
 
-verifiers runs no Harbor agents. A harness of it starts a program in the task's container, and
-records the program's model calls. PROGRAM is such a program: it runs the agent, whose commands it
-executes in its own container. Put this folder and the agent's file on PYTHONPATH, and name the
-harness: `--env.agent.harness.id basic-loop-harness`.
+verifiers runs no Harbor agents. Its harnesses start a program in the task's container, and record
+the program's model calls. PROGRAM is such a program: it runs the agent, which executes commands in
+the same container. Put this folder and the agent's file on PYTHONPATH, and name the harness:
+`--env.agent.harness.id basic-loop-harness`.
 
 The container needs bash and a network: verifiers installs uv there, and uv installs Harbor.
 """
@@ -13,12 +13,17 @@ The container needs bash and a network: verifiers installs uv there, and uv inst
 import importlib.util
 from pathlib import Path
 
-from verifiers.v1 import Harness, HarnessConfig, ModelContext, TaskData, Trace
-from verifiers.v1.runtimes import ProgramResult, Runtime
+# This project does not install verifiers.
+from verifiers.v1 import Harness, HarnessConfig, ModelContext, TaskData, Trace  # ty: ignore[import-not-found]
+from verifiers.v1.runtimes import ProgramResult, Runtime  # ty: ignore[import-not-found]
 
 __all__ = ["BasicLoopHarness"]
 
-AGENT = Path(importlib.util.find_spec("basic_loop_agent").origin).read_bytes()
+# The agent is not imported here, because it needs Harbor.
+spec = importlib.util.find_spec("basic_loop_agent")
+if not (spec and spec.origin):
+    raise ImportError("put the folder of basic_loop_agent.py on PYTHONPATH")
+AGENT = Path(spec.origin).read_bytes()
 FOLDER = "/tmp/basic-loop"
 PROGRAM = """\
 # /// script
@@ -37,8 +42,9 @@ from harbor.models.agent.context import AgentContext
 
 class ThisContainer:
     @staticmethod
-    async def exec(command, timeout_sec=None, **other):
-        bash = await create_subprocess_exec("bash", "-c", command, stdout=PIPE, stderr=PIPE)
+    async def exec(command, cwd=None, timeout_sec=None, **other):
+        arguments = ("bash", "-c", command)
+        bash = await create_subprocess_exec(*arguments, cwd=cwd, stdout=PIPE, stderr=PIPE)
         async with asyncio.timeout(timeout_sec):
             stdout, stderr = [text.decode(errors="replace") for text in await bash.communicate()]
         return ExecResult(stdout=stdout, stderr=stderr, return_code=bash.returncode)

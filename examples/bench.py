@@ -22,6 +22,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Awaitable
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +33,13 @@ from harbor.models.job.config import JobConfig
 HERE = Path(__file__).parent
 # A process that measures finds the path of its version in this variable.
 AGENT = Path(os.environ.get("BENCH_AGENT", HERE.parent / "basic_loop_agent.py"))
-spec = importlib.util.spec_from_file_location("basic_loop_agent", AGENT)
-module = importlib.util.module_from_spec(spec)
-# fakes.py, which has the job's environment, imports the agent by this name.
+loader = SourceFileLoader("basic_loop_agent", str(AGENT))
+spec = importlib.util.spec_from_loader(loader.name, loader)
+assert spec
+module: Any = importlib.util.module_from_spec(spec)
+# fakes.py, which has the job's environment, imports the agent under this name.
 sys.modules["basic_loop_agent"] = module
-spec.loader.exec_module(module)
+loader.exec_module(module)
 
 REPLY = "I look at the files first.\n\n```bash\nls -la /app /app/src\ncat /app/README.md\n```"
 
@@ -49,16 +52,14 @@ class FreeClient(module.ModelClient):
     def __init__(self) -> None:
         self.prompt_ids, self.reply_ids = [], []
 
-    async def call(
-        self, prompt: str, message_history: list[dict], request: Any = None, **other: Any
-    ) -> Any:
+    async def call(self, prompt: str, message_history: Any = (), **other: Any) -> Any:
         # Other tasks run here, as they do while a real client waits.
         await asyncio.sleep(self.seconds)
         if not self.with_ids:
             return module.Turn(content=REPLY)
         # 200 turns end with a prompt of 399,800 tokens. As in a parsed answer each id is an object.
         new_ids = random.choices(range(1_000, 150_000), k=2_000)
-        # The brackets save a copy of the prompt.
+        # The parentheses avoid a second copy of the prompt.
         self.prompt_ids = self.prompt_ids + (self.reply_ids + new_ids[:1_800])
         self.reply_ids = new_ids[1_800:]
         logprobs = [-random.random() for _ in self.reply_ids]
@@ -67,7 +68,7 @@ class FreeClient(module.ModelClient):
 
 
 class BenchAgent(module.BasicLoopAgent):
-    """The agent with this model, and with scripts that are not run."""
+    """The agent with this model, and with scripts that do not run."""
 
     output_bytes = 2_000
 
@@ -118,7 +119,7 @@ async def longest_pause(work: Awaitable) -> float:
     heart = asyncio.create_task(beat())
     await asyncio.sleep(0.1)
     await work
-    # A pause at the end counts when the heart has beaten once more.
+    # Wait for one more beat, so that a pause at the end counts.
     await asyncio.sleep(0.1)
     heart.cancel()
     return max(gaps)
@@ -158,12 +159,12 @@ async def pause_at_start() -> float:
 
 
 async def memory() -> float:
-    """The most that the process had, in gigabytes."""
+    """Peak memory of the process in gigabytes."""
     FreeClient.with_ids = True
     results = await asyncio.gather(*[run_trial(200) for _ in range(4)])
     # Linux counts in units of 1,024 bytes.
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
-    # Until here the results are in memory.
+    # The results must be in memory up to here.
     del results
     return peak
 
@@ -212,7 +213,7 @@ def print_table(paths: list[Path], n_rounds: int) -> None:
         figures = {path: [] for path in paths}
         for n in range(n_rounds):
             # Neither version is always the first.
-            for path in sorted(paths, reverse=n % 2):
+            for path in sorted(paths, reverse=n % 2 == 1):
                 figures[path].append(figure(name, path))
         numbers = [statistics.median(values) for values in figures.values()]
         if len(numbers) == 2:

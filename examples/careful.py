@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: 2026 The BasicLoopAgent authors
-"""An agent that has its answer checked: before it takes a reply without a block for the answer, it
-sends the instruction again, and asks to check the work.
+"""An agent that checks its work: a reply without a block is not the answer until the model was
+asked to check it against the instruction.
 
     harbor run --agent examples.careful:Careful --ak n_checks=2 --ak max_turns=50 ...
 
-A check is one more message, so the prompts stay exact. It costs at least one more turn. For RL take
-the plain loop first: there the reward teaches the model to check.
+A check is one more message, so the prompts stay exact. It costs at least one more turn. For RL, try
+the plain loop first: the reward teaches the model to check.
 """
 
 from harbor.environments.base import BaseEnvironment
@@ -15,20 +15,28 @@ from pydantic import NonNegativeInt
 from basic_loop_agent import BasicLoopAgent, BasicLoopOptions, StopReason
 
 
+class CarefulOptions(BasicLoopOptions):
+    """The options of `--ak key=value`."""
+
+    n_checks: NonNegativeInt = 1
+    """How often the model is asked to check its work before the run ends."""
+
+
 class Careful(BasicLoopAgent):
     """BasicLoopAgent with checks before its end."""
 
-    class options_model(BasicLoopOptions):
-        n_checks: NonNegativeInt = 1
-        """How often the model is asked to check its work before the run ends."""
+    options_model = CarefulOptions
+    # ty: a base class could assign other options, but Harbor makes these from `options_model`.
+    options: CarefulOptions  # ty: ignore[incompatible-mutable-override]
 
-    async def converse(self, environment: BaseEnvironment) -> StopReason | str:
+    async def converse(self, prompt: str, environment: BaseEnvironment) -> StopReason | str:
         for _ in range(self.options.n_checks):
-            stop_reason = await super().converse(environment)
+            stop_reason = await super().converse(prompt, environment)
             if stop_reason != StopReason.COMPLETED or len(self.turns) >= self.options.max_turns:
                 return stop_reason
-            self.tell(
-                f"Before you end, check your work by commands. The task was:\n\n{self.instruction}"
-                "\n\nIf something is missing, go on. If not, repeat your answer, without a block."
+            prompt = (
+                "Before you end, check your work with commands. The task was:\n\n"
+                f"{self.instruction}\n\n"
+                "If something is missing, go on. If not, repeat your answer, without a block."
             )
-        return await super().converse(environment)
+        return await super().converse(prompt, environment)

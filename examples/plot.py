@@ -17,17 +17,14 @@ def draw(log_dir: Path) -> Path:
 
     Raises ImportError without matplotlib, which this project does not install, and OSError.
     """
-    from matplotlib.figure import Figure
+    # This project does not install it.
+    from matplotlib.figure import Figure  # ty: ignore[import-not-found]
 
-    # A step that was repeated after a crash has two lines.
-    steps: dict[int, dict[str, Any]] = {}
-    for line in (log_dir / "metrics.jsonl").read_text().splitlines():
-        metrics = json.loads(line)
-        steps.setdefault(metrics["step"], {}).update(metrics)
+    steps = metrics_of_steps(log_dir)
     figure = Figure(figsize=(9, 3.2), layout="constrained")
     panels = figure.subplots(1, 2, sharey=True)
     for axes, (metric, title) in zip(panels, DRAWN.items(), strict=True):
-        for name, points in curves([*steps.values()], metric).items():
+        for name, points in curves(steps, metric).items():
             at, values = zip(*points, strict=True)
             style = {"marker": "."} if name == "training" else {"marker": "o", "linestyle": "--"}
             axes.plot(at, values, label=name, **style)
@@ -38,6 +35,18 @@ def draw(log_dir: Path) -> Path:
     path = log_dir / "curve.png"
     figure.savefig(path, dpi=100)
     return path
+
+
+def metrics_of_steps(log_dir: Path) -> list[dict[str, Any]]:
+    """The metrics of each step in metrics.jsonl, with the step's number. Raises OSError."""
+    steps: dict[int, dict[str, Any]] = {}
+    for line in (log_dir / "metrics.jsonl").read_text().splitlines():
+        metrics = json.loads(line)
+        # A step that was repeated after a crash has two lines. Other lines belong to no step, such
+        # as those of cookbook 0.6 on the whole training.
+        if "step" in metrics:
+            steps.setdefault(metrics["step"], {}).update(metrics)
+    return [*steps.values()]
 
 
 def curves(steps: list[dict[str, Any]], metric: str) -> dict[str, list[tuple[int, float]]]:

@@ -35,7 +35,8 @@ STOP_SEC = 30
 class RayExecutor(Executor):
     """Runs the groups of a step, each as a task of Ray's."""
 
-    def submit(self, run: Any, task: Any) -> asyncio.Task:
+    # asyncio calls it with these two arguments only, and takes its own futures.
+    def submit(self, run: Any, task: Any) -> asyncio.Task:  # ty: ignore[incompatible-method-override]
         """Called by `run_in_executor`, which takes asyncio's futures, too."""
         return asyncio.create_task(self.run(run, task))
 

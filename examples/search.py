@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: 2026 The BasicLoopAgent authors
-"""An agent with a tool: it answers a block ```search itself, from a folder of texts.
+"""An agent with a tool: it answers a ```search block itself, from a folder of texts.
 
     harbor run --agent examples.search:Search --ak docs=/path/to/texts --ak max_turns=50 ...
 
 A tool runs on the host, in Harbor's process, for all trials. So it has three duties:
 
-- It takes what the model wrote as data. This one compares words, and opens no path of the model's.
-- It does not block the event loop: it awaits, or works in a thread.
-- It bounds what it returns. (`max_output_bytes` bounds the output of scripts only.)
+- Treat what the model wrote as data. This one compares words, and opens no path that a model names.
+- Do not block the event loop: await, or work in a thread.
+- Bound what it returns, because `max_output_bytes` bounds only the output of scripts.
 """
 
 import asyncio
@@ -21,33 +21,42 @@ from basic_loop_agent import BasicLoopAgent, BasicLoopOptions, fenced_blocks
 MAX_CHARACTERS = 2_000
 
 
-class Search(BasicLoopAgent):
-    """BasicLoopAgent with a search in texts."""
+class SearchOptions(BasicLoopOptions):
+    """The options of `--ak key=value`."""
 
-    class options_model(BasicLoopOptions):
-        docs: str
-        """The folder of the texts, *.md and *.txt, on the host."""
+    docs: str
+    """The folder of the texts, *.md and *.txt, on the host."""
+
+
+class Search(BasicLoopAgent):
+    """BasicLoopAgent with a search tool."""
+
+    options_model = SearchOptions
+    # ty: a base class could assign other options, but Harbor makes these from `options_model`.
+    options: SearchOptions  # ty: ignore[incompatible-mutable-override]
 
     protocol = f"""{BasicLoopAgent.protocol}
-To search the manual, write some words in a block that opens with ```search. The paragraphs that \
-have most of these words are the next message."""
+To search the manual, write a few words in a block that opens with ```search. The paragraphs with \
+most of these words are the next message."""
 
-    def bash_blocks(self, reply: str) -> list[str] | None:
-        # A reply with any of these blocks is not the answer yet.
-        return fenced_blocks(reply, "bash", "sh", "shell", "search")
+    # A reply with any of these blocks is not the answer yet.
+    languages = (*BasicLoopAgent.languages, "search")
 
     async def execute(self, blocks: list[str], environment: BaseEnvironment) -> str:
-        reply = self.turns[-1].content
+        turn = self.turns[-1]
         texts = []
-        for words in fenced_blocks(reply, "search"):
+        for words in fenced_blocks(turn.content, "search") or []:
             texts.append(await asyncio.to_thread(search, words, Path(self.options.docs)))
-        if commands := super().bash_blocks(reply):
+        commands = fenced_blocks(turn.content, *BasicLoopAgent.languages)
+        # The record has only what ran in the container.
+        turn.script = "\n".join(commands or [])
+        if commands:
             texts.append(await super().execute(commands, environment))
         return "\n\n".join(texts)
 
 
 def search(words: str, folder: Path) -> str:
-    """The paragraphs with most of these words, as much as fits."""
+    """The paragraphs with most of these words, up to MAX_CHARACTERS."""
     wanted = set(words.lower().split())
     found = []
     for path in sorted(folder.rglob("*")):

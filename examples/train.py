@@ -23,7 +23,7 @@ from concurrent.futures import Executor
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from uuid import NAMESPACE_URL, uuid4, uuid5
 
 import chz
@@ -45,8 +45,8 @@ docker ps -aq --filter name=^{0} | xargs -r docker rm -f
 docker network ls -q --filter name=^{0} | xargs -r docker network rm
 docker images -q --filter 'reference={0}*' | xargs -r docker rmi -f"""
 # Harbor builds the agent from a configuration of plain values, so no sampling client can be given
-# to it: it samples from what its module's `use_service` was given. In asynchronous training groups
-# of several policies run at once, so each trial's context says which one is its own.
+# to it: it samples from its class's `tinker_service`. In asynchronous training groups of several
+# policies run at once, so each trial's context says which one is its own.
 _policy: ContextVar[TinkerTokenCompleter] = ContextVar("policy")
 
 
@@ -61,7 +61,7 @@ class PolicyService:
         return self
 
     def sample(self, **request: Any) -> Any:
-        client = _policy.get().sampling_client
+        client: Any = _policy.get().sampling_client
         # SDK 0.38 gives the cookbook a future in its place.
         return (client.result() if hasattr(client, "result") else client).sample(**request)
 
@@ -82,11 +82,12 @@ class HarborTrial(types.Env):
         """Run the whole trial. Returns what ends the cookbook's rollout before it samples. Raises
         RuntimeError if the trial cannot be trained on."""
         group = self.group
-        _policy.set(group.policy)
+        if group.policy:
+            _policy.set(group.policy)
         try:
             config = group.tasks.trial_config(group.task, group.policy)
             agent = agent_module(group.tasks.agent)
-            agent.use_service(POLICY_SERVICE)
+            import_symbol(group.tasks.agent).tinker_service = POLICY_SERVICE
             async with group.slots:
                 result = await (await Trial.create(config)).run()
             outcome = agent.training_data(result)
@@ -99,7 +100,8 @@ class HarborTrial(types.Env):
             self.outcome = outcome
             return types.InitialObservationOverflow(reward=0.0)
         except (Exception, asyncio.CancelledError) as error:
-            if asyncio.current_task().cancelling():
+            task = asyncio.current_task()
+            if task and task.cancelling():
                 raise asyncio.CancelledError from error
             # Else a CancelledError is the trial's own, such as a remote environment's.
             text = f"{group.task}: {error}"
@@ -110,9 +112,11 @@ class HarborTrial(types.Env):
         transitions = []
         for turn in self.outcome.turns:
             prompt = tinker.ModelInput.from_ints(turn.prompt_token_ids)
-            action = TokensWithLogprobs(turn.completion_token_ids, turn.logprobs)
-            # For the loss stable_reinforce. The constructor has it from cookbook 0.6 on.
+            action: Any = TokensWithLogprobs(turn.completion_token_ids, turn.logprobs)
+            # For the loss stable_reinforce, and for the price of a step. The constructor has both
+            # from cookbook 0.6 on.
             action.sequence_id = turn.extra.get("sequence_id")
+            action.prompt_cache_hit_tokens = turn.extra.get("prompt_cache_hit_tokens") or 0
             is_last = turn is self.outcome.turns[-1]
             logs = {"trial": self.outcome.trial.trial_name}
             transitions.append(types.Transition(prompt, action, 0.0, is_last, logs=logs))
@@ -180,9 +184,10 @@ class HarborTrials(RolloutStrategy):
     def catches_group_errors(self) -> bool:
         return self.tolerance.catches_group_errors
 
-    async def execute(self, env_group_builder: HarborGroup, policy: Any) -> RolloutResult:
-        """Run the trials. Raises what the tolerance raises, and SystemExit (`HarborGroup.fail`)."""
-        group = replace(env_group_builder, policy=policy, trials=[])
+    async def execute(self, env_group_builder: Any, policy: Any) -> RolloutResult:
+        """Run the trials of a HarborGroup. Raises what the tolerance raises, and SystemExit
+        (`HarborGroup.fail`)."""
+        group: HarborGroup = replace(env_group_builder, policy=policy, trials=[])
         try:
             result = await self.tolerance.execute(group, policy)
         except Exception as error:
@@ -191,7 +196,8 @@ class HarborTrials(RolloutStrategy):
                 group.fail(str([*errors, error][0]))
             raise
         errors = [trial.error for trial in group.trials if trial.error]
-        return RolloutResult([trial.trajectory() for trial in result.envs], result.envs, errors)
+        trials = cast(list[HarborTrial], result.envs)
+        return RolloutResult([trial.trajectory() for trial in trials], result.envs, errors)
 
 
 @chz.chz
@@ -244,7 +250,7 @@ class HarborTasks(types.RLDatasetBuilder):
             raise ValueError(f"agent_options has {', '.join(wrong)}, which the trainer sets")
         kwargs = {"renderer_name": self.renderer_name, **self.agent_options, **limits}
         is_class = ":" in self.environment
-        config = {
+        config: dict[str, Any] = {
             "task": {"path": task},
             "trial_name": f"{self.prefix()}{Path(task).name[:32]}-{uuid4().hex[:12]}",
             "trials_dir": self.trials_dir,
@@ -263,7 +269,7 @@ class HarborTasks(types.RLDatasetBuilder):
         }
         if self.environment == "docker":
             # Harbor 0.25 and later else copies the container's /logs/agent over the agent's files.
-            config["environment"]["kwargs"] = {"auto_mounting": True}
+            config["environment"] |= {"kwargs": {"auto_mounting": True}}
         # Without extra="forbid" a misspelt name would be ignored.
         return TrialConfig.model_validate(merged(config, self.trial_options), extra="forbid")
 
@@ -360,12 +366,14 @@ async def train_and_evaluate(config: Config, rollout_executor: Executor | None) 
     _, tests = await config.dataset_builder()
     last = get_last_checkpoint(config.log_path, "sampler_path")
     log = setup_logging(config.log_path, do_configure_logging_module=False)
-    rows = [row for row in log.store.read_metrics() if row.get("step") == last.batch]
+    store: Any = log.store
+    rows = [row for row in store.read_metrics() if row.get("step") == last.batch]
     if tests and config.eval_every and not any("test/env/all/solved" in row for row in rows):
         strategy = config.effective_rollout_strategy()
         evaluator = train.RLTestSetEvaluator(tests, config.max_tokens, strategy=strategy)
         service = tinker.ServiceClient(base_url=config.base_url)
-        client = await service.create_sampling_client_async(last.sampler_path)
+        # The method without _async came with SDK 0.38, and the fake of the tests has both.
+        client = await service.create_sampling_client_async(last.sampler_path)  # ty: ignore[deprecated]
         log.log_metrics(await evaluator(client), step=last.batch)
 
 

@@ -1,26 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: 2026 The BasicLoopAgent authors
-"""A client of one's own, with token ids: it asks another client twice, and picks a candidate.
+"""A custom client, with token ids: it asks another client twice and picks one of the replies.
 
     harbor run --agent examples.two_candidates:TwoCandidates --ak model_client=vllm ...
 
-It wraps the client of the option model_client. A client that gives no ids needs the option
-collect_rollout_details=false, which is the default with model_client=litellm. What is picked is no
-longer the model's own distribution, so this is for evaluation, or for a trainer that corrects it.
+It wraps the client that the option model_client selects. A client without ids needs
+collect_rollout_details=false, which is the default for model_client=litellm. The picked replies do
+not follow the model's own distribution, so use this for evaluation, or with a trainer that corrects
+for it. If the run ends during the second call, the first reply is lost.
 """
 
-import asyncio
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from harbor.models.metric import UsageInfo
 
-from basic_loop_agent import BasicLoopAgent, ModelClient, Request, Turn
+from basic_loop_agent import BasicLoopAgent, Message, ModelClient, Turn
 
 
 class TwoCandidates(BasicLoopAgent):
-    """BasicLoopAgent with another client."""
+    """BasicLoopAgent with a custom client."""
 
     def _build_llm(self) -> ModelClient:
         return PickingClient(super()._build_llm())
@@ -43,41 +43,30 @@ class PickingClient(ModelClient):
         return self.client.escape_special_tokens(text)
 
     async def call(
-        self,
-        prompt: str,
-        message_history: Iterable[dict] = (),
-        request: Request | None = None,
-        **other: Any,
+        self, prompt: str, message_history: Sequence[Message] = (), **given: Any
     ) -> Turn:
-        request = request or Request()
-        first = await self.client.call(prompt, message_history, request)
-        second_request = replace(request, partial=None)
+        first = await self.client.call(prompt, message_history, **given)
         try:
-            second = await self.client.call(prompt, message_history, second_request)
-        except asyncio.CancelledError:
-            # The run's time is over. The agent records the first reply. Of the second call it
-            # counts what the client has left in `partial`.
-            part = second_request.partial
-            request.partial = replace(first, usage=both(first.usage, part.usage)) if part else first
-            raise
+            second = await self.client.call(prompt, message_history, **given)
         except Exception:
             return first
         picked = max(first, second, key=worth)
-        return replace(picked, usage=both(first.usage, second.usage))
+        return replace(picked, usage=total_usage(first, second))
 
 
 def worth(turn: Turn) -> tuple[bool, float]:
-    """A complete reply is worth more than one that was cut off, then the more probable one."""
+    """A complete reply is worth more than a truncated one. Then the more probable one wins."""
     mean = sum(turn.logprobs) / len(turn.logprobs) if turn.logprobs else 0.0
     return turn.finish_reason == "stop", mean
 
 
-def both(one: UsageInfo, other: UsageInfo) -> UsageInfo:
-    """What two calls took together. A cost of 0 means that the price is unknown."""
-    costs = (one.cost_usd, other.cost_usd)
+def total_usage(*turns: Turn) -> UsageInfo:
+    """The usage of several calls. A cost of 0 means that the price is unknown."""
+    usages = [turn.usage for turn in turns if turn.usage]
+    costs = [usage.cost_usd for usage in usages]
     return UsageInfo(
-        prompt_tokens=one.prompt_tokens + other.prompt_tokens,
-        completion_tokens=one.completion_tokens + other.completion_tokens,
-        cache_tokens=one.cache_tokens + other.cache_tokens,
+        prompt_tokens=sum(usage.prompt_tokens for usage in usages),
+        completion_tokens=sum(usage.completion_tokens for usage in usages),
+        cache_tokens=sum(usage.cache_tokens for usage in usages),
         cost_usd=sum(costs) if all(costs) else 0.0,
     )

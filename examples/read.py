@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: 2026 The BasicLoopAgent authors
+"""Print the trials of a job: reward, stop reason, answers, and each turn's token ids and logprobs.
+
+    uv run --no-dev python examples/read.py jobs/first
+
+A trial without ids has a line that says why.
+"""
+
+import sys
+from pathlib import Path
+
+from basic_loop_agent import TrialResult, training_data
+
+
+def print_trial(folder: Path) -> None:
+    trial = TrialResult.model_validate_json((folder / "result.json").read_text())
+    data = training_data(trial)
+    if data:
+        print(folder, data.reward, data.stop_reason)
+    elif trial.exception_info:
+        print(folder, f"failed: {trial.exception_info.exception_type}, see {folder}/exception.txt")
+    else:
+        print(folder, "has no training data: it has no valid reward, or a step failed")
+    # A task with steps has a folder for each.
+    for answer in sorted(
+        [*folder.glob("agent/completion.txt"), *folder.glob("steps/*/agent/completion.txt")]
+    ):
+        print(answer.read_text())
+    for turn in data.turns if data else []:
+        print(turn.completion_token_ids)
+        print([round(logprob, 2) for logprob in turn.logprobs or []])
+    if data and (reason := why_ids_are_missing(trial)):
+        print(reason)
+
+
+def why_ids_are_missing(trial: TrialResult) -> str:
+    """Why some turns of a trial have no ids. Empty if all have."""
+    runs = [step.agent_result for step in trial.step_results or [trial]]
+    records = [run.metadata or {} for run in runs if run]
+    if not any("n_turns_without_ids" in record for record in records):
+        return "(no ids: the client records none, which is the default with litellm)"
+    n_turns = sum(record.get("n_turns_without_ids") or 0 for record in records)
+    if n_turns:
+        return (
+            f"(turns without ids: {n_turns}. The server gave no id or no logprob for some token. "
+            "llama.cpp has no logprob for a token that ends inside a character, as in an emoji.)"
+        )
+    return ""
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 2:
+        raise SystemExit(__doc__)
+    for job in sys.argv[1:]:
+        for path in sorted(Path(job).glob("*/result.json")):
+            print_trial(path.parent)
