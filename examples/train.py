@@ -250,7 +250,14 @@ class HarborTasks(types.RLDatasetBuilder):
             raise ValueError(f"agent_options has {', '.join(wrong)}, which the trainer sets")
         kwargs = {"renderer_name": self.renderer_name, **self.agent_options, **limits}
         is_class = ":" in self.environment
-        config: dict[str, Any] = {
+        environment = dict[str, Any](
+            type=None if is_class else self.environment,
+            import_path=self.environment if is_class else None,
+        )
+        if self.environment == "docker":
+            # Harbor 0.25 and later else copies the container's /logs/agent over the agent's files.
+            environment["kwargs"] = {"auto_mounting": True}
+        config = {
             "task": {"path": task},
             "trial_name": f"{self.prefix()}{Path(task).name[:32]}-{uuid4().hex[:12]}",
             "trials_dir": self.trials_dir,
@@ -261,15 +268,9 @@ class HarborTasks(types.RLDatasetBuilder):
                 "model_name": self.model_name,
                 "kwargs": kwargs,
             },
-            "environment": {
-                "type": None if is_class else self.environment,
-                "import_path": self.environment if is_class else None,
-            },
+            "environment": environment,
             "verifier": {"import_path": self.verifier},
         }
-        if self.environment == "docker":
-            # Harbor 0.25 and later else copies the container's /logs/agent over the agent's files.
-            config["environment"] |= {"kwargs": {"auto_mounting": True}}
         # Without extra="forbid" a misspelt name would be ignored.
         return TrialConfig.model_validate(merged(config, self.trial_options), extra="forbid")
 
