@@ -64,7 +64,15 @@ from harbor.models.agent.rollout_detail import RolloutDetail
 from harbor.models.metric import UsageInfo
 from harbor.models.trial.result import TrialResult
 from markdown_it import MarkdownIt
-from pydantic import BaseModel, Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
+from pydantic import (
+    BaseModel,
+    Field,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    SecretStr,
+    model_validator,
+)
 from pydantic_core import to_json, to_jsonable_python
 
 try:
@@ -72,7 +80,7 @@ try:
     from harbor.agents.options import AgentOptions
     from harbor.models.agent.context import ModelUsage
 except ImportError:
-    # Harbor before 0.23 lacks them.
+    # Harbor before 0.23 lacks them. (False when this runs: type checkers skip what follows.)
     if TYPE_CHECKING:
         raise
 
@@ -142,12 +150,11 @@ class BasicLoopOptions(
         llm_kwargs = given.get("llm_kwargs")
         if not isinstance(llm_kwargs, dict):
             return given
-        taken = {name: llm_kwargs[name] for name in OPTION_NAMES & llm_kwargs.keys()}
-        for name, value in taken.items():
-            if given.get(name, value) != value:
-                raise ValueError(f"llm_kwargs must not hold {name}: the agent sets it")
-        rest = {name: llm_kwargs[name] for name in llm_kwargs.keys() - OPTION_NAMES}
-        return taken | given | {"llm_kwargs": rest}
+        options, others = dict(given), dict(llm_kwargs)
+        for name in OPTION_NAMES & llm_kwargs.keys():
+            if options.setdefault(name, others[name]) != others.pop(name):
+                raise ValueError(f"llm_kwargs must not hold {name}: the agent sets it, to another")
+        return options | {"llm_kwargs": others}
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -155,9 +162,9 @@ class BasicLoopOptions(
             self.collect_rollout_details = self.model_client != "litellm"
         if self.model_client != "tinker" and (self.model_path or self.renderer_name):
             raise ValueError("model_path and renderer_name are for model_client=tinker: drop them")
-        # No option is left in llm_kwargs, but an extra_body in it may have one.
-        given = {*self.llm_kwargs, *(self.llm_kwargs.get("extra_body") or {})}
-        for name in given & REFUSED_ARGUMENTS.keys():
+        # The options in llm_kwargs were taken above, but those in its extra_body were not.
+        names = {*self.llm_kwargs, *(self.llm_kwargs.get("extra_body") or {})}
+        for name in names & REFUSED_ARGUMENTS.keys():
             raise ValueError(f"llm_kwargs must not hold {name}: {REFUSED_ARGUMENTS[name]}")
         return self
 
@@ -165,7 +172,8 @@ class BasicLoopOptions(
 # The options of this file. Harbor's AgentOptions adds some that the agent does not read, such as
 # reasoning_effort: for litellm that belongs into llm_kwargs.
 OPTION_NAMES = BasicLoopOptions.model_fields.keys() - AgentOptions.model_fields.keys()
-# What llm_kwargs must not hold, and why. (The last two are for Harbor's LiteLLM class only.)
+# What llm_kwargs must not hold, and why. Harbor's own client, which ChatClient replaces, has the
+# last two.
 REFUSED_ARGUMENTS = {
     **dict.fromkeys([*OPTION_NAMES, "model", "model_name", "stream"], "the agent sets it"),
     "max_thinking_tokens": 'use thinking={"type": "enabled", "budget_tokens": ...}',
@@ -223,7 +231,7 @@ class Turn(LLMResponse):
             lower case: it is incomplete.
 
     Set by `sample`:
-        prompt: The text that was sent for this reply, as `sample` received it.
+        prompt: The user message of this turn, before its special tokens were made plain text.
         sent_at, timestamp: When the prompt was sent and when the reply came, in ISO 8601.
         breaks_prefix: True if the prompt does not begin with the ids of the turn before. It is only
             compared if both turns are trainable (see `is_trainable`).
@@ -313,9 +321,9 @@ class ModelClient(ABC):
             session_id: For a router with sticky sessions.
             other: Arguments that Chat adds.
 
-        Raises ContextLengthExceededError if there is no room for a reply, AbortedError if the
-        server stopped before the reply was complete, ApiError for a text that needs no further
-        explanation, and any other error of the server.
+        Raises ContextLengthExceededError if there is no room for a reply; AbortedError if the
+        server stopped before the reply was complete; ApiError, whose text reaches the user as it
+        is; and any other error of the server, to whose text the agent adds type and URL.
         """
 
     def escape_special_tokens(self, text: str) -> str:
@@ -323,8 +331,9 @@ class ModelClient(ABC):
         return text
 
     def discard(self) -> None:  # noqa: B027
-        """Called when a server failed for good. Forget what this client shares with others, such as
-        a session (only TinkerClient has one). Close nothing: other trials may use it."""
+        """Called when a server failed for good. Drop a session that this client shares with others
+        (only TinkerClient has one), so that the next client opens a new one. Close nothing: running
+        trials may use it."""
 
 
 # ---- the agent
@@ -444,9 +453,10 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
 
     async def converse(self, prompt: str, environment: BaseEnvironment) -> StopReason | str:
         """Send the prompt, run the script of the reply, send the script's output, and so on. The
-        first prompt is the instruction, after what opens the run, such as an introduction. Returns
-        why the run ended: a StopReason, or any other string. A subclass may call this again with
-        another prompt. After `max_turns` turns, a further call returns MAX_TURNS at once."""
+        first prompt of a run is the instruction. Before it stands any unsent text: the task's
+        skills, or the output of the last step's script. Returns why the run ended: a StopReason, or
+        any other string. A subclass may call this again with another prompt. After `max_turns`
+        turns, a further call returns MAX_TURNS at once."""
         was_told_of_fence = False
         while len(self.turns) < self.options.max_turns:
             try:
@@ -462,13 +472,15 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
             if blocks:
                 turn.script = "\n".join(blocks)
                 turn.observation = await self.execute(blocks, environment)
+                was_told_of_fence = False
             elif blocks is None:
                 turn.observation = self.unclosed_block
+                was_told_of_fence = False
             elif self.has_misplaced_fence(turn.content) and not was_told_of_fence:
                 turn.observation = self.misplaced_fence
+                was_told_of_fence = True
             else:
                 return StopReason.COMPLETED
-            was_told_of_fence = turn.observation == self.misplaced_fence
             prompt = turn.observation
         return StopReason.MAX_TURNS
 
@@ -524,8 +536,8 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         """The prompt with special tokens made plain text (not with litellm, which does not know
         them), except inside the task's instruction: its author may use them on purpose."""
         escape = self.client.escape_special_tokens
-        # Only the first prompt of a run has the instruction. The model may repeat its text later.
-        if self.turns or not self.instruction:
+        # Only a run's first prompt has the instruction. Later ones may repeat its text.
+        if self.turns or not self.instruction or self.instruction not in prompt:
             return escape(prompt)
         before, instruction, after = prompt.rpartition(self.instruction)
         return escape(before) + instruction + escape(after)
@@ -554,7 +566,7 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         session_id = self.options.session_id
         if self.options.model_client != "litellm":
             session_id = session_id or self._trial_name
-        waits_since = math.inf
+        give_up_at = math.inf
         n_failures = 0
         while True:
             try:
@@ -567,38 +579,35 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
             except Exception as error:
                 failure = error
             n_failures += 1
-            # A server that aborts a reply is alive, so the ten minutes begin again.
+            # A server that aborts a reply is alive, so the waiting begins anew.
             if n_failures == 1 or isinstance(failure, AbortedError):
-                waits_since = clock()
+                give_up_at = clock() + WAIT_SEC
             pause = PAUSES_SEC[min(n_failures, len(PAUSES_SEC)) - 1]
-            next_call = clock() + pause
-            is_too_late = next_call > min(waits_since + WAIT_SEC, self._deadline)
-            if is_too_late or not self._may_wait(failure, n_failures):
-                self._waits_for_server = False
-                raise self._final_error(failure) from failure
+            is_too_late = clock() + pause > min(give_up_at, self._deadline)
+            meaning = meaning_of(failure)
+            # A server that never replied may be at a wrong URL, so it is asked three times.
+            has_tries_left = self._has_replied or n_failures < 3
+            may_wait = meaning == "busy" or (meaning == "down" and has_tries_left)
+            if is_too_late or not may_wait:
+                break
             self._waits_for_server = True
             self.logger.warning(f"the model's server failed: {error_text(failure)}")
             await asyncio.sleep(pause)
+        self._waits_for_server = False
+        if meaning in ("busy", "down", "failed"):
+            forget_client(self.client)
+        raise self._final_error(failure, meaning) from failure
 
-    def _may_wait(self, failure: Exception, n_failures: int) -> bool:
-        """Whether to call the server again. A URL where nothing answered yet may be wrong, so it is
-        asked three times."""
-        is_known = self._has_replied or n_failures < 3
-        meaning = meaning_of(failure)
-        return meaning == "busy" or (meaning == "down" and is_known)
-
-    def _final_error(self, failure: Exception) -> Exception:
+    def _final_error(self, failure: Exception, meaning: Meaning) -> Exception:
         """What the loop is told of a call that failed for good."""
         text = error_text(failure)
-        meaning = meaning_of(failure)
         # Before the first reply, a prompt that is too long is the task's fault, and an error.
         if meaning == "context is full" and self._has_replied:
             return ContextLengthExceededError(text)
-        if meaning in ("busy", "down", "failed"):
-            forget_client(self.client)
+        if isinstance(failure, ApiError):
+            return failure
         server = self.client.url or "the server"
-        is_explained = isinstance(failure, ApiError)
-        return ApiError(text if is_explained else f"{type(failure).__name__} of {server}: {text}")
+        return ApiError(f"{type(failure).__name__} of {server}: {text}")
 
     def _add_turn(self, turn: Turn) -> None:
         turn.timestamp = datetime.now(UTC).isoformat()
@@ -685,11 +694,15 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
             # Less a margin to kill the script and write the files.
             timeout = task_timeout_sec(self.logs_dir.parent)
             seconds = timeout - min(30, timeout / 10)
-        self._deadline = asyncio.get_running_loop().time() + (seconds or math.inf)
-        self._unsent = valid_text("\n\n".join(filter(None, [self._unsent, self.instruction])))
+        elif seconds == 0:
+            seconds = math.inf
+        self._deadline = asyncio.get_running_loop().time() + seconds
+        prompt = valid_text("\n\n".join(filter(None, [self._unsent, self.instruction])))
+        # In case the loop fails before its first `sample`.
+        self._unsent = prompt
         stop_reason: StopReason | str = StopReason.ERROR
         try:
-            stop_reason = await self._converse_in_time(environment)
+            stop_reason = await self._converse_in_time(prompt, environment)
         except asyncio.CancelledError:
             stop_reason = StopReason.CANCELLED
             raise
@@ -705,8 +718,9 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
     async def _finish(
         self, stop_reason: StopReason | str, context: AgentContext
     ) -> asyncio.Future[None]:
-        """Record the run, and write its files. Returns the writing, which ended, or goes on if
-        Harbor cancelled the run. Its error is not raised here, where it would mask the run's."""
+        """Record the run, wait until its files are written, and return this writing. Its error is
+        not raised here, where it would mask the run's. If Harbor cancels the waiting, the thread
+        still finishes."""
         if self.turns and not self._unsent:
             self._unsent = self.turns[-1].observation
         self._record(stop_reason, context)
@@ -716,7 +730,9 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         await asyncio.wait([writing])
         return writing
 
-    async def _converse_in_time(self, environment: BaseEnvironment) -> StopReason | str:
+    async def _converse_in_time(
+        self, prompt: str, environment: BaseEnvironment
+    ) -> StopReason | str:
         """`converse`, which is stopped at the deadline. Raises any error of the loop, and ApiError
         if the model's server was not back in time."""
         timer = asyncio.timeout_at(self._deadline)
@@ -724,7 +740,7 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
             async with timer:
                 if self._n_runs > 1:
                     await self._remove_old_files(environment)
-                return await self.converse(self._unsent, environment)
+                return await self.converse(prompt, environment)
         except TimeoutError as error:
             if not timer.expired():
                 # Another timeout, of the environment or the loop.
@@ -780,8 +796,8 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
             raise RuntimeRequestError(f"the log folder cannot be written: {error}") from error
 
     def _trajectory(self, context: AgentContext) -> Iterator[bytes]:
-        """The parts of trajectory.json: a JSON object that ends in the list of steps. One step is
-        made at a time: all ids at once would double the memory, and hold the GIL for long."""
+        """The parts of trajectory.json: a JSON object that ends in the list of steps. One step at a
+        time becomes JSON: all ids at once would double the memory, and hold the GIL for long."""
         agent = {"name": self.name(), "version": self.version(), "model_name": self.model_name}
         messages = self.messages
         if messages and messages[0]["role"] == "system":
@@ -872,12 +888,12 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         check_access(options, self._agent_env, self.tinker_service)
         args = copy.deepcopy(options.llm_kwargs)
         args |= options.model_dump(include={"temperature", "top_p"}, exclude_none=True)
-        # `url_and_key` returns it.
+        # The key comes from `url_and_key`.
         args.pop("api_key", None)
         model = str(self.model_name)
         if options.model_client == "litellm":
             return ChatClient(options, model, self._agent_env, **args)
-        # Trainers give model_info for litellm's sake.
+        # Only litellm uses the prices that trainers give.
         args.pop("model_info", None)
         url, key = url_and_key(options, options.model_client, self._agent_env)
         if options.model_client == "tinker":
@@ -887,16 +903,16 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
     def _cache_key(self) -> tuple:
         """What the shared client depends on. Trials with equal keys share a client. Raises
         RuntimeError outside of an event loop."""
-        # A client and its lock work in one event loop only.
-        loop = asyncio.get_running_loop()
         # Each call brings its session id.
         options = self.options.model_dump(exclude={"session_id", "max_seconds"})
         names = (name for name in os.environ if CLIENT_VARIABLES.search(name))
-        parts = (options, self._agent_env, {name: os.environ[name] for name in names})
-        # JSON, because a dictionary cannot be part of a key. (Pydantic's own would mask secrets.)
-        text = json.dumps(parts, sort_keys=True, default=revealed)
-        # A subclass may build another client.
-        return (loop, type(self), self.tinker_service, self.model_name, text)
+        variables = {name: os.environ[name] for name in names}
+        # As text, because a dictionary cannot be part of a key. Pydantic's own JSON masks secrets.
+        built_from = json.dumps(
+            [self.model_name, options, variables, self._agent_env], sort_keys=True, default=revealed
+        )
+        # A client and its lock work in one event loop only, and a subclass may build another one.
+        return (asyncio.get_running_loop(), type(self), self.tinker_service, built_from)
 
     async def _shared_llm(self) -> Any:
         """The client of all trials with this `_cache_key`. Raises any error of the build."""
@@ -926,8 +942,6 @@ class RuntimeRequestError(RuntimeError):
 class AbortedError(RuntimeError):
     """The server stopped before the reply was complete, for instance to load new weights. The agent
     waits, as for a busy server, and samples the reply again from its first token."""
-
-    status_code = 503
 
 
 # A reply with one of these finish reasons is a failure of the server: words of vLLM, SGLang,
@@ -973,7 +987,7 @@ BUSY_STATUSES = (429, 498, 503, 529)
 DOWN_STATUSES = (408, 409, 425, 460, 499)
 # The seconds before each further call to a server that is busy or down; the last one is repeated.
 PAUSES_SEC = (1, 2, 4, 5)
-# From the end of the first failed call to the start of the last one.
+# The agent gives up if the next call would begin later than this after the first one failed.
 WAIT_SEC = 600
 
 Meaning = Literal["context is full", "refused", "busy", "down", "failed"]
@@ -984,6 +998,8 @@ def meaning_of(error: Exception) -> Meaning:
     keeps the client after an error about the request."""
     if isinstance(error, ContextLengthExceededError):
         return "context is full"
+    if isinstance(error, AbortedError):
+        return "busy"
     status = getattr(error, "status_code", None) or 0
     text = f"{error} {getattr(error, 'body', '')}"
     # Some errors of Tinker have no status. Their category is "user" if the request is at fault.
@@ -1010,13 +1026,13 @@ def error_text(error: Exception) -> str:
 
 
 def first_cause(error: BaseException) -> BaseException:
-    """What first caused an error: the last entry of the chain that a traceback shows."""
+    """What first caused an error: the ConnectionRefusedError behind an APIConnectionError."""
     first = error
-    # At most 20 steps, because causes may form a circle.
+    # A bound, because causes may form a circle.
     for _ in range(20):
         # "All connection attempts failed" is a group, with an error for each address.
         first = (getattr(first, "exceptions", None) or [first])[0]
-        # `raise ... from None` of the openai package hides HTTP details that say no more.
+        # The openai package raises its errors `from None`: what they hide says no more.
         is_hidden = first is error and first.__suppress_context__
         first = first.__cause__ or (None if is_hidden else first.__context__) or first
     return first
@@ -1049,8 +1065,8 @@ CLIENT_VARIABLES = re.compile("(?i)KEY|TOKEN|SECRET|URL|BASE|HOST|ENDPOINT|PROXY
 
 
 def revealed(value: Any) -> str:
-    """A value that JSON lacks as text: the secret of pydantic's SecretStr."""
-    return getattr(value, "get_secret_value", lambda: repr(value))()
+    """The text of a value that JSON lacks. Two secrets must not look alike in a key."""
+    return value.get_secret_value() if isinstance(value, SecretStr) else repr(value)
 
 
 async def shared_client(key: tuple, build: Callable[[], Any]) -> ModelClient:
@@ -1089,8 +1105,8 @@ def forget_client(client: ModelClient) -> None:
 
 # How long a server has for its first response.
 FIRST_RESPONSE_SEC = 30
-# What litellm calls a provider in the names of its variables, if not by the provider's own name:
-# FIREWORKS_API_KEY is for fireworks_ai. (Read in litellm 1.110.)
+# The prefixes of a provider's environment variables in litellm, where they are not its name in
+# capitals: FIREWORKS_API_KEY is for fireworks_ai. (Read in litellm 1.110.)
 VARIABLE_PREFIXES = {
     "ai21_chat": ["AI21"],
     "aleph_alpha": ["ALEPH_ALPHA", "ALEPHALPHA"],
@@ -1195,9 +1211,9 @@ def check_access(
 
 # ---- thinking, and what a model wraps around its answer
 
-# What opens the thinking, and the text after which the answer begins. Other tags between these two
-# stay in the thinking. (The opening may be in the prompt: see `TokenClient.call`.) Add the tags of
-# other models here.
+# The tag that opens the thinking, and the one after which the answer begins. Other tags between
+# them stay in the thinking. Some templates write the first one at the end of the prompt. Add the
+# tags of other models here.
 THINKING_TAGS = {
     # <think>hm</think>hi
     "<think>": "</think>",
@@ -1239,7 +1255,7 @@ ANSWER_STARTS = (
     *("<|channel|>final<|message|>", "<|message_model|><|content_text|>"),
     *("to=user<|message|>", "<|content|>", "</mm:think>"),
 )
-# What may stand behind an answer, the last one first.
+# What may end an answer, the outermost first.
 ANSWER_ENDS = (
     *("<|close|>message<|sep|>", "<|close|>response<|sep|>"),
     *("<|END_RESPONSE|>", "<|END_TEXT|>", "<|end_message|>"),
@@ -1255,8 +1271,9 @@ def thinking_tags(text: str) -> dict[str, str]:
 
 
 def split_reply(turn: Turn) -> Turn:
-    """Move the thinking from the front of `content` to `reasoning_content`, and take the tags off
-    the answer. If the thinking is not closed, all of the content is thinking."""
+    """A copy of the turn, with the thinking moved from the front of `content` to
+    `reasoning_content`, and without the tags around the answer. If the thinking is not closed, all
+    of the content is thinking."""
     text = turn.content.lstrip()
     thinking, answer = "", turn.content
     # A reply without thinking may begin as one with thinking does: <|channel|>final<|message|>hi.
@@ -1280,9 +1297,9 @@ def split_reply(turn: Turn) -> Turn:
 # ---- clients that send messages
 
 
-def not_empty(messages: Iterable[Message]) -> list[Message]:
-    """Messages as a chat API takes them. Some servers refuse one without text, such as a reply that
-    was nothing but thinking."""
+def filled(messages: Iterable[Message]) -> list[Message]:
+    """The messages, with "(empty)" in those without text, such as a reply that was nothing but
+    thinking. Some servers refuse an empty message."""
     return [m if m["content"].strip() else m | {"content": "(empty)"} for m in messages]
 
 
@@ -1295,9 +1312,10 @@ class HarborClient(ModelClient):
     async def call(
         self, prompt: str, message_history: Sequence[Message] = (), **other: Any
     ) -> Turn:
-        *history, last = not_empty([*message_history, {"content": prompt}])
+        history = filled(message_history)
+        prompt = prompt if prompt.strip() else "(empty)"
         try:
-            response = await self.llm.call(prompt=last["content"], message_history=history)
+            response = await self.llm.call(prompt=prompt, message_history=history)
             turn = Turn(**vars(response))
         except OutputLengthExceededError as error:
             # Harbor's error has only the text, and no usage.
@@ -1317,9 +1335,11 @@ class ChatClient(ModelClient):
         _, self._provider, *_ = litellm.get_llm_provider(model, args.get("custom_llm_provider"))
         url, key = url_and_key(options, self._provider, agent_env)
         self.url = shown_url(url)
-        # Prices of a model that litellm does not know.
-        litellm.register_model({model: args.pop("model_info", None) or {}})
-        # Some models refuse a temperature (drop_params). The agent repeats a call itself.
+        if info := args.pop("model_info", None):
+            # Prices of a model that litellm does not know.
+            litellm.register_model({model: info})
+        # drop_params leaves out what a model refuses, such as a temperature. There are no retries,
+        # because `_call_model` repeats a call.
         defaults = {"drop_params": True, "num_retries": 0, "max_retries": 0}
         own = {"model": model, "max_tokens": options.max_tokens, "api_base": url, "api_key": key}
         self._args: dict[str, Any] = defaults | args | own
@@ -1347,12 +1367,12 @@ class ChatClient(ModelClient):
             # A header is ASCII, but a trial's name may hold other letters.
             header = {"X-Session-ID": urllib.parse.quote(session_id)}
             args["extra_headers"] = (args.get("extra_headers") or {}) | header
-        messages = not_empty([*message_history, {"role": "user", "content": prompt}])
+        messages = filled([*message_history, {"role": "user", "content": prompt}])
         messages = add_anthropic_caching(cast(Any, messages), args["model"])
         try:
             response = await litellm.acompletion(messages=messages, **args)
         except Exception as error:
-            # Some of litellm's providers find no key before they ask a server, others ask without.
+            # Without a key some providers of litellm raise an error, and others ask the server.
             lacks_key = isinstance(error, AuthenticationError)
             lacks_key = lacks_key or bool(re.search(KEY_IS_MISSING, str(error)))
             if args["api_key"] or not lacks_key:
@@ -1368,8 +1388,8 @@ class ChatClient(ModelClient):
         fields = getattr(choice, "provider_specific_fields", None) or {}
         if fields.get("error"):
             raise ApiError(f"the server ended the reply with an error: {fields['error']}")
-        # litellm makes "stop" of a word that it does not know, and keeps the word here. It may also
-        # be any word of success.
+        # litellm reports a finish reason that it does not know as "stop", and keeps the server's
+        # word here. Many of these words mean success, so only known ones count.
         word = str(fields.get("native_finish_reason")).lower()
         reason = word if word in FAILED_REASONS else choice.finish_reason
         if reason == "abort":
@@ -1417,8 +1437,8 @@ class TokenClient(ModelClient, ABC):
     # Regular expressions that match the model's special tokens.
     special_tokens: Sequence[str]
 
-    # The ids up to and with the made-up reply, see `_tail`. Trials with another system message find
-    # their own.
+    # The start of the made-up conversation in `_tail`, up to its reply. A list for one system
+    # message: trials with another one find their own.
     _head: Sequence[int] = ()
 
     @abstractmethod
@@ -1435,8 +1455,8 @@ class TokenClient(ModelClient, ABC):
 
     def escape_special_tokens(self, text: str) -> str:
         """The text with a zero-width space after the first and the last character of each special
-        token. The tokenizer then makes ordinary tokens of it. (After the last one, too, because two
-        tokens may share a bracket: ]~b] and ]~!b[ in ]~b]~!b[.)"""
+        token. The tokenizer then makes ordinary tokens of it. The last character needs one because
+        two tokens may share it, as in ]~b]~!b[."""
 
         if not self.special_tokens:
             return text
@@ -1560,7 +1580,7 @@ async def in_daemon_thread(function: Callable[[], Any]) -> Any:
             future.set_exception(error)
 
     threading.Thread(target=work, daemon=True).start()
-    # The shield keeps a cancellation from `future`, where `set_result` would raise.
+    # If the caller is cancelled, the shield leaves `future` alone: the thread still sets it.
     return await asyncio.shield(asyncio.wrap_future(future))
 
 
@@ -1591,7 +1611,7 @@ class TinkerClient(TokenClient):
             # A list of token ids, or of texts: the renderer role_colon has one text.
             stop = self._renderer.get_stop_sequences()
             # What `generate` removes from the end of a reply's text: the stop sequence, and the
-            # end token of a base model. (Inkling's eos_token is a bare word, so decode its id.)
+            # end token of a base model. Decode its id, because `eos_token` may be another text.
             endings = [*stop, self._tokenizer.eos_token_id]
             self._endings = [
                 text if isinstance(text, str) else self._tokenizer.decode([text])
@@ -1652,7 +1672,7 @@ class TinkerClient(TokenClient):
         self._sampling_client = self._service.create_sampling_client(**self._source).result()
 
     def discard(self) -> None:
-        """Let the next client open a new session, unless another one did so already."""
+        """Remove this client's service, unless another client put a new one in its place."""
         if _tinker_services.get(self._url_and_key) is self._service:
             _tinker_services.pop(self._url_and_key, None)
 
@@ -1693,8 +1713,8 @@ class TinkerClient(TokenClient):
 
 # ---- vLLM and SGLang
 
-# Special tokens, as regular expressions. A server does not list those of its model, so these become
-# plain text for any model: HTML's <s> in an output, too. Add the tokens of other models. (FF5C is
+# Special tokens, as regular expressions. A server does not list those of its model, so all of these
+# become plain text for every model, even an HTML <s>. Add the tokens of other models. (FF5C is
 # DeepSeek's full-width bar.)
 SPECIAL_TOKENS = [
     # <|im_end|>, <|turn>, <turn|>, [|user|]
@@ -1720,7 +1740,7 @@ NEUTRAL_SAMPLING = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty
 def context_limits(cards: list[dict[str, Any]], is_sglang: bool) -> dict[str, int]:
     """The context limit of each model and LoRA adapter on a server, by the name that a request has
     to give: "sql" for an adapter of vLLM, "base:sql" for one of SGLang."""
-    # An adapter has no limit of its own. The largest is that of its base model.
+    # An adapter has no limit of its own: take the largest, which is that of its base model.
     largest = max((card.get("max_model_len") or 0 for card in cards), default=0)
 
     def name(card: dict[str, Any]) -> str:
@@ -1753,8 +1773,8 @@ class ServerClient(TokenClient):
             # The openai package wants a key. A server without keys takes any.
             api_key=key or "none",
             default_headers=args.pop("extra_headers", None),
-            # No time limit for a response, unless llm_kwargs has one: after a timeout the reply is
-            # sampled twice. The limits of the run end the call.
+            # No time limit for a response, unless llm_kwargs has one: a second call would sample a
+            # second reply. The limits of the run end the call.
             timeout=Timeout(args.pop("timeout", None), connect=FIRST_RESPONSE_SEC),
             # The agent repeats a call itself.
             max_retries=args.pop("max_retries", 0),
@@ -1783,7 +1803,7 @@ class ServerClient(TokenClient):
                     f"{self.url} is no vLLM or SGLang server (for another one set "
                     f"model_client=litellm): {error!r}"
                 ) from error
-        # A server may list less than vLLM does: an adapter that it loads at its first request.
+        # Some servers do not list an adapter that they load at its first request.
         limit = limits.get(self._model) or self._given_limit
         if not limit:
             raise ApiError(
@@ -1915,7 +1935,7 @@ def training_data(trial: TrialResult) -> TrainingData | None:
     return TrainingData(turns, reward, stop_reasons[-1], trial)
 
 
-# Callers import it by these names, too.
+# Trainers import it by these names.
 _trial_to_trajectory = trial_to_trajectory = training_data
 
 
@@ -1960,8 +1980,8 @@ def turns_of(context: AgentContext) -> Iterator[Turn]:
 
 def write_file(path: Path, parts: Iterable[bytes]) -> None:
     """Write a file that all users can read into the log folder. A script can put a link or a pipe
-    in its place. So the old file is removed without opening it, and the open fails if there is a
-    new one. Raises OSError, also if a script put a folder there."""
+    in its place, so the old file is removed without opening it. The mode "x" opens no new one that
+    a script makes meanwhile. Raises OSError, for instance if a script put a folder there."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.unlink(missing_ok=True)
     try:
@@ -2007,8 +2027,9 @@ def task_timeout_sec(trial_dir: Path) -> float:
 
 # ---- the blocks of a reply
 
-# A parser of Markdown's fences. The other rules decide where ``` is a fence: not in indented code
-# ("code"), and only at a list item's own indent ("list"). The last four end a list or a paragraph.
+# A parser of Markdown's fences. The other rules decide where ``` is a fence. "code": not in code
+# that is indented by four blanks. "list": at the indent of a list item. The last four: a heading, a
+# rule or a link definition ends the list or the paragraph before a fence.
 _MARKDOWN = MarkdownIt("zero").disable("inline")
 _MARKDOWN.enable(["fence", "code", "list", "heading", "lheading", "hr", "reference"])
 
@@ -2017,8 +2038,8 @@ def fenced_blocks(text: str, *languages: str) -> list[str] | None:
     """The ``` blocks of a Markdown text that are in one of these languages (in lower case). Their
     fences are lines of their own. A block inside another one, or inside ~~~, does not count.
 
-    None if there is such a block, and one of them has more than the language on its first line, or
-    any block of the text is not closed."""
+    None if there are such blocks, but one of them has more than the language on its first line, or
+    any block of the text, in whatever language, is not closed."""
     blocks = []
     is_unreadable = False
     lines = re.split("\r\n?|\n", text)
@@ -2028,6 +2049,7 @@ def fenced_blocks(text: str, *languages: str) -> list[str] | None:
             continue
         first_line, end_line = token.map
         n_lines = token.content.count("\n")
+        # A closed block is its content and two lines of fences.
         has_two_fences = end_line - first_line == n_lines + 2
         is_unreadable = is_unreadable or not has_two_fences
         words = token.info.lower().split()
@@ -2057,69 +2079,67 @@ def with_tabs(content: str, lines: list[str]) -> str:
 #     aGVsbG8K
 #     :3f2a19bc:0:
 #
-# for `echo hello`: the output in base64, because `environment.exec` returns text, and a script may
-# print any bytes; then the exit code, in a line that says that the report is whole.
+# for `echo hello`. The output is in base64, because `environment.exec` returns text, and a script
+# may print any bytes. The exit code is in a line that says that the report is whole.
 #
-# - Each block of the reply is a file, sent in base64, and the script reads it with `eval`. So no
-#   word of a block is on a command line: models run `pkill -f python`, which kills every process
-#   with "python" on its command line. And a here-document that is left open, or a syntax error,
-#   ends with its block.
-# - The output goes to a file, and not to a pipe: a background process would hold a pipe open after
-#   the script ended. In /dev/shm endless output stops at its size (64 MB in Docker). In /tmp, for
-#   containers where /dev/shm is missing or full, the output fills the disk.
-# - The program's variables have unusual names: if an image exports one, the script inherits it.
+# 1. Write each block into a file, and a script that reads the blocks with `eval`. So no word of a
+#    block is on a command line: models run `pkill -f python`, which kills every process with
+#    "python" on its command line. And a here-document that is left open, or a syntax error, ends
+#    with its block. The newline after "%s)" is for a block that ends in a backslash.
+#    The files are in /dev/shm, where endless output stops at its size (64 MB in Docker), or in /tmp
+#    if /dev/shm is missing or full.
+# 2. Run the script. Its output is a file, and not a pipe, which a background process would hold
+#    open after the script ended. `>>`, because `>/dev/stderr` in a script truncates the file.
+# 3. Print the output, or its head and tail. (`head` and not `cat`: a background process may still
+#    be printing.)
+#
+# Messages of bash must not stand inside the report: `exec 2>&1` keeps those of step 1 before it,
+# and `2>/dev/null` drops those of steps 2 and 3, such as "Killed".
+# All processes of steps 2 and 3 have BASIC_LOOP_MARK in their environment, where `kill_script`
+# finds it. The other variables have a prefix that no image uses, and are not exported.
 #
 # The environment needs /proc, bash, coreutils and grep.
 
 _PROGRAM = r"""
-# One stream for all messages, so that none of them is put into the midst of the report.
 exec 2>&1
-# Choose the folder by writing. After a failure remove what was cut off.
-for basic_loop in /dev/shm/{mark} /tmp/{mark}; do
-  # The script has a line `eval "$(</dev/shm/3f2a19bc.1)"` for each block. The newline is for a
-  # block that ends in a backslash, because `$(<...)` takes its own off.
-  {write_blocks} && printf 'eval "$(<%s)\n"\n' {block_files} >$basic_loop.script && break
-  rm -f $basic_loop.*
+for basic_loop_path in /dev/shm/{mark} /tmp/{mark}; do
+  {write_blocks} &&
+    printf 'eval "$(<%s)\n"\n' {block_files} >$basic_loop_path.script && break
+  rm -f $basic_loop_path.*
 done
-[ -s $basic_loop.script ] || exit 1
+[ -s $basic_loop_path.script ] || exit 1
 echo begin:{mark}:
-# All that starts from here on has the mark in its environment, where the kill finds it.
 export BASIC_LOOP_MARK={mark}
-# bash writes "Killed" about a script to stderr: not into the report.
 {{
-  # Append, because `>/dev/stderr` in a script truncates this file.
-  timeout -k 2 {seconds} bash $basic_loop.script </dev/null >>$basic_loop.output 2>&1
-  basic_loop_code=$?
-  basic_loop_size=$(stat -c %s $basic_loop.output)
+  timeout -k 2 {seconds} bash $basic_loop_path.script </dev/null >>$basic_loop_path.output 2>&1
+  basic_loop_exit=$?
+  basic_loop_size=$(stat -c %s $basic_loop_path.output)
   if [ "$basic_loop_size" -gt {max_bytes} ]; then
-    head -c {half} $basic_loop.output
+    head -c {half} $basic_loop_path.output
     printf '\n[... %s bytes left out ...]\n' $((basic_loop_size - 2 * {half}))
-    tail -c {half} $basic_loop.output
+    tail -c {half} $basic_loop_path.output
   else
-    # Not cat: a background process may still be printing.
-    head -c {max_bytes} $basic_loop.output
+    head -c {max_bytes} $basic_loop_path.output
   fi | base64
 }} 2>/dev/null
-echo :{mark}:$basic_loop_code:
-rm -f $basic_loop.*
+echo :{mark}:$basic_loop_exit:
+exec rm -f $basic_loop_path.*
 """
-# `timeout` ends a script after N seconds. Two further limits, for a call of `environment.exec` that
-# hangs: the agent's at N and this margin; and `exec`'s own at N and two margins, because some
-# environments have a short limit by default.
-MARGIN_SEC = 30
 
 
 def script_program(blocks: list[str], mark: str, seconds: int, max_bytes: int) -> str:
     """The bash program that runs blocks as one script, and prints its report."""
-    files = [f"$basic_loop.{n}" for n in range(1, len(blocks) + 1)]
+    files = [f"$basic_loop_path.{n}" for n in range(1, len(blocks) + 1)]
     encoded = [base64.b64encode(block.encode()).decode() for block in blocks]
     pairs = zip(encoded, files, strict=True)
-    writes = [f"echo {text} | base64 -d >{file}" for text, file in pairs]
-    # No comment of the program is sent: `pkill -f` would find its words.
-    program = re.sub(r"(?m)^ *#.*\n", "", _PROGRAM)
-    numbers = {"seconds": seconds, "max_bytes": max_bytes, "half": max_bytes // 2}
-    texts = {"write_blocks": " && ".join(writes), "block_files": " ".join(files)}
-    return program.format(mark=mark, **texts, **numbers)
+    return _PROGRAM.format(
+        mark=mark,
+        write_blocks=" && ".join(f"echo {text} | base64 -d >{file}" for text, file in pairs),
+        block_files=" ".join(files),
+        seconds=seconds,
+        max_bytes=max_bytes,
+        half=max_bytes // 2,
+    )
 
 
 def parse_report(printed: str, mark: str) -> tuple[str, str] | None:
@@ -2137,6 +2157,20 @@ def parse_report(printed: str, mark: str) -> tuple[str, str] | None:
     return code, output.decode("utf-8", "replace").removesuffix("\n")
 
 
+# If a call hangs for this much longer than it should, the agent gives up.
+MARGIN_SEC = 30
+
+
+async def exec_in_time(
+    environment: BaseEnvironment, command: str, cwd: str | None, seconds: int
+) -> ExecResult:
+    """`environment.exec` of a command that should take at most so many seconds. The environment's
+    own limit comes last, because some leave the command running then. Raises TimeoutError, and any
+    error of the environment."""
+    async with asyncio.timeout(seconds + MARGIN_SEC):
+        return await environment.exec(command, cwd=cwd, timeout_sec=seconds + 2 * MARGIN_SEC)
+
+
 async def run_script(
     blocks: list[str], environment: BaseEnvironment, seconds: int, max_bytes: int
 ) -> str:
@@ -2150,21 +2184,16 @@ async def run_script(
         # 126 is bash's code for "cannot be run".
         return script_result("126", "[Nothing was run: the script is too long. Split it.]")
 
-    async def start(cwd: str | None) -> ExecResult:
-        limit = seconds + 2 * MARGIN_SEC
-        async with asyncio.timeout(seconds + MARGIN_SEC):
-            return await environment.exec(program, cwd=cwd, timeout_sec=limit)
-
     clock = asyncio.get_running_loop().time
     started = clock()
     ran_in_root = False
     try:
-        result = await start(None)
+        result = await exec_in_time(environment, program, None, seconds)
         if result.return_code and f"begin:{mark}:" not in (result.stdout or ""):
             # Nothing was run. If a script moved the image's working directory away, docker starts
             # no process there, and "/" is left.
             ran_in_root = True
-            result = await start("/")
+            result = await exec_in_time(environment, program, "/", seconds)
         # stderr says why there is no report, such as "bash: not found".
         printed = valid_text(result.stdout) + valid_text(result.stderr)
     except Exception as error:
@@ -2178,16 +2207,18 @@ async def run_script(
     # `timeout` exits with 124 at its limit, or 137 if SIGTERM was not enough, and busybox's with
     # 143. A script may exit with them earlier.
     is_over = code in ("124", "137", "143") and clock() - started >= seconds
-    # The kill is also the test whether the environment still runs commands.
-    if (code == "unknown" or is_over) and not await kill_script(mark, environment):
-        raise RuntimeRequestError(f"the environment runs no scripts any more: {printed}")
-    notices = {
-        "[The script gave no report.]": code == "unknown",
-        "[The working directory is gone, so the script ran in /.]": ran_in_root
-        and code != "unknown",
-        f"[The time limit of {seconds} seconds was reached.]": is_over,
-    }
-    return script_result(code, output, *(text for text, applies in notices.items() if applies))
+    if code == "unknown" or is_over:
+        still_runs_commands = await kill_script(mark, environment)
+        if not still_runs_commands:
+            raise RuntimeRequestError(f"the environment runs no scripts any more: {printed}")
+    notices = []
+    if code == "unknown":
+        notices.append("[The script gave no report.]")
+    elif ran_in_root:
+        notices.append("[The working directory is gone, so the script ran in /.]")
+    if is_over:
+        notices.append(f"[The time limit of {seconds} seconds was reached.]")
+    return script_result(code, output, *notices)
 
 
 def script_result(exit_code: str, *texts: str) -> str:
@@ -2216,9 +2247,7 @@ async def kill_script(mark: str, environment: BaseEnvironment) -> bool:
     """Kill a script and what it started, and remove its files. Returns whether the environment
     still runs commands. In "/", because the script may have moved the working directory away."""
     try:
-        async with asyncio.timeout(MARGIN_SEC):
-            command = _KILL.format(mark=mark)
-            result = await environment.exec(command, cwd="/", timeout_sec=2 * MARGIN_SEC)
+        result = await exec_in_time(environment, _KILL.format(mark=mark), "/", 0)
     except Exception:
         return False
     return result.return_code == 0
