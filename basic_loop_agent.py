@@ -368,8 +368,9 @@ class BasicLoopAgent(BaseAgent):
         messages: The messages so far, as copies. To edit the conversation, assign a new list.
         _chat: Harbor's Chat, which holds the messages. `run` makes it.
         _previous: The turn whose ids the next prompt begins with. None: render the whole prompt.
-        _unsent: The text that the model has not seen or not answered yet. The next run puts it
-            before its instruction.
+        unsent: The text that the model has not seen or not answered yet: a prompt without a reply,
+            or the last turn's observation at the end of a run. `resume` sends it again, before its
+            instruction. A loop may change it.
         _has_replied: Whether the server has given a reply since `run`.
 
     Attributes of one run:
@@ -507,19 +508,20 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         return text
 
     async def sample(self, prompt: str) -> Turn:
-        """Send a text, and record the reply as a turn. A subclass may override this. Raises
+        """Send a text, and record the reply as a turn, which counts for `max_turns`. If no reply
+        comes, the text is `unsent`. A subclass may override this. Raises
         ContextLengthExceededError if a prompt after the first reply is too long, ApiError if the
         server failed, and RuntimeError if the first turn lacks ids."""
         prompt = valid_text(prompt)
         sent_at = datetime.now(UTC).isoformat()
-        self._unsent = prompt
+        self.unsent = prompt
         turn = await self._call_model(self._escaped(prompt))
         # From here to the end nothing is awaited, so that no cancellation loses the reply.
         turn.prompt = prompt
         turn.sent_at = sent_at
         self._add_turn(turn)
         self._previous = turn
-        self._unsent = ""
+        self.unsent = ""
         self._has_replied = True
         # These checks come after the turn was recorded, so that its reply can be inspected.
         if turn.finish_reason in FAILED_REASONS:
@@ -670,7 +672,7 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         if system:
             self.messages = [{"role": "system", "content": valid_text(system)}]
         self._previous: Turn | None = None
-        self._unsent = "\n\n".join(self.introduction)
+        self.unsent = "\n\n".join(self.introduction)
         self._has_replied = False
         await self._run_loop(instruction, environment, context)
 
@@ -697,9 +699,9 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         elif seconds == 0:
             seconds = math.inf
         self._deadline = asyncio.get_running_loop().time() + seconds
-        prompt = valid_text("\n\n".join(filter(None, [self._unsent, self.instruction])))
+        prompt = valid_text("\n\n".join(filter(None, [self.unsent, self.instruction])))
         # In case the loop fails before its first `sample`.
-        self._unsent = prompt
+        self.unsent = prompt
         stop_reason: StopReason | str = StopReason.ERROR
         try:
             stop_reason = await self._converse_in_time(prompt, environment)
@@ -721,8 +723,8 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         """Record the run, wait until its files are written, and return this writing. Its error is
         not raised here, where it would mask the run's. If Harbor cancels the waiting, the thread
         still finishes."""
-        if self.turns and not self._unsent:
-            self._unsent = self.turns[-1].observation
+        if self.turns and not self.unsent:
+            self.unsent = self.turns[-1].observation
         self._record(stop_reason, context)
         # In a thread, because it takes seconds to make JSON of all ids of a long run.
         loop = asyncio.get_running_loop()
@@ -830,7 +832,7 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         if not steps:
             # ATIF wants at least one step.
             now = datetime.now(UTC).isoformat()
-            steps = [{"source": "user", "message": self._unsent, "timestamp": now}]
+            steps = [{"source": "user", "message": self.unsent, "timestamp": now}]
 
         yield b"{"
         for key, value in head.items():
