@@ -209,8 +209,8 @@ Message = dict[str, Any]
 
 @dataclass
 class Turn(LLMResponse):
-    """One model call. The ids are exactly as sampled. (`training_data` makes turns, too, which have
-    the ids but not the text.)
+    """One model call. The ids are exactly as sampled. The turns that `training_data` returns have
+    the ids but not the text.
 
     Set by the client, attributes of Harbor's LLMResponse:
         content: The reply's text, without thinking.
@@ -343,8 +343,8 @@ _Init = TypeVar("_Init", bound=Callable[..., None])
 
 
 def remembers_arguments(init: _Init) -> _Init:  # noqa: UP047 (tools on Python 3.11 parse this file)
-    """Decorator of `__init__`: put the arguments that the caller gave into `self._arguments`. The
-    method itself cannot tell a default from an argument that equals it."""
+    """Decorator of `__init__` that puts the caller's arguments into `self._arguments`. The method
+    itself cannot tell a default from an argument that equals it."""
 
     @functools.wraps(init)
     def wrapper(self: Any, **arguments: Any) -> None:
@@ -371,7 +371,7 @@ class BasicLoopAgent(BaseAgent):
         unsent: The text that the model has not seen or not answered yet: a prompt without a reply,
             or the last turn's observation at the end of a run. `resume` sends it again, before its
             instruction. A loop may change it.
-        _has_replied: Whether the server has given a reply since `run`.
+        _has_replied: True once the server replied, in this conversation.
 
     Attributes of one run:
         instruction: What Harbor asks for.
@@ -438,13 +438,14 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         interface that callers and editors see. `kw` holds the other options of BasicLoopOptions and
         Harbor's arguments (logs_dir, extra_env, ...), of which extra_env holds the variables of
         `--ae KEY=value`, such as API keys. Raises ValueError for a bad option."""
-        # The parameters above are not read. Only what the caller gave is passed on, and the rest
-        # has the defaults of `options_model`, which a subclass may change.
+        # The parameters above are not read. Only the caller's arguments are passed on. All others
+        # have the defaults of `options_model`, which a subclass may change.
         arguments = dict(self._arguments)
         # Harbor 0.16 and later would give `extra_env` to each command in the container, where
         # scripts could read the keys.
         self._agent_env: dict[str, str] = arguments.pop("extra_env", None) or {}
-        # From 0.23 on Harbor makes `self.options` of the arguments. Earlier ones ignore options.
+        # Harbor 0.23 and later makes `self.options` from the arguments. Earlier versions ignore
+        # options.
         super().__init__(**arguments)
         if not hasattr(BaseAgent, "parse_options"):
             options_model = cast(type[BasicLoopOptions], self.options_model)
@@ -454,8 +455,8 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
 
     async def converse(self, prompt: str, environment: BaseEnvironment) -> StopReason | str:
         """Send the prompt, run the script of the reply, send the script's output, and so on. The
-        first prompt of a run is the instruction. Before it stands any unsent text: the task's
-        skills, or the output of the last step's script. Returns why the run ended: a StopReason, or
+        first prompt of a run is the instruction, preceded by any unsent text, such as the task's
+        skills or the output of the last step's script. Returns why the run ended: a StopReason, or
         any other string. A subclass may call this again with another prompt. After `max_turns`
         turns, a further call returns MAX_TURNS at once."""
         was_told_of_fence = False
@@ -487,12 +488,12 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
 
     def bash_blocks(self, reply: str) -> list[str] | None:
         """The blocks of a reply that `execute` receives, from those in `languages`. An empty list
-        ends the run. None: a block cannot be read, so nothing may be run."""
+        ends the run. None means that a block cannot be read, so nothing may be run."""
         return fenced_blocks(reply, *self.languages)
 
     def has_misplaced_fence(self, reply: str) -> bool:
-        """True if a reply has no block in one of the `languages`, but a fence of it, such as "I
-        will look: ```bash" or "```bash ls```"."""
+        """True if a reply has no block in one of the `languages`, but a fence that names one, as in
+        "I will look: ```bash" or "```bash ls```"."""
         fence = f"(?i)(```|~~~) *({'|'.join(self.languages)})\\b"
         has_fence = re.search(fence, reply) is not None
         return has_fence and fenced_blocks(reply, *self.languages) == []
@@ -516,18 +517,18 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         sent_at = datetime.now(UTC).isoformat()
         self.unsent = prompt
         turn = await self._call_model(self._escaped(prompt))
-        # From here to the end nothing is awaited, so that no cancellation loses the reply.
+        # Nothing is awaited from here on, so that a cancellation cannot lose the reply.
         turn.prompt = prompt
         turn.sent_at = sent_at
         self._add_turn(turn)
         self._previous = turn
         self.unsent = ""
         self._has_replied = True
-        # These checks come after the turn was recorded, so that its reply can be inspected.
+        # The turn is recorded before these checks, so that its reply can be inspected.
         if turn.finish_reason in FAILED_REASONS:
             raise ApiError(f"the server ended the reply with {turn.finish_reason!r}")
-        # A first reply that is complete and has no ids means that the server never returns any. A
-        # later one is left out of the rollout, and counted.
+        # If the first reply is complete and has no ids, the server never returns any. A later reply
+        # without ids is counted, and left out of the rollout.
         ids = (turn.prompt_token_ids, turn.completion_token_ids, turn.logprobs)
         is_first = len(self.turns) == 1 and turn.finish_reason == "stop"
         if is_first and self.options.collect_rollout_details and None in ids:
@@ -535,8 +536,8 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         return turn
 
     def _escaped(self, prompt: str) -> str:
-        """The prompt with special tokens made plain text (not with litellm, which does not know
-        them), except inside the task's instruction: its author may use them on purpose."""
+        """The prompt with special tokens made plain text, except inside the task's instruction,
+        whose author may use them on purpose. litellm does not know them, so with it all stay."""
         escape = self.client.escape_special_tokens
         # Only a run's first prompt has the instruction. Later ones may repeat its text.
         if self.turns or not self.instruction or self.instruction not in prompt:
@@ -581,7 +582,7 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
             except Exception as error:
                 failure = error
             n_failures += 1
-            # A server that aborts a reply is alive, so the waiting begins anew.
+            # A server that aborts a reply is alive, so the wait starts again.
             if n_failures == 1 or isinstance(failure, AbortedError):
                 give_up_at = clock() + WAIT_SEC
             pause = PAUSES_SEC[min(n_failures, len(PAUSES_SEC)) - 1]
@@ -601,7 +602,7 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         raise self._final_error(failure, meaning) from failure
 
     def _final_error(self, failure: Exception, meaning: Meaning) -> Exception:
-        """What the loop is told of a call that failed for good."""
+        """The error that the loop receives for a call that failed for good."""
         text = error_text(failure)
         # Before the first reply, a prompt that is too long is the task's fault, and an error.
         if meaning == "context is full" and self._has_replied:
@@ -613,8 +614,8 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
 
     def _add_turn(self, turn: Turn) -> None:
         turn.timestamp = datetime.now(UTC).isoformat()
-        # Compared here, and not at the end of the run, where all turns at once would stop the event
-        # loop for long: a prompt may have hundreds of thousands of ids.
+        # Compare here and not at the end of the run, where comparing all turns at once would block
+        # the event loop. A prompt may have hundreds of thousands of ids.
         if self.turns and self.turns[-1].is_trainable and turn.is_trainable:
             earlier = self.turns[-1].ids
             turn.breaks_prefix = (turn.prompt_token_ids or [])[: len(earlier)] != earlier
@@ -642,14 +643,14 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
             check_access(cast(BasicLoopOptions, options), env or {}, cls.tinker_service)
 
     async def setup(self, environment: BaseEnvironment) -> None:
-        """Get the model client, and list the task's skills. Raises ValueError for what is missing,
-        and any error of the client or the environment."""
+        """Build or reuse the model client, and list the task's skills. Raises ValueError if
+        something is missing, and any error of the client or the environment."""
         if not self.model_name:
             raise ValueError("no model: name one with -m, such as -m Qwen/Qwen3-8B")
         self.introduction: list[str] = []
         self.client = await self._shared_llm()
         if self.skills_dir:
-            # Each path, and the front of the file: the skill's name and description.
+            # Each path, and the start of the file, which has the skill's name and description.
             command = f"head -v -c 1500 -- {shlex.quote(self.skills_dir)}/*/SKILL.md 2>/dev/null"
             listing = valid_text((await environment.exec(command, timeout_sec=60)).stdout)
             if listing:
@@ -679,8 +680,8 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
     async def resume(
         self, instruction: str, environment: BaseEnvironment, context: AgentContext
     ) -> None:
-        """Continue the conversation of the last `run`, for the later steps of a task. What the last
-        run left unsent comes before the instruction. Raises the errors of `run`."""
+        """Continue the conversation of the last `run`, for the later steps of a task. Text that was
+        not sent comes before the instruction. Raises the errors of `run`."""
         await self._run_loop(instruction, environment, context)
 
     async def _run_loop(
@@ -714,19 +715,19 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
             raise RuntimeRequestError(f"{type(error).__name__}: {error}") from error
         finally:
             writing = await self._finish(stop_reason, context)
-        # The run raised no error: raise that of the writing, if there is one.
+        # The run raised no error, so raise the write error, if there is one.
         writing.result()
 
     async def _finish(
         self, stop_reason: StopReason | str, context: AgentContext
     ) -> asyncio.Future[None]:
-        """Record the run, wait until its files are written, and return this writing. Its error is
-        not raised here, where it would mask the run's. If Harbor cancels the waiting, the thread
-        still finishes."""
+        """Record the run, wait until its files are written, and return the future of the write. A
+        write error is not raised here, because it would mask the run's own. If Harbor cancels the
+        wait, the thread still finishes."""
         if self.turns and not self.unsent:
             self.unsent = self.turns[-1].observation
         self._record(stop_reason, context)
-        # In a thread, because it takes seconds to make JSON of all ids of a long run.
+        # In a thread, because converting the ids of a long run to JSON takes seconds.
         loop = asyncio.get_running_loop()
         writing = loop.run_in_executor(None, self._write_files, context)
         await asyncio.wait([writing])
@@ -735,8 +736,8 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
     async def _converse_in_time(
         self, prompt: str, environment: BaseEnvironment
     ) -> StopReason | str:
-        """`converse`, which is stopped at the deadline. Raises any error of the loop, and ApiError
-        if the model's server was not back in time."""
+        """Call `converse`, and stop it at the deadline. Raises any error of the loop, and ApiError
+        if the agent was still waiting for the model's server."""
         timer = asyncio.timeout_at(self._deadline)
         try:
             async with timer:
@@ -782,7 +783,7 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
             context.rollout_details = rollout_details(trainable)
             metadata["n_turns_without_ids"] = len(self.turns) - len(trainable)
             metadata["n_prefix_breaks"] = sum(turn.breaks_prefix for turn in trainable)
-        # Harbor cannot save other values than JSON's.
+        # Harbor can save JSON values only.
         context.metadata = to_jsonable_python(
             metadata | self.metadata, fallback=str, inf_nan_mode="null"
         )
@@ -791,19 +792,20 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         """Write what the run leaves in the log folder. Raises RuntimeRequestError."""
         answer = self.turns[-1].content if self.turns else ""
         try:
-            # Without a turn this empties the file, which may hold the answer of the step before.
+            # The file may hold the answer of the step before. Without a turn, this empties it.
             write_file(self.logs_dir / "completion.txt", [valid_text(answer).encode()])
             write_file(self.logs_dir / "trajectory.json", self._trajectory(context))
         except Exception as error:
             raise RuntimeRequestError(f"the log folder cannot be written: {error}") from error
 
     def _trajectory(self, context: AgentContext) -> Iterator[bytes]:
-        """The parts of trajectory.json: a JSON object that ends in the list of steps. One step at a
-        time becomes JSON: all ids at once would double the memory, and hold the GIL for long."""
+        """Yield trajectory.json in parts. It is a JSON object that ends in the list of steps. Each
+        step is converted alone. All ids at once would double the memory, and hold the GIL for
+        long."""
         agent = {"name": self.name(), "version": self.version(), "model_name": self.model_name}
         messages = self.messages
         if messages and messages[0]["role"] == "system":
-            # Not a step, because NeMo Gym takes the steps before the first reply for its input.
+            # Not a step, because NeMo Gym treats the steps before the first reply as its input.
             agent["extra"] = {"system_prompt": messages[0]["content"]}
         # Unique for each file: readers join files of one session into one trace.
         name = f"{self._trial_name}-run{self._n_runs}"
@@ -844,9 +846,9 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         yield b"]}"
 
     def trajectory_step(self, turn: Turn) -> dict[str, Any]:
-        """A turn as a step of trajectory.json (ATIF), without a step_id. Where ids are recorded, it
-        has the ids; elsewhere, its script is a tool call, which readers count and show. A subclass
-        may override this: some trainers do not train a step that has reasoning_content."""
+        """A turn as a step of trajectory.json (ATIF), without a step_id. If ids are recorded, the
+        step has the ids. Otherwise its script is a tool call, which readers count and show. A
+        subclass may override this, because some trainers skip steps with reasoning_content."""
         usage = turn.usage or usage_of(0, 0)
         metrics: dict[str, Any] = {
             "prompt_tokens": usage.prompt_tokens,
@@ -905,15 +907,16 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
     def _cache_key(self) -> tuple:
         """What the shared client depends on. Trials with equal keys share a client. Raises
         RuntimeError outside of an event loop."""
-        # Each call brings its session id.
+        # The session id is an argument of each call, and the client does not use max_seconds.
         options = self.options.model_dump(exclude={"session_id", "max_seconds"})
         names = (name for name in os.environ if CLIENT_VARIABLES.search(name))
         variables = {name: os.environ[name] for name in names}
-        # As text, because a dictionary cannot be part of a key. Pydantic's own JSON masks secrets.
+        # As text, because a dictionary cannot be part of a key. Not as Pydantic's JSON, which masks
+        # secrets.
         built_from = json.dumps(
             [self.model_name, options, variables, self._agent_env], sort_keys=True, default=revealed
         )
-        # A client and its lock work in one event loop only, and a subclass may build another one.
+        # A client and its lock work in one event loop only. A subclass may build another client.
         return (asyncio.get_running_loop(), type(self), self.tinker_service, built_from)
 
     async def _shared_llm(self) -> Any:
@@ -974,29 +977,29 @@ CONTEXT_IS_FULL = "|".join(
         r"max_tokens must be at least 1, got|length limit exceeded|larger than the max_length",
     ]
 )
-# The words of a server whose quota is used up, for which waiting is in vain.
+# How servers say that a quota is used up. Waiting does not help then.
 QUOTA_IS_USED_UP = (
     r"(?i)insufficient[_ ](quota|balance|credit|fund)|exceeded_current_quota|arrearage"
     r"|credit[_ ]balance|(spend|usage)[_ ]limit[_ ]exceeded|billing[_ ](hard|not)"
     r"|is suspended|spending limit|余额不足"
 )
-# The statuses of an error about the request. (llama.cpp and Ollama say 500 for a long prompt.)
+# The statuses of an error about the request. llama.cpp and Ollama return 500 for a long prompt.
 REFUSED_STATUSES = (400, 413, 422)
 # The statuses of a server that is overloaded, or paused for new weights.
 BUSY_STATUSES = (429, 498, 503, 529)
-# The statuses of a gateway that gave up waiting, or lost its connection. Every other status from
-# 500 on means the same, see `meaning_of`.
+# The statuses of a gateway that gave up waiting or lost its connection. `meaning_of` treats every
+# other status from 500 on in the same way.
 DOWN_STATUSES = (408, 409, 425, 460, 499)
-# The seconds before each further call to a server that is busy or down; the last one is repeated.
+# The pauses before each further call to a server that is busy or down. The last pause is repeated.
 PAUSES_SEC = (1, 2, 4, 5)
-# The agent gives up if the next call would begin later than this after the first one failed.
+# The agent gives up if the next call would begin more than this after the first one failed.
 WAIT_SEC = 600
 
 Meaning = Literal["context is full", "refused", "busy", "down", "failed"]
 
 
 def meaning_of(error: Exception) -> Meaning:
-    """What an error of a client means. The agent may wait for a server that is busy or down. It
+    """What an error of a client means. The agent may wait for a server that is busy or down, and
     keeps the client after an error about the request."""
     if isinstance(error, ContextLengthExceededError):
         return "context is full"
@@ -1030,11 +1033,11 @@ def error_text(error: Exception) -> str:
 def first_cause(error: BaseException) -> BaseException:
     """What first caused an error: the ConnectionRefusedError behind an APIConnectionError."""
     first = error
-    # A bound, because causes may form a circle.
+    # A bound, because causes may form a cycle.
     for _ in range(20):
-        # "All connection attempts failed" is a group, with an error for each address.
+        # "All connection attempts failed" is a group with one error for each address.
         first = (getattr(first, "exceptions", None) or [first])[0]
-        # The openai package raises its errors `from None`: what they hide says no more.
+        # The openai package raises its errors `from None`. The hidden errors say no more.
         is_hidden = first is error and first.__suppress_context__
         first = first.__cause__ or (None if is_hidden else first.__context__) or first
     return first
@@ -1045,21 +1048,21 @@ def first_cause(error: BaseException) -> BaseException:
 
 @dataclass
 class SharedClient:
-    """An entry of the cache: a client for all trials with equal keys. `client` and `error` are None
-    until a trial built the client, or failed to."""
+    """An entry of the cache, for all trials with equal keys. `client` and `error` are None until a
+    trial builds the client, or fails to build it."""
 
     # Held while the client is built.
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     client: ModelClient | None = None
-    # Why the build failed. The trials that wait for the lock raise it, too. Otherwise each in turn
-    # would wait FIRST_RESPONSE_SEC for a dead server.
+    # Why the build failed. The trials that wait for the lock raise the same error. Otherwise each
+    # in turn would wait FIRST_RESPONSE_SEC for a dead server.
     error: Exception | None = None
 
 
 # The cache: an entry for each `BasicLoopAgent._cache_key`, the oldest first. An entry is removed
 # when its server fails, and the oldest one when there are more than MAX_CLIENTS: each client has
-# connections, and some trainers give each trial a URL of its own. A trial keeps the client that it
-# has.
+# connections, and some trainers give each trial a different URL. A running trial keeps its
+# client.
 _clients: dict[tuple, SharedClient] = {}
 MAX_CLIENTS = 64
 # The variables of the process that may hold a URL or a key.
@@ -1067,7 +1070,7 @@ CLIENT_VARIABLES = re.compile("(?i)KEY|TOKEN|SECRET|URL|BASE|HOST|ENDPOINT|PROXY
 
 
 def revealed(value: Any) -> str:
-    """The text of a value that JSON lacks. Two secrets must not look alike in a key."""
+    """The text of a value that JSON cannot hold. Two secrets must not look alike in a key."""
     return value.get_secret_value() if isinstance(value, SecretStr) else repr(value)
 
 
@@ -1326,8 +1329,8 @@ class HarborClient(ModelClient):
 
 
 class ChatClient(ModelClient):
-    """Any chat API, through litellm. (Harbor's LiteLLM drops the server's finish reason, and the
-    usage of a truncated reply.)"""
+    """Any chat API, through litellm. Harbor's LiteLLM is not used, because it drops the server's
+    finish reason and the usage of a truncated reply."""
 
     def __init__(
         self, options: BasicLoopOptions, model: str, agent_env: dict[str, str], **args: Any
@@ -1504,10 +1507,10 @@ class TokenClient(ModelClient, ABC):
             reply    REPLY<|im_end|>
             tail     <|im_end|><|im_start|>user NEW<|im_end|><|im_start|>assistant
 
-        (<|im_end|> is in the reply and in the tail, and is kept once.)
+        <|im_end|> is in the reply and in the tail, and is kept once.
 
-        All is rendered instead if there is no previous turn, if it has no ids, if the tail is not
-        found, or if the reply is complete and does not end in the first tokens of the tail.
+        The whole conversation is rendered instead if there is no previous turn or if it has no ids,
+        if the tail is not found, or if a complete reply does not end in the tail's first tokens.
         """
         if not (previous and previous.prompt_token_ids and previous.completion_token_ids):
             return await self.render(messages)
@@ -1521,8 +1524,8 @@ class TokenClient(ModelClient, ABC):
 
     async def _tail(self, messages: list[Message]) -> list[int]:
         """The tokens that the template writes after a reply, up to the next one, or an empty list.
-        To find them, render a short conversation with a made-up reply, "b". (Not the real one,
-        because templates change the replies in it.)
+        To find them, render a short conversation with a made-up reply, "b". The real conversation
+        does not serve, because templates change the replies in it.
 
             <|im_start|>user a<|im_end|><|im_start|>assistant b TAIL
 
@@ -1587,8 +1590,8 @@ async def in_daemon_thread(function: Callable[[], Any]) -> Any:
 
 
 class TinkerClient(TokenClient):
-    """Tinker, with tinker-cookbook's renderer. (Harbor's TinkerLLM returns no ids of a truncated
-    reply, and opens a session for each checkpoint.)"""
+    """Tinker, with tinker-cookbook's renderer. Harbor's TinkerLLM is not used: it returns no ids of
+    a truncated reply, and opens a session for each checkpoint."""
 
     def __init__(
         self,
@@ -1652,7 +1655,7 @@ class TinkerClient(TokenClient):
         limit = {card.model_name: card.max_context_length for card in cards}.get(self._model)
         self.context_limit = min(filter(None, (limit, self._given_limit)), default=32_000)
         try:
-            # (The SDK itself gives up here after some minutes.)
+            # The SDK itself gives up after some minutes.
             await in_daemon_thread(self._open)
         except Exception:
             self.discard()
@@ -1753,7 +1756,8 @@ def context_limits(cards: list[dict[str, Any]], is_sglang: bool) -> dict[str, in
 
 
 class ServerClient(TokenClient):
-    """A vLLM or SGLang server by token ids: /tokenize renders, /v1/completions samples."""
+    """A vLLM or SGLang server that receives token ids. /tokenize renders messages, and
+    /v1/completions samples."""
 
     special_tokens = SPECIAL_TOKENS
 
@@ -1851,7 +1855,7 @@ class ServerClient(TokenClient):
             # 0 means the log-probability of the sampled token alone.
             "logprobs": 0,
             "return_token_ids": True,
-            # The tags of thinking may be special tokens. (The server takes the stop token off.)
+            # The tags of thinking may be special tokens. The server still removes the stop token.
             "skip_special_tokens": False,
         }
         if not self._is_sglang:
@@ -1912,8 +1916,9 @@ class TrainingData:
 
 def training_data(trial: TrialResult) -> TrainingData | None:
     """Training data from a finished trial, live or from `TrialResult.model_validate_json`. None if
-    the trial failed, if one of its steps ended in ERROR, or if it has neither a reward nor a
-    trainable turn. Raises ValueError if ids and logprobs do not align, or a number is infinite."""
+    the trial failed, if one of its steps ended in ERROR, or if the trial has neither a reward nor a
+    trainable turn. Raises ValueError if ids and logprobs do not align, or a number is not finite.
+    """
     steps = trial.step_results or [trial]
     contexts = [step.agent_result or AgentContext() for step in steps]
     stop_reasons = [(context.metadata or {}).get("stop_reason") for context in contexts]
@@ -1937,13 +1942,13 @@ def training_data(trial: TrialResult) -> TrainingData | None:
     return TrainingData(turns, reward, stop_reasons[-1], trial)
 
 
-# Trainers import it by these names.
+# Other names under which trainers import `training_data`.
 _trial_to_trajectory = trial_to_trajectory = training_data
 
 
 def rollout_details(turns: list[Turn]) -> list[RolloutDetail] | None:
     """One Harbor RolloutDetail, in a list, with an entry for each of these turns; None if there are
-    none. (The caller leaves out turns that are not trainable, so that all lists stay aligned.)"""
+    none. The caller leaves out turns that are not trainable, so that all lists stay aligned."""
     if not turns:
         return None
     names = {name for turn in turns for name in turn.extra or {}}
@@ -1981,9 +1986,9 @@ def turns_of(context: AgentContext) -> Iterator[Turn]:
 
 
 def write_file(path: Path, parts: Iterable[bytes]) -> None:
-    """Write a file that all users can read into the log folder. A script can put a link or a pipe
-    in its place, so the old file is removed without opening it. The mode "x" opens no new one that
-    a script makes meanwhile. Raises OSError, for instance if a script put a folder there."""
+    """Write a file into the log folder that all users can read. A script can put a link or a pipe
+    in its place, so an old file is removed unopened. The mode "x" refuses a new one that a script
+    makes meanwhile. Raises OSError, for instance if a script put a folder there."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.unlink(missing_ok=True)
     try:
@@ -1992,7 +1997,7 @@ def write_file(path: Path, parts: Iterable[bytes]) -> None:
             os.chmod(file.fileno(), 0o644)
             file.writelines(parts)
     except BaseException:
-        # No half of a file is left.
+        # Leave no incomplete file behind.
         path.unlink(missing_ok=True)
         raise
 
@@ -2063,8 +2068,8 @@ def fenced_blocks(text: str, *languages: str) -> list[str] | None:
 
 def with_tabs(content: str, lines: list[str]) -> str:
     """The content of a block, from the lines of its first fence and its content. If the fence is
-    indented, the parser makes spaces of tabs, which breaks Makefiles. So take the lines as they
-    are, without as many spaces as stand before the fence."""
+    indented, the parser turns tabs into spaces, which breaks Makefiles. So take the lines as they
+    are, and remove the indentation of the fence."""
     fence, *source = lines
     before, _, _ = fence.partition("`")
     # In a list item the marker may stand before the fence, and the parser keeps the tabs.
@@ -2092,13 +2097,13 @@ def with_tabs(content: str, lines: list[str]) -> str:
 #    if /dev/shm is missing or full.
 # 2. Run the script. Its output is a file, and not a pipe, which a background process would hold
 #    open after the script ended. `>>`, because `>/dev/stderr` in a script truncates the file.
-# 3. Print the output, or its head and tail. (`head` and not `cat`: a background process may still
-#    be printing.)
+# 3. Print the output, or its head and tail. With `head` and not `cat`, because a background process
+#    may still be printing.
 #
 # Messages of bash must not stand inside the report: `exec 2>&1` keeps those of step 1 before it,
 # and `2>/dev/null` drops those of steps 2 and 3, such as "Killed".
 # All processes of steps 2 and 3 have BASIC_LOOP_MARK in their environment, where `kill_script`
-# finds it. The other variables have a prefix that no image uses, and are not exported.
+# finds them. The other variables have a prefix that no image uses, and are not exported.
 #
 # The environment needs /proc, bash, coreutils and grep.
 
@@ -2130,7 +2135,7 @@ exec rm -f $basic_loop_path.*
 
 
 def script_program(blocks: list[str], mark: str, seconds: int, max_bytes: int) -> str:
-    """The bash program that runs blocks as one script, and prints its report."""
+    """The bash program that runs the blocks as one script and prints a report."""
     files = [f"$basic_loop_path.{n}" for n in range(1, len(blocks) + 1)]
     encoded = [base64.b64encode(block.encode()).decode() for block in blocks]
     pairs = zip(encoded, files, strict=True)
@@ -2159,7 +2164,7 @@ def parse_report(printed: str, mark: str) -> tuple[str, str] | None:
     return code, output.decode("utf-8", "replace").removesuffix("\n")
 
 
-# If a call hangs for this much longer than it should, the agent gives up.
+# How much longer than its time limit a call may take before the agent gives up.
 MARGIN_SEC = 30
 
 

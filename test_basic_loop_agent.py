@@ -6151,9 +6151,19 @@ class TestFiles:
         assert last.tool_calls is None
 
     def test_a_script_that_was_cancelled_is_a_tool_call(self, chat):
-        environment = FakeEnvironment(forever)
-        ended = chat.new_run([bash("sleep 9")], environment, timeout_sec=50, max_turns=2)
-        asyncio.run(finish(ended), loop_factory=virtual_loop)
+        async def cancel() -> None:
+            task.cancel()
+            await forever()
+
+        async def main() -> None:
+            nonlocal task
+            await ended.agent.setup(ended.environment)
+            task = asyncio.create_task(ended.step())
+            await asyncio.wait([task])
+
+        task: Any = None
+        ended = chat.new_run([bash("sleep 9")], FakeEnvironment(cancel), max_turns=2)
+        asyncio.run(main())
         (call,) = ended.steps[-1].tool_calls
         assert call.arguments == {"command": "sleep 9\n"}
         assert (ended.stop_reason, ended.steps[-1].observation) == ("cancelled", None)
