@@ -599,6 +599,8 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         self._waits_for_server = False
         if meaning in ("busy", "down", "failed"):
             forget_client(self.client)
+        if isinstance(failure, ApiError):
+            raise failure
         raise self._final_error(failure, meaning) from failure
 
     def _final_error(self, failure: Exception, meaning: Meaning) -> Exception:
@@ -607,8 +609,6 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         # Before the first reply, a prompt that is too long is the task's fault, and an error.
         if meaning == "context is full" and self._has_replied:
             return ContextLengthExceededError(text)
-        if isinstance(failure, ApiError):
-            return failure
         server = self.client.url or "the server"
         return ApiError(f"{type(failure).__name__} of {server}: {text}")
 
