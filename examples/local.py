@@ -16,6 +16,7 @@ that ends within a character (漢 is three tokens of this model), nor for a stop
 `llm_kwargs`. A turn with such a token is not trainable, and n_turns_without_ids counts it.
 """
 
+import importlib
 import os
 import threading
 from functools import cache
@@ -152,7 +153,7 @@ def _own_server() -> Any:
     # tokens a second, instead of 17 to 31. libgomp reads the variable when it is loaded.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     try:
-        import xllamacpp  # ty: ignore[import-not-found]
+        xllamacpp: Any = importlib.import_module("xllamacpp")
     except ImportError as error:
         raise RuntimeError(
             f"llama.cpp cannot be loaded: {error}. `uv run --no-dev --group local` installs it. On "
