@@ -5369,7 +5369,11 @@ class TestLlamaCpp:
         with pytest.raises(RuntimeError, match=r"is no llama\.cpp server"):
             vllm.run(agent_class=LocalAgent, model_client="tinker")
 
-    def test_a_server_that_does_not_answer_is_named_with_the_cause(self, llama_cpp, no_pause):
+    def test_a_server_that_does_not_answer_is_named_with_the_cause(
+        self, llama_cpp, no_pause, monkeypatch
+    ):
+        # The openai package waits between its attempts.
+        monkeypatch.setattr("anyio.sleep", lambda seconds: asyncio.sleep(0))
         failed = llama_cpp.new_run(agent_class=LocalAgent, api_base="http://127.0.0.1:1")
         with pytest.raises(module.ApiError, match=r"http://127\.0\.0\.1:1.*Connect call failed"):
             failed.follow()
