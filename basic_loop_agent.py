@@ -133,6 +133,8 @@ class BasicLoopOptions(
     Tinker does not tell it."""
     interleaved_thinking: bool = False
     """Only for litellm: send the thinking back with each reply, as reasoning_content."""
+    model_info: dict[str, Any] | None = None
+    """Only for litellm: prices of a model that it does not know, as in litellm's price list."""
     session_id: str | None = None
     """Not for tinker: sent with each call, for a router with sticky sessions. Default: the trial's
     name for vllm and sglang, none for litellm."""
@@ -153,7 +155,8 @@ class BasicLoopOptions(
         options, others = dict(given), dict(llm_kwargs)
         for name in OPTION_NAMES & llm_kwargs.keys():
             if options.setdefault(name, others[name]) != others.pop(name):
-                raise ValueError(f"llm_kwargs must not hold {name}: the agent sets it, to another")
+                text = "the agent sets it, and the option has another value"
+                raise ValueError(f"llm_kwargs must not hold {name}: {text}")
         return options | {"llm_kwargs": others}
 
     @model_validator(mode="after")
@@ -532,7 +535,8 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         ids = (turn.prompt_token_ids, turn.completion_token_ids, turn.logprobs)
         is_first = len(self.turns) == 1 and turn.finish_reason == "stop"
         if is_first and self.options.collect_rollout_details and None in ids:
-            raise RuntimeError("no token ids or logprobs came: set collect_rollout_details=false")
+            text = "the server returned no token ids or logprobs"
+            raise RuntimeError(f"{text}: set collect_rollout_details=false")
         return turn
 
     def _escaped(self, prompt: str) -> str:
@@ -897,8 +901,6 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         model = str(self.model_name)
         if options.model_client == "litellm":
             return ChatClient(options, model, self._agent_env, **args)
-        # Only litellm uses the prices that trainers give.
-        args.pop("model_info", None)
         url, key = url_and_key(options, options.model_client, self._agent_env)
         if options.model_client == "tinker":
             return TinkerClient(options, model, url, key, self.tinker_service, **args)
@@ -1340,9 +1342,8 @@ class ChatClient(ModelClient):
         _, self._provider, *_ = litellm.get_llm_provider(model, args.get("custom_llm_provider"))
         url, key = url_and_key(options, self._provider, agent_env)
         self.url = shown_url(url)
-        if info := args.pop("model_info", None):
-            # Prices of a model that litellm does not know.
-            litellm.register_model({model: info})
+        if options.model_info:
+            litellm.register_model({model: options.model_info})
         # drop_params leaves out what a model refuses, such as a temperature. There are no retries,
         # because `_call_model` repeats a call.
         defaults = {"drop_params": True, "num_retries": 0, "max_retries": 0}
@@ -1813,7 +1814,7 @@ class ServerClient(TokenClient):
         limit = limits.get(self._model) or self._given_limit
         if not limit:
             raise ApiError(
-                f"{self.url} tells no context limit of the model {self._model}: its models are "
+                f"{self.url} gives no context limit for the model {self._model}: its models are "
                 f"{list(limits)}. Set context_limit if the name is right"
             )
         self.context_limit = min(limit, self._given_limit or limit)
@@ -2217,7 +2218,7 @@ async def run_script(
     if code == "unknown" or is_over:
         still_runs_commands = await kill_script(mark, environment)
         if not still_runs_commands:
-            raise RuntimeRequestError(f"the environment runs no scripts any more: {printed}")
+            raise RuntimeRequestError(f"the environment no longer runs scripts: {printed}")
     notices = []
     if code == "unknown":
         notices.append("[The script gave no report.]")

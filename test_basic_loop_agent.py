@@ -1161,7 +1161,7 @@ class TestOptions:
             "vllm",
             {"model_name": "x"},
             RuntimeError,
-            "tells no context limit of the model x: its models are",
+            "gives no context limit for the model x: its models are",
         ),
         no_provider=("chat", {"model_name": "x"}, litellm.BadRequestError, "Provider NOT provided"),
     )
@@ -2462,7 +2462,7 @@ class TestEndings:
     @columns("choice").rows(no_ids={"token_ids": None}, no_logprobs={"logprobs": None})
     def test_a_first_turn_without_ids_is_an_error(self, choice, server):
         failed = server.new_run([Reply("hi", choice=choice)], collect_rollout_details=True)
-        with pytest.raises(RuntimeError, match="no token ids or logprobs came: set"):
+        with pytest.raises(RuntimeError, match="the server returned no token ids or logprobs: set"):
             failed.follow()
         assert (failed.stop_reason, failed.completion) == ("error", "hi")
 
@@ -5062,9 +5062,9 @@ class TestVllm:
         no_limit=({"data": [{"id": VLLM_MODEL}]}, f"its models are ['{VLLM_MODEL}']"),
         null_limit=(
             {"data": [{"id": VLLM_MODEL, "max_model_len": None}]},
-            "tells no context limit",
+            "gives no context limit",
         ),
-        no_models=({"data": []}, "tells no context limit"),
+        no_models=({"data": []}, "gives no context limit"),
         no_list=({"data": None}, "is no vLLM or SGLang server"),
         another_answer=({"models": []}, "is no vLLM or SGLang server"),
         no_path=(Refusal(404, "gone"), "is no vLLM or SGLang server"),
@@ -6541,16 +6541,16 @@ def trained_by_skyrl(trial: TrialResult) -> list[Sampled]:
 
 
 class TestSkyrl:
-    @columns("llm_kwargs").rows(
-        this_projects_options={},
-        its_own_options=SKYRL_LLM_KWARGS,
-        model_info_too=SKYRL_LLM_KWARGS | {"model_info": SKYRL_MODEL_INFO},
-        with_a_cache_salt=SKYRL_LLM_KWARGS | {"extra_body": {"cache_salt": "tiny@3"}},
+    OWN: ClassVar = {"llm_kwargs": SKYRL_LLM_KWARGS, "model_info": SKYRL_MODEL_INFO}
+    MOVED: ClassVar = {"llm_kwargs": SKYRL_LLM_KWARGS | {"model_info": SKYRL_MODEL_INFO}}
+    SALT: ClassVar = {"llm_kwargs": SKYRL_LLM_KWARGS | {"extra_body": {"cache_salt": "tiny@3"}}}
+
+    @columns("given").rows(
+        this_projects_options={}, its_own_options=OWN, model_info_moved=MOVED, cache_salt=SALT
     )
-    def test_skyrl_trains_on_every_turn_of_every_trial(self, llm_kwargs, vllm):
+    def test_skyrl_trains_on_every_turn_of_every_trial(self, given, vllm):
         # Its generator adds these.
-        options = {"session_id": "6f1a", "api_base": f"{vllm.url}/v1"}
-        options |= SKYRL_OPTIONS | ({"llm_kwargs": llm_kwargs} if llm_kwargs else {})
+        options = {"session_id": "6f1a", "api_base": f"{vllm.url}/v1"} | SKYRL_OPTIONS | given
         agent = {"model_name": "hosted_vllm/tiny", "override_timeout_sec": 1800}
         trials = run_trials(vllm, *[COMMAND, RIGHT] * 4, n_trials=4, options=options, **agent)
         assert [turn for trial in trials for turn in trained_by_skyrl(trial)] == vllm.sampled
