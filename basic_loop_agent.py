@@ -1307,7 +1307,7 @@ def split_reply(turn: Turn) -> Turn:
 def filled(messages: Iterable[Message]) -> list[Message]:
     """The messages, with "(empty)" in those without text, such as a reply that was nothing but
     thinking. Some servers refuse an empty message."""
-    return [m if m["content"].strip() else m | {"content": "(empty)"} for m in messages]
+    return [m if str(m["content"] or "").strip() else m | {"content": "(empty)"} for m in messages]
 
 
 class HarborClient(ModelClient):
@@ -1378,12 +1378,13 @@ class ChatClient(ModelClient):
         try:
             response = await litellm.acompletion(messages=messages, **args)
         except Exception as error:
-            # Without a key some providers of litellm raise an error, and others ask the server.
-            lacks_key = isinstance(error, AuthenticationError)
-            lacks_key = lacks_key or bool(re.search(KEY_IS_MISSING, str(error)))
-            if args["api_key"] or not lacks_key:
+            if args["api_key"]:
                 raise
+            # Without a key some providers of litellm raise an error, and others ask the server.
             names = litellm.validate_environment(args["model"])["missing_keys"]
+            is_refused = isinstance(error, AuthenticationError) and names
+            if not (is_refused or re.search(KEY_IS_MISSING, str(error))):
+                raise
             names = names or [f"{self._provider.upper()}_API_KEY"]
             raise ApiError(f"no API key: set {', '.join(names)}") from error
         return split_reply(self._turn(response))

@@ -3619,7 +3619,7 @@ class TestScripts:
         environment = FakeEnvironment(forever, killing)
 
         async def main() -> float:
-            with pytest.raises(RuntimeRequestError, match="environment runs no scripts any more"):
+            with pytest.raises(RuntimeRequestError, match="environment no longer runs scripts"):
                 await script_agent(seconds=100).execute(["x"], environment)
             return asyncio.get_running_loop().time()
 
@@ -4655,7 +4655,7 @@ class TestVllm:
     def test_no_error_shows_the_password_of_a_url(self, given, reply, vllm):
         url = vllm.url.replace("//", "//user:secret@")
         failed = vllm.new_run([reply], api_base=url, **given)
-        with pytest.raises(module.ApiError, match=r"context limit of the model x|gone") as error:
+        with pytest.raises(module.ApiError, match=r"context limit for the model x|gone") as error:
             failed.follow()
         assert vllm.url in shown_text(error.value)
         assert "secret" not in shown_text(error.value)
@@ -5155,7 +5155,7 @@ class TestSglang:
 
     @pytest.mark.parametrize("name", ["base:other", "other:sql", "other", "base:"])
     def test_an_adapter_that_sglang_does_not_have_is_refused(self, name, sglang, adapters):
-        with pytest.raises(module.ApiError, match=f"context limit of the model {name}: "):
+        with pytest.raises(module.ApiError, match=f"context limit for the model {name}: "):
             set_up(sglang.agent(model_name=name))
 
     def test_an_adapter_without_its_base_model_is_refused_by_sglangs_name(self, sglang, adapters):
