@@ -80,7 +80,8 @@ try:
     from harbor.agents.options import AgentOptions
     from harbor.models.agent.context import ModelUsage
 except ImportError:
-    # Harbor before 0.23 lacks them. (False when this runs: type checkers skip what follows.)
+    # Harbor before 0.23 lacks them. TYPE_CHECKING is False at runtime: the raise is for type
+    # checkers, which then skip the stand-ins.
     if TYPE_CHECKING:
         raise
 
@@ -154,9 +155,11 @@ class BasicLoopOptions(
             return given
         options, others = dict(given), dict(llm_kwargs)
         for name in OPTION_NAMES & llm_kwargs.keys():
-            if options.setdefault(name, others[name]) != others.pop(name):
+            value = others.pop(name)
+            if options.get(name, value) != value:
                 text = "the agent sets it, and the option has another value"
                 raise ValueError(f"llm_kwargs must not hold {name}: {text}")
+            options[name] = value
         return options | {"llm_kwargs": others}
 
     @model_validator(mode="after")
@@ -497,7 +500,7 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
     def has_misplaced_fence(self, reply: str) -> bool:
         """True if a reply has no block in one of the `languages`, but a fence that names one, as in
         "I will look: ```bash" or "```bash ls```"."""
-        fence = f"(?i)(```|~~~) *({'|'.join(self.languages)})\\b"
+        fence = f"(?i)(```|~~~) *({'|'.join(map(re.escape, self.languages))})\\b"
         has_fence = re.search(fence, reply) is not None
         return has_fence and fenced_blocks(reply, *self.languages) == []
 
@@ -540,8 +543,9 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         return turn
 
     def _escaped(self, prompt: str) -> str:
-        """The prompt with special tokens made plain text, except inside the task's instruction,
-        whose author may use them on purpose. litellm does not know them, so with it all stay."""
+        """The prompt with its special tokens made plain text, except inside the task's instruction,
+        whose author may use them on purpose. (The litellm client knows no special tokens, and
+        changes nothing.)"""
         escape = self.client.escape_special_tokens
         # Only a run's first prompt has the instruction. Later ones may repeat its text.
         if self.turns or not self.instruction or self.instruction not in prompt:
@@ -1621,9 +1625,9 @@ class TinkerClient(TokenClient):
             # end token of a base model. Decode its id, because `eos_token` may be another text.
             endings = [*stop, self._tokenizer.eos_token_id]
             self._endings = [
-                text if isinstance(text, str) else self._tokenizer.decode([text])
-                for text in endings
-                if text is not None
+                ending if isinstance(ending, str) else self._tokenizer.decode([ending])
+                for ending in endings
+                if ending is not None
             ]
             # Some tokenizers have no such method, and make no special token of any text.
             has_names = hasattr(self._tokenizer, "get_added_vocab")
@@ -2132,7 +2136,7 @@ export BASIC_LOOP_MARK={mark}
   fi | base64
 }} 2>/dev/null
 echo :{mark}:$basic_loop_exit:
-exec rm -f $basic_loop_path.*
+rm -f $basic_loop_path.*
 """
 
 
