@@ -1353,8 +1353,7 @@ class ChatClient(ModelClient):
         defaults = {"drop_params": True, "num_retries": 0, "max_retries": 0}
         own = {"model": model, "max_tokens": options.max_tokens, "api_base": url, "api_key": key}
         self._args: dict[str, Any] = defaults | args | own
-        self._records_ids = options.collect_rollout_details
-        if self._records_ids:
+        if options.collect_rollout_details:
             self._args["logprobs"] = True
             # vLLM honours this.
             self._args["extra_body"] = {"return_token_ids": True, **(args.get("extra_body") or {})}
