@@ -63,7 +63,6 @@ from harbor.models.agent.context import AgentContext
 from harbor.models.agent.rollout_detail import RolloutDetail
 from harbor.models.metric import UsageInfo
 from harbor.models.trial.result import TrialResult
-from markdown_it import MarkdownIt
 from pydantic import (
     BaseModel,
     Field,
@@ -2039,48 +2038,36 @@ def task_timeout_sec(trial_dir: Path) -> float:
 
 # ---- the blocks of a reply
 
-# A parser of Markdown's fences. The other rules decide where ``` is a fence. "code": not in code
-# that is indented by four blanks. "list": at the indent of a list item. The last four: a heading, a
-# rule or a link definition ends the list or the paragraph before a fence.
-_MARKDOWN = MarkdownIt("zero").disable("inline")
-_MARKDOWN.enable(["fence", "code", "list", "heading", "lheading", "hr", "reference"])
+# Blanks or the marker of a list item, the fence, and the words after it.
+_OPENING_FENCE = re.compile(r"(?m)^((?:[ \t]|[-*+] |\d{1,9}[.)] )*)(`{3,}|~{3,})([^`\n]*)\n")
 
 
 def fenced_blocks(text: str, *languages: str) -> list[str] | None:
-    """The ``` blocks of a Markdown text that are in one of these languages (in lower case). Their
-    fences are lines of their own. A block inside another one, or inside ~~~, does not count.
+    """The contents of the ``` blocks of a Markdown text that are in one of these languages (in
+    lower case). Their fences are lines of their own. A block inside another one, or inside ~~~,
+    does not count.
 
     None if there are such blocks, but one of them has more than the language on its first line, or
     any block of the text, in whatever language, is not closed."""
-    blocks = []
+    text = re.sub("\r\n?", "\n", f"{text}\n")
+    contents = []
     is_unreadable = False
-    lines = re.split("\r\n?|\n", text)
-    # Add a newline, so that each line of the text ends in one.
-    for token in _MARKDOWN.parse(f"{text}\n"):
-        if token.type != "fence" or token.map is None:
-            continue
-        first_line, end_line = token.map
-        n_lines = token.content.count("\n")
-        # A closed block is its content and two lines of fences.
-        has_two_fences = end_line - first_line == n_lines + 2
-        is_unreadable = is_unreadable or not has_two_fences
-        words = token.info.lower().split()
-        if token.markup.startswith("`") and words and words[0] in languages:
+    end = 0
+    while opening := _OPENING_FENCE.search(text, end):
+        before, fence, words = opening.groups()
+        # The closing fence is at least as long, and indented by less than four blanks more.
+        closing_fence = rf"(?m)^[ \t]{{0,{len(before) + 3}}}{fence}[`~]*[ \t]*$"
+        closing = re.compile(closing_fence).search(text, opening.end())
+        is_unreadable = is_unreadable or closing is None
+        content_end, end = closing.span() if closing else (len(text), len(text))
+        words = words.lower().split()
+        if fence.startswith("`") and words and words[0] in languages:
             is_unreadable = is_unreadable or len(words) > 1
-            blocks.append(with_tabs(token.content, lines[first_line : first_line + 1 + n_lines]))
-    return None if blocks and is_unreadable else blocks
-
-
-def with_tabs(content: str, lines: list[str]) -> str:
-    """The content of a block, from the lines of its first fence and its content. If the fence is
-    indented, the parser turns tabs into spaces, which breaks Makefiles. So take the lines as they
-    are, and remove the indentation of the fence."""
-    fence, *source = lines
-    before, _, _ = fence.partition("`")
-    # In a list item the marker may stand before the fence, and the parser keeps the tabs.
-    if not before or before.strip(" ") or "\t" not in "".join(source):
-        return content
-    return re.sub(f"(?m)^ {{1,{len(before)}}}", "", "\n".join([*source, ""]))
+            # Remove the indentation, and no tabs of the content: Makefiles need them.
+            blanks = re.sub(r"\S", " ", before)
+            indentation = f"(?m)^({blanks}| {{0,{len(blanks)}}})"
+            contents.append(re.sub(indentation, "", text[opening.end() : content_end]))
+    return None if contents and is_unreadable else contents
 
 
 # ---- scripts
@@ -2091,35 +2078,28 @@ def with_tabs(content: str, lines: list[str]) -> str:
 #     aGVsbG8K
 #     :3f2a19bc:0:
 #
-# for `echo hello`. The output is in base64, because `environment.exec` returns text, and a script
-# may print any bytes. The exit code is in a line that says that the report is whole.
+# for `echo hello`: the output in base64, because a script may print bytes that are no text, and the
+# exit code.
 #
-# 1. Write each block into a file, and a script that reads the blocks with `eval`. So no word of a
-#    block is on a command line: models run `pkill -f python`, which kills every process with
-#    "python" on its command line. And a here-document that is left open, or a syntax error, ends
-#    with its block. The newline after "%s)" is for a block that ends in a backslash.
-#    The files are in /dev/shm, where endless output stops at its size (64 MB in Docker), or in /tmp
-#    if /dev/shm is missing or full.
-# 2. Run the script. Its output is a file, and not a pipe, which a background process would hold
-#    open after the script ended. `>>`, because `>/dev/stderr` in a script truncates the file.
-# 3. Print the output, or its head and tail. With `head` and not `cat`, because a background process
-#    may still be printing.
-#
-# Messages of bash must not stand inside the report: `exec 2>&1` keeps those of step 1 before it,
-# and `2>/dev/null` drops those of steps 2 and 3, such as "Killed".
-# All processes of steps 2 and 3 have BASIC_LOOP_MARK in their environment, where `kill_script`
-# finds them. The other variables have a prefix that no image uses, and are not exported.
+# - The script is a file, written from base64, and not an argument. Models run `pkill -f python`,
+#   which kills every process with "python" on its command line.
+# - The files are in /dev/shm, where endless output stops at 64 MB in Docker. If /dev/shm is missing
+#   or full, they are in /tmp.
+# - The output is a file, and not a pipe, because a server that the script leaves behind would hold
+#   a pipe open. `>>` appends: with `>`, a script that writes to /dev/stderr would empty the file.
+# - `head -c` and not `cat`, because that server may print endlessly.
+# - `2>/dev/null` drops what bash says of a killed script, such as "Killed".
+# - `kill_script` finds all processes by BASIC_LOOP_MARK in their environment. The other variables
+#   have a prefix that no image uses, and are not exported.
 #
 # The environment needs /proc, bash, coreutils and grep.
 
 _PROGRAM = r"""
-exec 2>&1
-for basic_loop_path in /dev/shm/{mark} /tmp/{mark}; do
-  {write_blocks} &&
-    printf 'eval "$(<%s)\n"\n' {block_files} >$basic_loop_path.script && break
-  rm -f $basic_loop_path.*
-done
-[ -s $basic_loop_path.script ] || exit 1
+basic_loop_write() {{
+  basic_loop_path=$1/{mark}
+  echo {script} | base64 -d >$basic_loop_path.script
+}}
+basic_loop_write /dev/shm 2>/dev/null || basic_loop_write /tmp || exit 1
 echo begin:{mark}:
 export BASIC_LOOP_MARK={mark}
 {{
@@ -2127,27 +2107,32 @@ export BASIC_LOOP_MARK={mark}
   basic_loop_exit=$?
   basic_loop_size=$(stat -c %s $basic_loop_path.output)
   if [ "$basic_loop_size" -gt {max_bytes} ]; then
-    head -c {half} $basic_loop_path.output
-    printf '\n[... %s bytes left out ...]\n' $((basic_loop_size - 2 * {half}))
-    tail -c {half} $basic_loop_path.output
+    {{
+      head -c {half} $basic_loop_path.output
+      printf '\n[... %s bytes left out ...]\n' $((basic_loop_size - 2 * {half}))
+      tail -c {half} $basic_loop_path.output
+    }} | base64
   else
-    head -c {max_bytes} $basic_loop_path.output
-  fi | base64
+    head -c {max_bytes} $basic_loop_path.output | base64
+  fi
 }} 2>/dev/null
 echo :{mark}:$basic_loop_exit:
-rm -f $basic_loop_path.*
+rm -f /dev/shm/{mark}.* /tmp/{mark}.*
 """
+
+
+def joined(blocks: list[str]) -> str:
+    """One bash script of all blocks, each as `eval $'BLOCK'`. A here-document that is left open, or
+    a syntax error, then ends with its block, and cannot swallow the next one."""
+    quoted = [block.replace("\\", r"\\").replace("'", r"\'") for block in blocks]
+    return "".join(f"eval $'{block}'\n" for block in quoted)
 
 
 def script_program(blocks: list[str], mark: str, seconds: int, max_bytes: int) -> str:
     """The bash program that runs the blocks as one script and prints a report."""
-    files = [f"$basic_loop_path.{n}" for n in range(1, len(blocks) + 1)]
-    encoded = [base64.b64encode(block.encode()).decode() for block in blocks]
-    pairs = zip(encoded, files, strict=True)
     return _PROGRAM.format(
         mark=mark,
-        write_blocks=" && ".join(f"echo {text} | base64 -d >{file}" for text, file in pairs),
-        block_files=" ".join(files),
+        script=base64.b64encode(joined(blocks).encode()).decode(),
         seconds=seconds,
         max_bytes=max_bytes,
         half=max_bytes // 2,

@@ -32,8 +32,7 @@ os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
 
 # The only script that HostEnvironment runs.
 SCRIPT = "echo hello from the script"
-# The script as the agent sends it, what the model is told after it ran, and the model's replies.
-ENCODED = base64.b64encode(f"{SCRIPT}\n".encode()).decode()
+# What the model is told after it ran, and the model's replies.
 OUTPUT = "Exit code: 0\nOutput:\nhello from the script"
 REPLIES = (f"I will try a command.\n\n```bash\n{SCRIPT}\n```", "Hello, world!")
 module, _, name = os.environ.get("AGENT", "basic_loop_agent:BasicLoopAgent").partition(":")
@@ -152,11 +151,12 @@ class HostEnvironment(BaseEnvironment):
         """Run the agent's program for SCRIPT. Any other command is answered, but not run: the
         agent's kill, `rm -f /logs/agent/...` before a later run, and commands of Harbor, such as
         `pwd`. Raises RuntimeError for a program that holds any other block."""
-        n_files = command.count("base64 -d")
-        if n_files == 0:
-            return ExecResult(return_code=0, stderr="not run: this environment only runs SCRIPT")
         # The agent's program has the text of a model only as `echo BASE64 | base64 -d`.
-        if command.count(f"echo {ENCODED} | base64 -d") != n_files:
+        encoded = re.findall(r"(\S*) \| base64 -d", command)
+        if not encoded:
+            return ExecResult(return_code=0, stderr="not run: this environment only runs SCRIPT")
+        expected = {f"eval $'{SCRIPT}\n'"}
+        if {base64.b64decode(text).decode().rstrip("\n") for text in encoded} != expected:
             raise RuntimeError("this environment runs no script but its own")
         arguments = ("bash", "-c", command)
         process = await asyncio.create_subprocess_exec(*arguments, stdout=PIPE, stderr=PIPE)
