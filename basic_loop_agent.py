@@ -721,24 +721,12 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         except Exception as error:
             raise RuntimeRequestError(f"{type(error).__name__}: {error}") from error
         finally:
-            writing = await self._finish(stop_reason, context)
-        # The run raised no error, so raise the write error, if there is one.
-        writing.result()
-
-    async def _finish(
-        self, stop_reason: StopReason | str, context: AgentContext
-    ) -> asyncio.Future[None]:
-        """Record the run, wait until its files are written, and return the future of the write. A
-        write error is not raised here, because it would mask the run's own. If Harbor cancels the
-        wait, the thread still finishes."""
-        if self.turns and not self.unsent:
-            self.unsent = self.turns[-1].observation
-        self._record(stop_reason, context)
-        # In a thread, because converting the ids of a long run to JSON takes seconds.
-        loop = asyncio.get_running_loop()
-        writing = loop.run_in_executor(None, self._write_files, context)
-        await asyncio.wait([writing])
-        return writing
+            if self.turns and not self.unsent:
+                self.unsent = self.turns[-1].observation
+            self._record(stop_reason, context)
+            # In a thread, because converting the ids of a long run to JSON takes seconds. If Harbor
+            # cancels this wait, the shield lets the thread finish.
+            await asyncio.shield(asyncio.to_thread(self._write_files, context))
 
     async def _converse_in_time(
         self, prompt: str, environment: BaseEnvironment
@@ -796,7 +784,8 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         )
 
     def _write_files(self, context: AgentContext) -> None:
-        """Write what the run leaves in the log folder. Raises RuntimeRequestError."""
+        """Write what the run leaves in the log folder. Raises RuntimeRequestError, so that Harbor
+        does not score a trial without its answer."""
         answer = self.turns[-1].content if self.turns else ""
         try:
             # The file may hold the answer of the step before. Without a turn, this empties it.

@@ -6009,21 +6009,23 @@ class TestFiles:
             tinker.run(agent_class=BrokenAgent)
         assert os.listdir(tmp_path) == ["completion.txt"]
 
-    def test_if_the_disk_fails_too_a_cancellation_stays_one(self, no_logs, tinker):
-        ended = tinker.new_run([forever], timeout_sec=50, logs_dir=no_logs)
-        with pytest.raises(TimeoutError):
-            asyncio.run(ended.go(), loop_factory=virtual_loop)
-        assert ended.stop_reason == "cancelled"
-
-    def test_if_the_disk_fails_too_a_run_that_max_seconds_ended_is_an_error(self, no_logs, tinker):
-        ended = tinker.new_run([forever], max_seconds=50, logs_dir=no_logs)
+    @columns("reply option reason").rows(
+        at_harbors_timeout=(forever, {"timeout_sec": 50}, "cancelled"),
+        at_max_seconds=(forever, {"max_seconds": 50}, "rollout_timeout"),
+        after_an_error=(RuntimeError("gone"), {}, "error"),
+    )
+    def test_however_a_run_ends_it_fails_if_its_files_cannot_be_written(
+        self, reply, option, reason, no_logs, tinker
+    ):
+        ended = tinker.new_run([reply], logs_dir=no_logs, **option)
         with pytest.raises(module.RuntimeRequestError, match="the log folder cannot be written"):
             asyncio.run(ended.go(), loop_factory=virtual_loop)
-        assert ended.stop_reason == "rollout_timeout"
+        assert ended.stop_reason == reason
 
-    def test_if_the_disk_fails_too_an_error_stays_the_error(self, no_logs, tinker):
-        with pytest.raises(module.ApiError, match="gone"):
+    def test_a_write_error_shows_the_error_of_the_run(self, no_logs, tinker):
+        with pytest.raises(RuntimeRequestError, match="cannot be written") as failed:
             tinker.new_run([RuntimeError("gone")], logs_dir=no_logs).follow()
+        assert "gone" in "".join(traceback.format_exception(failed.value))
 
     def test_a_script_that_removes_a_file_that_is_being_written_is_no_error(self, tinker, tmp_path):
         class Remover:
