@@ -335,11 +335,6 @@ class ModelClient(ABC):
         """The text, with the model's special tokens made plain text, if the client knows them."""
         return text
 
-    def discard(self) -> None:  # noqa: B027
-        """Called when a server failed for good. Drop a session that this client shares with others
-        (only TinkerClient has one), so that the next client opens a new one. Close nothing: running
-        trials may use it."""
-
 
 # ---- the agent
 
@@ -1093,11 +1088,12 @@ async def shared_client(key: tuple, build: Callable[[], Any]) -> ModelClient:
 
 
 def forget_client(client: ModelClient) -> None:
-    """Drop the client of a server that failed, so that new trials do not reuse it."""
+    """Drop the client of a server that failed, so that new trials do not reuse it. Close nothing:
+    running trials may use it."""
     for key, entry in list(_clients.items()):
         if entry.client is client:
             del _clients[key]
-            client.discard()
+            shared_tinker_service.cache_clear()
 
 
 # ---- URLs and keys
@@ -1547,23 +1543,19 @@ def overlap(reply: list[int], tail: list[int]) -> int:
 
 # ---- Tinker
 
-# One tinker.ServiceClient, with a session and about 11 file descriptors, for each URL and key. The
-# clients of all checkpoints use it. `TinkerClient.discard` removes it.
-_tinker_services: dict[tuple[str | None, str | None], Any] = {}
 # tinker-cookbook gives all clients of a model the same tokenizer. It raises "Already borrowed" if
 # two threads use it at once, as when one client is built in a thread while another one renders.
 _tokenizer_lock = threading.Lock()
 
 
+@functools.cache
 def shared_tinker_service(url: str | None, key: str | None) -> Any:
-    """The service for this URL and key; the SDK looks up what is None. Raises any error of the
-    SDK."""
+    """The tinker.ServiceClient of all clients with this URL and key; the SDK looks up what is None.
+    A service has a session and about 11 file descriptors. After a failure of the server the cache
+    is cleared, because the session may have ended. Raises any error of the SDK."""
     import tinker
 
-    # There is no lock: two clients at once may open two services, which does no harm.
-    if (url, key) not in _tinker_services:
-        _tinker_services[url, key] = tinker.ServiceClient(base_url=url, api_key=key)
-    return _tinker_services[url, key]
+    return tinker.ServiceClient(base_url=url, api_key=key)
 
 
 async def in_daemon_thread(function: Callable[[], Any]) -> Any:
@@ -1633,7 +1625,6 @@ class TinkerClient(TokenClient):
         self._given_limit = options.context_limit
         # A trainer's ServiceClient, or None to use the shared one.
         self._trainer_service = service
-        self._service: Any = None
         self._url_and_key = (url, key)
 
     async def connect(self) -> None:
@@ -1651,7 +1642,7 @@ class TinkerClient(TokenClient):
             # The SDK itself gives up after some minutes.
             await in_daemon_thread(self._open)
         except Exception:
-            self.discard()
+            shared_tinker_service.cache_clear()
             raise
 
     def _models(self) -> list[Any]:
@@ -1666,13 +1657,8 @@ class TinkerClient(TokenClient):
             return []
 
     def _open(self) -> None:
-        self._service = self._trainer_service or shared_tinker_service(*self._url_and_key)
-        self._sampling_client = self._service.create_sampling_client(**self._source).result()
-
-    def discard(self) -> None:
-        """Remove this client's service, unless another client put a new one in its place."""
-        if _tinker_services.get(self._url_and_key) is self._service:
-            _tinker_services.pop(self._url_and_key, None)
+        service = self._trainer_service or shared_tinker_service(*self._url_and_key)
+        self._sampling_client = service.create_sampling_client(**self._source).result()
 
     async def render(self, messages: list[Message]) -> list[int]:
         with _tokenizer_lock:

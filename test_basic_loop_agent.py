@@ -815,7 +815,7 @@ def clean_process(monkeypatch) -> Iterator[None]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("OPENAI_API_KEY", "sk-test")
     monkeypatch.setenv("TINKER_API_KEY", "tml-test")
-    module._tinker_services.clear()
+    module.shared_tinker_service.cache_clear()
     module._clients.clear()
     signal.signal(signal.SIGALRM, lambda *_: pytest.fail("the test takes more than a minute"))
     signal.alarm(60)
@@ -4024,20 +4024,6 @@ class TestTinker:
         asyncio.run(finish(tinker.new_run([bash("ls"), reply], max_turns=2)))
         set_up(tinker.agent(max_tokens=1))
         assert len(tinker.sessions) == n_sessions
-
-    def test_an_error_removes_no_session_that_is_newer_than_its_client(self, tinker):
-        clients = set_up(tinker.agent(), tinker.agent(max_tokens=1))
-        for n, client in enumerate(clients, start=2):
-            module.forget_client(client)
-            set_up(tinker.agent(max_tokens=n))
-        assert len(tinker.sessions) == 2
-
-    def test_an_error_removes_no_session_of_another_key(self, tinker):
-        own = {"extra_env": {"TINKER_API_KEY": "own"}}
-        client, _ = set_up(tinker.agent(), tinker.agent(**own))
-        module.forget_client(client)
-        set_up(tinker.agent(**own, max_tokens=1))
-        assert [session.arguments["api_key"] for session in tinker.sessions] == ["tml-test", "own"]
 
     @columns("variable argument").rows(
         url=("TINKER_BASE_URL", "base_url"), key=("TINKER_API_KEY", "api_key")

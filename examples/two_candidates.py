@@ -36,9 +36,6 @@ class PickingClient(ModelClient):
     async def connect(self) -> None:
         await self.client.connect()
 
-    def discard(self) -> None:
-        self.client.discard()
-
     def escape_special_tokens(self, text: str) -> str:
         return self.client.escape_special_tokens(text)
 
