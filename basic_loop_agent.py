@@ -74,16 +74,12 @@ from pydantic import (
 )
 from pydantic_core import to_json, to_jsonable_python
 
-try:
+if TYPE_CHECKING or find_spec("harbor.agents.options"):
     from harbor.agents.capabilities import AgentCapabilities
     from harbor.agents.options import AgentOptions
     from harbor.models.agent.context import ModelUsage
-except ImportError:
-    # Harbor before 0.23 lacks them. TYPE_CHECKING is False at runtime: the raise is for type
-    # checkers, which then skip the stand-ins.
-    if TYPE_CHECKING:
-        raise
-
+else:
+    # Harbor before 0.23 lacks them.
     class AgentOptions(BaseModel, extra="forbid"): ...
 
     class AgentCapabilities(BaseModel): ...
