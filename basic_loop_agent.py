@@ -47,7 +47,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, Self, TypeVar, cast
 from uuid import uuid4
 
 from harbor.agents.base import BaseAgent
@@ -376,7 +376,6 @@ class BasicLoopAgent(BaseAgent):
         seconds_left: Seconds until `max_seconds` ends the run; math.inf without a limit.
         _n_runs: The number of this run, from 1.
         _deadline: The time of the event loop at which the run ends.
-        _waits_for_server: True from a failed call until a call succeeds, or the agent gives up.
     """
 
     options_model = BasicLoopOptions
@@ -567,48 +566,52 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         session_id = self.options.session_id
         if self.options.model_client != "litellm":
             session_id = session_id or self._trial_name
-        give_up_at = math.inf
         n_failures = 0
-        while True:
-            try:
-                # Chat calls `self.client.call(prompt, message_history, ...)`, and then appends the
-                # prompt and the reply to its messages. After an error it appends nothing, so the
-                # call can be repeated.
-                turn = await self._chat.chat(prompt, previous=self._previous, session_id=session_id)
-                self._waits_for_server = False
-                return cast(Turn, turn)
-            except Exception as error:
-                failure = error
-            n_failures += 1
-            # A server that aborts a reply is alive, so the wait starts again.
-            if n_failures == 1 or isinstance(failure, AbortedError):
-                give_up_at = clock() + WAIT_SEC
-            pause = PAUSES_SEC[min(n_failures, len(PAUSES_SEC)) - 1]
-            is_too_late = clock() + pause > min(give_up_at, self._deadline)
-            meaning = meaning_of(failure)
-            # A server that never replied may be at a wrong URL, so it is asked three times.
-            has_tries_left = self._has_replied or n_failures < 3
-            may_wait = meaning == "busy" or (meaning == "down" and has_tries_left)
-            if is_too_late or not may_wait:
-                break
-            self._waits_for_server = True
-            self.logger.warning(f"the model's server failed: {error_text(failure)}")
-            await asyncio.sleep(pause)
-        self._waits_for_server = False
+        give_up_at = 0.0
+        try:
+            while True:
+                try:
+                    # Chat calls `self.client.call(prompt, message_history, ...)`, and then appends
+                    # the prompt and the reply to its messages. After an error it appends nothing,
+                    # so the call can be repeated.
+                    turn = await self._chat.chat(
+                        prompt, previous=self._previous, session_id=session_id
+                    )
+                    return cast(Turn, turn)
+                except Exception as error:
+                    failure = error
+                n_failures += 1
+                # A server that aborts a reply is alive, so the wait starts again.
+                if n_failures == 1 or isinstance(failure, AbortedError):
+                    give_up_at = min(clock() + WAIT_SEC, self._deadline)
+                pause = PAUSES_SEC[min(n_failures, len(PAUSES_SEC)) - 1]
+                meaning = meaning_of(failure)
+                # A server that never replied may be at a wrong URL, so it is asked three times.
+                is_absent = meaning == "down" and not self._has_replied and n_failures == 3
+                may_wait = meaning in ("busy", "down") and not is_absent
+                if not may_wait or clock() + pause > give_up_at:
+                    self._give_up(failure, meaning)
+                self.logger.warning(f"the model's server failed: {error_text(failure)}")
+                await asyncio.sleep(pause)
+        except asyncio.CancelledError:
+            if n_failures and clock() >= self._deadline:
+                # The server was down, so the model is not at fault.
+                raise ApiError("max_seconds ended before the model's server was back") from None
+            raise
+
+    def _give_up(self, failure: Exception, meaning: Meaning) -> NoReturn:
+        """Raise the error that the loop receives for a call that failed for good. If the server
+        failed, new trials do not use its client."""
         if meaning in ("busy", "down", "failed"):
             forget_client(self.client)
         if isinstance(failure, ApiError):
             raise failure
-        raise self._final_error(failure, meaning) from failure
-
-    def _final_error(self, failure: Exception, meaning: Meaning) -> Exception:
-        """The error that the loop receives for a call that failed for good."""
         text = error_text(failure)
         # Before the first reply, a prompt that is too long is the task's fault, and an error.
         if meaning == "context is full" and self._has_replied:
-            return ContextLengthExceededError(text)
+            raise ContextLengthExceededError(text) from failure
         server = self.client.url or "the server"
-        return ApiError(f"{type(failure).__name__} of {server}: {text}")
+        raise ApiError(f"{type(failure).__name__} of {server}: {text}") from failure
 
     def _add_turn(self, turn: Turn) -> None:
         turn.timestamp = datetime.now(UTC).isoformat()
@@ -689,7 +692,6 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         self.turns: list[Turn] = []
         self.metadata: dict[str, Any] = {}
         self._n_runs += 1
-        self._waits_for_server = False
         seconds = self.options.max_seconds
         if seconds is None:
             # Less a margin to kill the script and write the files.
@@ -722,20 +724,17 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
     async def _converse_in_time(
         self, prompt: str, environment: BaseEnvironment
     ) -> StopReason | str:
-        """Call `converse`, and stop it at the deadline. Raises any error of the loop, and ApiError
-        if the agent was still waiting for the model's server."""
+        """Call `converse`, and stop it at the deadline. Raises any error of the loop."""
         timer = asyncio.timeout_at(self._deadline)
         try:
             async with timer:
                 if self._n_runs > 1:
                     await self._remove_old_files(environment)
                 return await self.converse(prompt, environment)
-        except TimeoutError as error:
+        except TimeoutError:
             if not timer.expired():
                 # Another timeout, of the environment or the loop.
                 raise
-            if self._waits_for_server:
-                raise ApiError("max_seconds ended before the model's server was back") from error
             # No error, so that Harbor scores the trial.
             return StopReason.ROLLOUT_TIMEOUT
 
