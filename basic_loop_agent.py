@@ -10,14 +10,14 @@ compact long conversations, call tools natively or run commands in parallel.
 
 Harbor calls `run` or `resume` once per instruction: once for most trials, once per step for a task
 with several steps. A run is one such call. A turn is one model call and its reply. A rollout is the
-token ids and log-probabilities of a run's turns. The answer is the last reply, without thinking.
+token ids and log-probabilities of a run's turns. The answer is the last reply without its thinking.
 
 The parts of this file, in order. To change the loop, read up to the end of `sample`.
 
 1. Options, and the words for how a run ends.
 2. `Turn`, which is what the agent records, and `ModelClient`, which samples turns.
 3. `BasicLoopAgent`: the loop, `sample`, a run from start to end, its record, its client.
-4. What an error of a server means. The cache of clients. URLs and keys.
+4. Errors of a server. The cache of clients. URLs and keys.
 5. Thinking. The clients of chat APIs. The clients that send token ids: Tinker, vLLM, SGLang.
 6. Training data from a finished trial.
 7. Files, the time limit of a task, the blocks of a reply, and the scripts made of them.
@@ -104,7 +104,7 @@ class BasicLoopOptions(
     max_tokens: PositiveInt = 512
     """Maximum tokens per model call, thinking included."""
     temperature: NonNegativeFloat | None = 1.0
-    """Sampling temperature. null omits it; some models reject it."""
+    """Sampling temperature. null leaves it out of the request, because some models reject it."""
     max_turns: PositiveInt = 1
     """Maximum model calls. 1: the reply is the answer. Above 1: its bash blocks are run."""
     system_prompt: str | None = None
@@ -119,14 +119,14 @@ class BasicLoopOptions(
     and sglang, omitted otherwise."""
     max_seconds: NonNegativeFloat | None = None
     """Seconds after which the loop ends and the trial is scored. 0: no limit. Default: the task's
-    timeout, less a tenth of it or 30 seconds, whichever is less."""
+    timeout minus 30 seconds, or 90% of it if it is shorter than 300 seconds."""
     llm_kwargs: dict[str, Any] = Field({}, repr=False)
     """Further arguments for the client, such as stop. Error messages do not show them."""
     collect_rollout_details: bool | None = None
     """Record token ids and logprobs; default: false for litellm, true for the others."""
     context_limit: PositiveInt | None = None
     """Not for litellm: maximum tokens of prompt and reply. Default: the server's limit, or 32000 if
-    Tinker does not tell it."""
+    Tinker reports none."""
     interleaved_thinking: bool = False
     """Only for litellm: send the thinking back with each reply, as reasoning_content."""
     model_info: dict[str, Any] | None = None
@@ -148,14 +148,12 @@ class BasicLoopOptions(
         llm_kwargs = given.get("llm_kwargs")
         if not isinstance(llm_kwargs, dict):
             return given
-        options, others = dict(given), dict(llm_kwargs)
-        for name in OPTION_NAMES & llm_kwargs.keys():
-            value = others.pop(name)
-            if options.get(name, value) != value:
-                text = "the agent sets it, and the option has another value"
-                raise ValueError(f"llm_kwargs must not hold {name}: {text}")
-            options[name] = value
-        return options | {"llm_kwargs": others}
+        taken = {name: value for name, value in llm_kwargs.items() if name in OPTION_NAMES}
+        for name, value in taken.items():
+            if name in given and given[name] != value:
+                raise ValueError(f"llm_kwargs must not hold {name}: the option has another value")
+        others = {name: value for name, value in llm_kwargs.items() if name not in taken}
+        return given | taken | {"llm_kwargs": others}
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -165,16 +163,19 @@ class BasicLoopOptions(
             raise ValueError("model_path and renderer_name are for model_client=tinker: drop them")
         # The options in llm_kwargs were taken above, but those in its extra_body were not.
         names = {*self.llm_kwargs, *(self.llm_kwargs.get("extra_body") or {})}
-        for name in names & REFUSED_ARGUMENTS.keys():
-            raise ValueError(f"llm_kwargs must not hold {name}: {REFUSED_ARGUMENTS[name]}")
+        refused = sorted(names & REFUSED_ARGUMENTS.keys())
+        if refused:
+            raise ValueError(
+                f"llm_kwargs must not hold {refused[0]}: {REFUSED_ARGUMENTS[refused[0]]}"
+            )
         return self
 
 
-# The options of this file. Harbor's AgentOptions adds some that the agent does not read, such as
-# reasoning_effort: for litellm that belongs into llm_kwargs.
+# The options of this file. Harbor's AgentOptions has others, which the agent does not read, such as
+# reasoning_effort. For litellm that goes into llm_kwargs.
 OPTION_NAMES = BasicLoopOptions.model_fields.keys() - AgentOptions.model_fields.keys()
-# What llm_kwargs must not hold, and why. Harbor's own client, which ChatClient replaces, has the
-# last two.
+# What llm_kwargs must not hold, and why. The last two are arguments of Harbor's LiteLLM, which
+# `ChatClient` replaces.
 REFUSED_ARGUMENTS = {
     **dict.fromkeys([*OPTION_NAMES, "model", "model_name", "stream"], "the agent sets it"),
     "max_thinking_tokens": 'use thinking={"type": "enabled", "budget_tokens": ...}',
@@ -210,8 +211,8 @@ Message = dict[str, Any]
 
 @dataclass
 class Turn(LLMResponse):
-    """One model call. The ids are exactly as sampled. The turns that `training_data` returns have
-    the ids but not the text.
+    """One model call. The reply's ids are exactly those that were sampled. The turns that
+    `training_data` returns have the ids but not the text.
 
     Set by the client, attributes of Harbor's LLMResponse:
         content: The reply's text, without thinking.
@@ -232,7 +233,7 @@ class Turn(LLMResponse):
             lower case: it is incomplete.
 
     Set by `sample`:
-        prompt: The user message of this turn, before its special tokens were made plain text.
+        prompt: The user message of this turn, as it was passed to `sample`.
         sent_at, timestamp: When the prompt was sent and when the reply came, in ISO 8601.
         breaks_prefix: True if the prompt does not begin with the ids of the turn before. It is only
             compared if both turns are trainable (see `is_trainable`).
@@ -317,14 +318,15 @@ class ModelClient(ABC):
         Args:
             prompt: The text of the new message, which is not in `message_history` yet.
             message_history: The messages before it.
-            previous: The turn whose ids the next prompt begins with. None: this is the first turn,
-                or the conversation was edited, so the whole prompt is rendered.
+            previous: The turn before, for clients that send token ids: its prompt's ids and its
+                reply's ids are the start of the next prompt. None: this is the first turn, or the
+                conversation was edited, so the whole prompt is rendered.
             session_id: For a router with sticky sessions.
             other: Arguments that Chat adds.
 
-        Raises ContextLengthExceededError if there is no room for a reply; AbortedError if the
-        server stopped before the reply was complete; ApiError, whose text reaches the user as it
-        is; and any other error of the server, to whose text the agent adds type and URL.
+        Raises ContextLengthExceededError if there is no room for a reply, AbortedError if the
+        server stopped before the reply was complete, and any other error of the server. An ApiError
+        reaches the user as it is. Another error reaches him as an ApiError with the server's URL.
         """
 
     def escape_special_tokens(self, text: str) -> str:
@@ -363,9 +365,9 @@ class BasicLoopAgent(BaseAgent):
     Attributes of the conversation, which `run` begins and `resume` continues:
         messages: The messages so far, as copies. To edit the conversation, assign a new list.
         _chat: Harbor's Chat, which holds the messages. `run` makes it.
-        _previous: The turn whose ids the next prompt begins with. None: render the whole prompt.
-        unsent: The text that the model has not seen or not answered yet: a prompt without a reply,
-            or the last turn's observation at the end of a run. `resume` sends it again, before its
+        _previous: The turn before, whose ids the next prompt repeats. None: there is none, or the
+            messages were edited.
+        unanswered: The last prompt, as long as it has no reply. `resume` sends it again, before its
             instruction. A loop may change it.
         _has_replied: True once the server replied, in this conversation.
 
@@ -375,7 +377,7 @@ class BasicLoopAgent(BaseAgent):
         metadata: The loop may keep JSON values here, for the context's metadata.
         seconds_left: Seconds until `max_seconds` ends the run; math.inf without a limit.
         _n_runs: The number of this run, from 1.
-        _deadline: The time of the event loop at which the run ends.
+        _deadline: When the run ends, in the time of the event loop.
     """
 
     options_model = BasicLoopOptions
@@ -450,11 +452,10 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
 
     async def converse(self, prompt: str, environment: BaseEnvironment) -> StopReason | str:
         """Send the prompt, run the script of the reply, send the script's output, and so on. The
-        first prompt of a run is the instruction, preceded by any unsent text, such as the task's
-        skills or the output of the last step's script. Returns why the run ended: a StopReason, or
-        any other string. A subclass may call this again with another prompt. After `max_turns`
-        turns, a further call returns MAX_TURNS at once."""
-        was_told_of_fence = False
+        first prompt of a run is the instruction, after the task's skills or what the last step left
+        without an answer. Returns why the run ended: a StopReason, or any other string. A subclass
+        may call this again with another prompt. After `max_turns` turns, a further call returns
+        MAX_TURNS at once."""
         while len(self.turns) < self.options.max_turns:
             try:
                 turn = await self.sample(prompt)
@@ -469,13 +470,10 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
             if blocks:
                 turn.script = "\n".join(blocks)
                 turn.observation = await self.execute(blocks, environment)
-                was_told_of_fence = False
             elif blocks is None:
                 turn.observation = self.unclosed_block
-                was_told_of_fence = False
-            elif self.has_misplaced_fence(turn.content) and not was_told_of_fence:
+            elif self.has_misplaced_fence(turn.content) and prompt != self.misplaced_fence:
                 turn.observation = self.misplaced_fence
-                was_told_of_fence = True
             else:
                 return StopReason.COMPLETED
             prompt = turn.observation
@@ -504,20 +502,20 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         return text
 
     async def sample(self, prompt: str) -> Turn:
-        """Send a text, and record the reply as a turn, which counts for `max_turns`. If no reply
-        comes, the text is `unsent`. A subclass may override this. Raises
-        ContextLengthExceededError if a prompt after the first reply is too long, ApiError if the
-        server failed, and RuntimeError if the first turn lacks ids."""
+        """Send a text, and record the reply as a turn, which counts for `max_turns`. Until then the
+        text is `unanswered`. A subclass may override this. Raises ContextLengthExceededError if a
+        prompt after the first reply is too long, ApiError if the server failed, and RuntimeError if
+        the first turn lacks ids."""
         prompt = valid_text(prompt)
         sent_at = datetime.now(UTC).isoformat()
-        self.unsent = prompt
+        self.unanswered = prompt
         turn = await self._call_model(self._escaped(prompt))
         # Nothing is awaited from here on, so that a cancellation cannot lose the reply.
         turn.prompt = prompt
         turn.sent_at = sent_at
         self._add_turn(turn)
         self._previous = turn
-        self.unsent = ""
+        self.unanswered = ""
         self._has_replied = True
         # The turn is recorded before these checks, so that its reply can be inspected.
         if turn.finish_reason in FAILED_REASONS:
@@ -669,20 +667,23 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         system = self.options.system_prompt
         if system is None and self.options.max_turns > 1:
             system = self.protocol.replace("{seconds}", str(self.options.command_timeout_sec))
-        # Chat wants a BaseLLM, of which it uses `call` only.
+        # Chat only uses its model's `call`, so a ModelClient need not be a BaseLLM.
         self._chat = Chat(cast(Any, self.client), self.options.interleaved_thinking)
         if system:
             self.messages = [{"role": "system", "content": valid_text(system)}]
         self._previous: Turn | None = None
-        self.unsent = "\n\n".join(self.introduction)
+        self.unanswered = "\n\n".join(self.introduction)
         self._has_replied = False
         await self._run_loop(instruction, environment, context)
 
     async def resume(
         self, instruction: str, environment: BaseEnvironment, context: AgentContext
     ) -> None:
-        """Continue the conversation of the last `run`, for the later steps of a task. Text that was
-        not sent comes before the instruction. Raises the errors of `run`."""
+        """Continue the conversation of the last `run`, for the later steps of a task. The last
+        step's observation, or its prompt without a reply, comes before the instruction. Raises the
+        errors of `run`."""
+        if self.turns and not self.unanswered:
+            self.unanswered = self.turns[-1].observation
         await self._run_loop(instruction, environment, context)
 
     async def _run_loop(
@@ -700,9 +701,9 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         elif seconds == 0:
             seconds = math.inf
         self._deadline = asyncio.get_running_loop().time() + seconds
-        prompt = valid_text("\n\n".join(filter(None, [self.unsent, self.instruction])))
-        # In case the loop fails before its first `sample`.
-        self.unsent = prompt
+        prompt = valid_text("\n\n".join(filter(None, [self.unanswered, self.instruction])))
+        # The run may fail before the loop calls `sample`.
+        self.unanswered = prompt
         stop_reason: StopReason | str = StopReason.ERROR
         try:
             stop_reason = await self._converse_in_time(prompt, environment)
@@ -714,12 +715,11 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         except Exception as error:
             raise RuntimeRequestError(f"{type(error).__name__}: {error}") from error
         finally:
-            if self.turns and not self.unsent:
-                self.unsent = self.turns[-1].observation
             self._record(stop_reason, context)
             # In a thread, because converting the ids of a long run to JSON takes seconds. If Harbor
             # cancels this wait, the shield lets the thread finish.
-            await asyncio.shield(asyncio.to_thread(self._write_files, context))
+            loop = asyncio.get_running_loop()
+            await asyncio.shield(loop.run_in_executor(None, self._write_files, context))
 
     async def _converse_in_time(
         self, prompt: str, environment: BaseEnvironment
@@ -789,10 +789,10 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         step is converted alone. All ids at once would double the memory, and hold the GIL for
         long."""
         agent = {"name": self.name(), "version": self.version(), "model_name": self.model_name}
-        messages = self.messages
-        if messages and messages[0]["role"] == "system":
-            # Not a step, because NeMo Gym treats the steps before the first reply as its input.
-            agent["extra"] = {"system_prompt": messages[0]["content"]}
+        for message in self._chat.messages[:1]:
+            if message["role"] == "system":
+                # Not a step, because NeMo Gym treats the steps before the first reply as its input.
+                agent["extra"] = {"system_prompt": message["content"]}
         # Unique for each file: readers join files of one session into one trace.
         name = f"{self._trial_name}-run{self._n_runs}"
         head = {
@@ -812,7 +812,7 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         steps = []
         observation = ""
         for turn in self.turns:
-            # The step before shows its observation already.
+            # A prompt that is the last observation stands in the step before.
             if turn.prompt != valid_text(observation):
                 steps.append({"source": "user", "message": turn.prompt, "timestamp": turn.sent_at})
             steps.append(self.trajectory_step(turn))
@@ -820,7 +820,7 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         if not steps:
             # ATIF wants at least one step.
             now = datetime.now(UTC).isoformat()
-            steps = [{"source": "user", "message": self.unsent, "timestamp": now}]
+            steps = [{"source": "user", "message": self.unanswered, "timestamp": now}]
 
         yield b"{"
         for key, value in head.items():
@@ -936,9 +936,18 @@ class AbortedError(RuntimeError):
 # A reply with one of these finish reasons is a failure of the server: words of vLLM, SGLang,
 # TensorRT-LLM, watsonx, DeepSeek, GLM, OpenRouter, Gemini and Bedrock.
 FAILED_REASONS = {
-    *("abort", "aborted", "cancelled", "error", "failed", "time_limit", "timeout"),
-    *("insufficient_system_resource", "network_error", "engine_overloaded"),
-    *("malformed_response", "malformed_model_output"),
+    "abort",
+    "aborted",
+    "cancelled",
+    "error",
+    "failed",
+    "time_limit",
+    "timeout",
+    "insufficient_system_resource",
+    "network_error",
+    "engine_overloaded",
+    "malformed_response",
+    "malformed_model_output",
 }
 # How servers say that a prompt is too long.
 CONTEXT_IS_FULL = "|".join(
@@ -976,7 +985,7 @@ BUSY_STATUSES = (429, 498, 503, 529)
 DOWN_STATUSES = (408, 409, 425, 460, 499)
 # The pauses before each further call to a server that is busy or down. The last pause is repeated.
 PAUSES_SEC = (1, 2, 4, 5)
-# The agent gives up if the next call would begin more than this after the first one failed.
+# The agent gives up if the next call would begin more than these seconds after the first failure.
 WAIT_SEC = 600
 
 Meaning = Literal["context is full", "refused", "busy", "down", "failed"]
@@ -1020,7 +1029,7 @@ def first_cause(error: BaseException) -> BaseException:
     # A bound, because causes may form a cycle.
     for _ in range(20):
         # "All connection attempts failed" is a group with one error for each address.
-        first = (getattr(first, "exceptions", None) or [first])[0]
+        first = first.exceptions[0] if isinstance(first, BaseExceptionGroup) else first
         # The openai package raises its errors `from None`. The hidden errors say no more.
         is_hidden = first is error and first.__suppress_context__
         first = first.__cause__ or (None if is_hidden else first.__context__) or first
@@ -1240,15 +1249,23 @@ ANSWER_STARTS = (
     # Kimi K3: <|open|>response<|sep|>hi<|close|>response<|sep|><|close|>message<|sep|>
     "<|open|>response<|sep|>",
     # Cohere: <|START_RESPONSE|>hi<|END_RESPONSE|>
-    *("<|START_RESPONSE|>", "<|START_TEXT|>"),
-    # gpt-oss, Inkling, Muse and Solar without thinking; MiniMax: </mm:think>hi
-    *("<|channel|>final<|message|>", "<|message_model|><|content_text|>"),
-    *("to=user<|message|>", "<|content|>", "</mm:think>"),
+    "<|START_RESPONSE|>",
+    "<|START_TEXT|>",
+    # gpt-oss, Inkling, Muse and Solar without thinking
+    "<|channel|>final<|message|>",
+    "<|message_model|><|content_text|>",
+    "to=user<|message|>",
+    "<|content|>",
+    # MiniMax: </mm:think>hi
+    "</mm:think>",
 )
 # What may end an answer, the outermost first.
 ANSWER_ENDS = (
-    *("<|close|>message<|sep|>", "<|close|>response<|sep|>"),
-    *("<|END_RESPONSE|>", "<|END_TEXT|>", "<|end_message|>"),
+    "<|close|>message<|sep|>",
+    "<|close|>response<|sep|>",
+    "<|END_RESPONSE|>",
+    "<|END_TEXT|>",
+    "<|end_message|>",
 )
 
 
@@ -1406,7 +1423,11 @@ class ChatClient(ModelClient):
 
 # Words for a truncated reply that litellm does not know: Mistral, Responses APIs, Cohere.
 TRUNCATED_REASONS = {
-    *("model_length", "max_output_tokens", "incomplete", "length_capped", "context_length"),
+    "model_length",
+    "max_output_tokens",
+    "incomplete",
+    "length_capped",
+    "context_length",
     "error_limit",
 }
 KEY_IS_MISSING = r"(?i)missing (\w+ )?(api key|credentials)|api_key (is not set|client option must)"
