@@ -1020,7 +1020,7 @@ def error_text(error: Exception) -> str:
     refused)". Passwords of URLs are left out."""
     texts = [str(part) or repr(part) for part in (error, first_cause(error))]
     text = texts[0] if texts[1] in texts[0] else f"{texts[0]} ({texts[1]})"
-    return re.sub(r"//[^/\s]*@", "//", text)
+    return without_passwords(text)
 
 
 def first_cause(error: BaseException) -> BaseException:
@@ -1074,21 +1074,22 @@ async def shared_client(key: tuple, build: Callable[[], Any]) -> ModelClient:
     while len(_clients) > MAX_CLIENTS:
         del _clients[next(iter(_clients))]
     async with entry.lock:
-        if entry.client is None and entry.error is None:
+        if entry.error:
+            raise entry.error
+        if entry.client is None:
             try:
                 client = await asyncio.to_thread(build)
                 if not isinstance(client, ModelClient):
                     client = HarborClient(client)
                 await client.connect()
-                entry.client = client
             except Exception as error:
                 entry.error = error
                 # Later trials build anew.
                 if _clients.get(key) is entry:
                     del _clients[key]
-        if entry.error:
-            raise entry.error
-        return cast(ModelClient, entry.client)
+                raise
+            entry.client = client
+        return entry.client
 
 
 def forget_client(client: ModelClient) -> None:
@@ -1104,8 +1105,8 @@ def forget_client(client: ModelClient) -> None:
 
 # How long a server has for its first response.
 FIRST_RESPONSE_SEC = 30
-# The prefixes of a provider's environment variables in litellm, where they are not its name in
-# capitals: FIREWORKS_API_KEY is for fireworks_ai. (Read in litellm 1.110.)
+# The environment variables of most providers begin with the provider's name in capitals, such as
+# GROQ_API_KEY. These are the others, such as FIREWORKS_API_KEY. (Read in litellm 1.110.)
 VARIABLE_PREFIXES = {
     "ai21_chat": ["AI21"],
     "aleph_alpha": ["ALEPH_ALPHA", "ALEPHALPHA"],
@@ -1146,14 +1147,12 @@ def url_and_key(
     ValueError for a key that no HTTP header can hold."""
     # `harbor jobs resume` passes on masked keys, such as sk-r****456. They do not count.
     given = {name: text for name, text in agent_env.items() if "****" not in text}
+    prefixes = VARIABLE_PREFIXES.get(provider, [provider.upper().replace("-", "_")])
 
     def variable(*endings: str) -> str | None:
-        prefixes = VARIABLE_PREFIXES.get(provider, [provider.upper().replace("-", "_")])
-        for variables in (given, os.environ):
-            for name in (f"{prefix}_{ending}" for prefix in prefixes for ending in endings):
-                if variables.get(name):
-                    return variables[name]
-        return None
+        names = [f"{prefix}_{ending}" for prefix in prefixes for ending in endings]
+        values = [variables.get(name) for variables in (given, os.environ) for name in names]
+        return next(filter(None, values), None)
 
     url = options.api_base or variable("BASE_URL", "API_BASE", "ENDPOINT", "URL")
     key = options.llm_kwargs.get("api_key") or variable(
@@ -1176,9 +1175,9 @@ def url_and_key(
     return url, key
 
 
-def shown_url(url: str | None) -> str | None:
-    """A URL without user and password, for error messages."""
-    return url and re.sub("//[^/]*@", "//", url)
+def without_passwords(text: str) -> str:
+    """A text whose URLs lack user and password, for error messages."""
+    return re.sub(r"//[^/\s]*@", "//", text)
 
 
 def check_access(
@@ -1210,9 +1209,9 @@ def check_access(
 
 # ---- thinking, and what a model wraps around its answer
 
-# The tag that opens the thinking, and the one after which the answer begins. Other tags between
-# them stay in the thinking. Some templates write the first one at the end of the prompt. Add the
-# tags of other models here.
+# The tag at which the thinking begins, and the tag after which the answer begins. All between them
+# is thinking, whatever tags it holds. Some templates write the first tag at the end of the prompt.
+# Add the tags of other models here.
 THINKING_TAGS = {
     # <think>hm</think>hi
     "<think>": "</think>",
@@ -1269,10 +1268,9 @@ ANSWER_ENDS = (
 )
 
 
-def thinking_tags(text: str) -> dict[str, str]:
-    """THINKING_TAGS, and Hunyuan's in this text. They have a suffix, which differs by checkpoint:
-    <think:6124c78e>hm</think:6124c78e>hi"""
-    # A tag is at the front of a reply, or at the end of a prompt.
+def tags_for(text: str) -> dict[str, str]:
+    """THINKING_TAGS, and Hunyuan's if the text has them near its start. They have a suffix, which
+    differs by checkpoint: <think:6124c78e>hm</think:6124c78e>hi"""
     suffixes = re.findall(r"<think(:[\w.-]+)>", text[:99])
     return THINKING_TAGS | {f"<think{suffix}>": f"</think{suffix}>" for suffix in suffixes}
 
@@ -1283,18 +1281,18 @@ def split_reply(turn: Turn) -> Turn:
     of the content is thinking."""
     text = turn.content.lstrip()
     thinking, answer = "", turn.content
-    # A reply without thinking may begin as one with thinking does: <|channel|>final<|message|>hi.
-    if not text.startswith(ANSWER_STARTS):
-        tags = thinking_tags(text)
-        opening = next((tag for tag in tags if text.startswith(tag)), None)
-        if opening:
-            thinking, _, answer = text.removeprefix(opening).partition(tags[opening])
-            answer = answer.lstrip()
+    tags = tags_for(text)
+    opening = next((tag for tag in tags if text.startswith(tag)), None)
+    if opening:
+        thinking, _, answer = text.partition(tags[opening])
+        thinking = thinking.removeprefix(opening)
+        answer = answer.lstrip()
     if thinking and answer.startswith("<response>"):
         # Ernie: <think>hm</think><response>hi</response>
         answer = answer.rstrip().removeprefix("<response>").removesuffix("</response>").strip()
     for start in ANSWER_STARTS:
-        answer = re.sub(rf"^\s*{re.escape(start)}", "", answer)
+        if answer.lstrip().startswith(start):
+            answer = answer.lstrip().removeprefix(start)
     for end in ANSWER_ENDS:
         answer = answer.removesuffix(end)
     thinking = (turn.reasoning_content or "") + thinking
@@ -1304,9 +1302,9 @@ def split_reply(turn: Turn) -> Turn:
 # ---- clients that send messages
 
 
-def filled(messages: Iterable[Message]) -> list[Message]:
-    """The messages, with "(empty)" in those without text, such as a reply that was nothing but
-    thinking. Some servers refuse an empty message."""
+def without_empty(messages: Iterable[Message]) -> list[Message]:
+    """The messages, with "(empty)" as the text of those that have none, such as a reply that was
+    nothing but thinking. Some servers refuse an empty message."""
     return [m if str(m["content"] or "").strip() else m | {"content": "(empty)"} for m in messages]
 
 
@@ -1319,10 +1317,9 @@ class HarborClient(ModelClient):
     async def call(
         self, prompt: str, message_history: Sequence[Message] = (), **other: Any
     ) -> Turn:
-        history = filled(message_history)
-        prompt = prompt if prompt.strip() else "(empty)"
+        *history, message = without_empty([*message_history, {"role": "user", "content": prompt}])
         try:
-            response = await self.llm.call(prompt=prompt, message_history=history)
+            response = await self.llm.call(prompt=message["content"], message_history=history)
             turn = Turn(**vars(response))
         except OutputLengthExceededError as error:
             # Harbor's error has only the text, and no usage.
@@ -1341,7 +1338,7 @@ class ChatClient(ModelClient):
 
         _, self._provider, *_ = litellm.get_llm_provider(model, args.get("custom_llm_provider"))
         url, key = url_and_key(options, self._provider, agent_env)
-        self.url = shown_url(url)
+        self.url = url and without_passwords(url)
         if options.model_info:
             litellm.register_model({model: options.model_info})
         # drop_params leaves out what a model refuses, such as a temperature. There are no retries,
@@ -1364,7 +1361,6 @@ class ChatClient(ModelClient):
     ) -> Turn:
         import litellm
         from harbor.llms.utils import add_anthropic_caching
-        from litellm.exceptions import AuthenticationError
 
         args = dict(self._args)
         if session_id:
@@ -1372,21 +1368,27 @@ class ChatClient(ModelClient):
             # A header is ASCII, but a trial's name may hold other letters.
             header = {"X-Session-ID": urllib.parse.quote(session_id)}
             args["extra_headers"] = (args.get("extra_headers") or {}) | header
-        messages = filled([*message_history, {"role": "user", "content": prompt}])
+        messages = without_empty([*message_history, {"role": "user", "content": prompt}])
         messages = add_anthropic_caching(cast(Any, messages), args["model"])
         try:
             response = await litellm.acompletion(messages=messages, **args)
         except Exception as error:
-            if args["api_key"]:
+            names = [] if args["api_key"] else self._missing_keys(error)
+            if not names:
                 raise
-            # Without a key some providers of litellm raise an error, and others ask the server.
-            names = litellm.validate_environment(args["model"])["missing_keys"]
-            is_refused = isinstance(error, AuthenticationError) and names
-            if not (is_refused or re.search(KEY_IS_MISSING, str(error))):
-                raise
-            names = names or [f"{self._provider.upper()}_API_KEY"]
             raise ApiError(f"no API key: set {', '.join(names)}") from error
         return split_reply(self._turn(response))
+
+    def _missing_keys(self, error: Exception) -> list[str]:
+        """The variables of which one should hold the API key, if a call failed without a key. Some
+        of litellm's providers raise an error of their own, and others ask the server."""
+        import litellm
+        from litellm.exceptions import AuthenticationError
+
+        names = litellm.validate_environment(self._args["model"])["missing_keys"]
+        if re.search(KEY_IS_MISSING, str(error)):
+            return names or [f"{self._provider.upper()}_API_KEY"]
+        return names if isinstance(error, AuthenticationError) else []
 
     def _turn(self, response: Any) -> Turn:
         choice = response.choices[0]
@@ -1447,8 +1449,8 @@ class TokenClient(ModelClient, ABC):
     # Regular expressions that match the model's special tokens.
     special_tokens: Sequence[str]
 
-    # The start of the made-up conversation in `_tail`, up to its reply. A list for one system
-    # message: trials with another one find their own.
+    # The last head that `_tail` found, for the trials of this client. It depends on the system
+    # message, so `_tail` compares it before each use.
     _head: Sequence[int] = ()
 
     @abstractmethod
@@ -1502,7 +1504,7 @@ class TokenClient(ModelClient, ABC):
         "...assistant <think>". The reply then lacks it."""
         # The longest tag has three tokens (<|open|>think<|sep|>), and a newline may follow.
         end = (await self.decode(prompt_ids[-4:])).rstrip()
-        return next((tag for tag in thinking_tags(end) if end.endswith(tag)), "")
+        return next((tag for tag in tags_for(end) if end.endswith(tag)), "")
 
     async def next_prompt(self, messages: list[Message], previous: Turn | None) -> list[int]:
         """The ids of the next prompt: the previous prompt, the reply as it was sampled, and the
@@ -1539,16 +1541,18 @@ class TokenClient(ModelClient, ABC):
         # The tail may depend on the system message, which may turn thinking off.
         system = [message for message in messages[:1] if message["role"] == "system"]
         start = [*system, {"role": "user", "content": "a"}]
-        one = await self.render([*start, {"role": "assistant", "content": "b"}, messages[-1]])
-        if not self._head or one[: len(self._head)] != self._head:
+        ids = await self.render([*start, {"role": "assistant", "content": "b"}, messages[-1]])
+        if not self._head or ids[: len(self._head)] != self._head:
             # The head is not known yet, or the template wrote another one. To find "b", render the
             # same with "c": the first token that differs is the reply. (Each is one token.)
-            other = await self.render([*start, {"role": "assistant", "content": "c"}, messages[-1]])
-            differs = [a != b for a, b in zip(one, other, strict=False)]
+            with_c = await self.render(
+                [*start, {"role": "assistant", "content": "c"}, messages[-1]]
+            )
+            differs = [a != b for a, b in zip(ids, with_c, strict=False)]
             if True not in differs:
                 return []
-            self._head = one[: differs.index(True) + 1]
-        return one[len(self._head) :]
+            self._head = ids[: differs.index(True) + 1]
+        return ids[len(self._head) :]
 
 
 def overlap(reply: list[int], tail: list[int]) -> int:
@@ -1608,13 +1612,13 @@ class TinkerClient(TokenClient):
         from tinker_cookbook.renderers import get_renderer
         from tinker_cookbook.tokenizer_utils import get_tokenizer
 
-        self.url = shown_url(url)
+        self.url = url and without_passwords(url)
         self.max_tokens = options.max_tokens
         name = options.renderer_name or get_recommended_renderer_name(model)
         self._tokenizer: Any = get_tokenizer(model)
         with _tokenizer_lock:
             self._renderer = get_renderer(name, self._tokenizer)
-            # A list of token ids, or of texts: the renderer role_colon has one text.
+            # A list of token ids, or, from the renderer role_colon, of texts.
             stop = self._renderer.get_stop_sequences()
             # What `generate` removes from the end of a reply's text: the stop sequence, and the
             # end token of a base model. Decode its id, because `eos_token` may be another text.
@@ -1647,7 +1651,7 @@ class TinkerClient(TokenClient):
         # In threads, because the SDK's constructors wait for the server.
         try:
             async with asyncio.timeout(FIRST_RESPONSE_SEC):
-                cards = await in_daemon_thread(self._models)
+                cards = await in_daemon_thread(self._fetch_models)
         except TimeoutError as error:
             raise ApiError(
                 f"{self.url or 'Tinker'} did not answer in {FIRST_RESPONSE_SEC} seconds"
@@ -1661,7 +1665,7 @@ class TinkerClient(TokenClient):
             shared_tinker_service.cache_clear()
             raise
 
-    def _models(self) -> list[Any]:
+    def _fetch_models(self) -> list[Any]:
         import tinker
 
         url, key = self._url_and_key
@@ -1761,7 +1765,7 @@ class ServerClient(TokenClient):
     ) -> None:
         from openai import AsyncOpenAI, Timeout
 
-        self.url = shown_url(url)
+        self.url = url and without_passwords(url)
         self.max_tokens = options.max_tokens
         self._given_limit = options.context_limit
         self._is_sglang = options.model_client == "sglang"
@@ -1774,8 +1778,8 @@ class ServerClient(TokenClient):
             # The openai package wants a key. A server without keys takes any.
             api_key=key or "none",
             default_headers=args.pop("extra_headers", None),
-            # No time limit for a response, unless llm_kwargs has one: a second call would sample a
-            # second reply. The limits of the run end the call.
+            # No time limit for a response, unless llm_kwargs has one. The agent would repeat the
+            # call, while the server still samples the first reply. The limits of the run end it.
             timeout=Timeout(args.pop("timeout", None), connect=FIRST_RESPONSE_SEC),
             # The agent repeats a call itself.
             max_retries=args.pop("max_retries", 0),
@@ -2152,9 +2156,9 @@ MARGIN_SEC = 30
 async def exec_in_time(
     environment: BaseEnvironment, command: str, cwd: str | None, seconds: int
 ) -> ExecResult:
-    """`environment.exec` of a command that should take at most so many seconds. The environment's
-    own limit comes last, because some leave the command running then. Raises TimeoutError, and any
-    error of the environment."""
+    """`environment.exec` of a command that should take at most so many seconds. An environment may
+    ignore its `timeout_sec`, or leave the command running then, so asyncio's limit comes first.
+    Raises TimeoutError, and any error of the environment."""
     async with asyncio.timeout(seconds + MARGIN_SEC):
         return await environment.exec(command, cwd=cwd, timeout_sec=seconds + 2 * MARGIN_SEC)
 
