@@ -7,13 +7,14 @@ stand for a container, Tinker's service, vLLM and a chat endpoint. As with the r
 request does not ask for is not in the answer. Tests that do not choose the replies also run against
 a real server:
 
-    VLLM_BASE_URL=http://127.0.0.1:8000 VLLM_MODEL=name uv run pytest -k vllm
-    TINKER_BASE_URL=http://127.0.0.1:8010 TINKER_MODEL=name uv run pytest -k real_tinker -W ignore
+    VLLM_BASE_URL=http://127.0.0.1:8000 VLLM_MODEL=name uv run pytest -n 0 -k vllm
+    TINKER_BASE_URL=http://127.0.0.1:8010 TINKER_MODEL=name uv run pytest -n 0 -k real_tinker -W ignore
 """
 
 import asyncio
 import base64
 import contextlib
+import functools
 import gc
 import importlib.util
 import inspect
@@ -51,6 +52,8 @@ from uuid import uuid4
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["HARBOR_TELEMETRY"] = "0"
+# Each HTTP client would read all certificates again, which takes 27 ms.
+ssl.create_default_context = functools.cache(ssl.create_default_context)
 REAL_VLLM = os.environ.get("VLLM_BASE_URL")
 VLLM_MODEL = os.environ.get("VLLM_MODEL", "tiny")
 REAL_TINKER = os.environ.get("TINKER_BASE_URL")
@@ -3409,7 +3412,7 @@ class TestScripts:
         assert len(text.encode()) < 400
 
     def test_a_pipe_in_the_place_of_the_output_costs_its_script_alone(self, shell, monkeypatch):
-        monkeypatch.setattr(module, "MARGIN_SEC", 1)
+        monkeypatch.setattr(module, "MARGIN_SEC", 0.2)
         output = "/dev/shm/$BASIC_LOOP_MARK.output"
         text = run_shell(shell, f"rm {output}; mkfifo {output}", seconds=1)
         assert text.startswith("Exit code: unknown\n")
@@ -3653,7 +3656,7 @@ class TestScripts:
     def test_cancelling_a_script_kills_it(self, script, shell):
         run = script_agent(seconds=7000).execute([script], shell)
         with pytest.raises(TimeoutError):
-            asyncio.run(asyncio.wait_for(run, 1))
+            asyncio.run(asyncio.wait_for(run, 0.4))
         wait_until_sleep_ends()
 
     # ---- SIGTERM first
@@ -4955,8 +4958,9 @@ class TestVllm:
     def test_an_error_ends_the_run_if_max_seconds_would_pass_in_the_next_pause(
         self, server, monkeypatch
     ):
+        monkeypatch.setattr(module, "PAUSES_SEC", (0.1, 99))
         monkeypatch.setattr(server, "sample", always_busy_after(server, bash("ls")))
-        failed = server.new_run(max_turns=3, max_seconds=2)
+        failed = server.new_run(max_turns=3, max_seconds=50)
         with pytest.raises(module.ApiError, match="Generation is paused"):
             failed.follow()
         assert (failed.stop_reason, len(failed.agent.turns)) == ("error", 1)
@@ -4970,7 +4974,7 @@ class TestVllm:
             await asyncio.sleep(2)
             return "late"
 
-        failed = server.new_run([Refusal(504, "slow"), slow], max_seconds=1)
+        failed = server.new_run([Refusal(504, "slow"), slow], max_seconds=0.5)
         with pytest.raises(module.ApiError, match="max_seconds ended before"):
             failed.follow()
         assert failed.stop_reason == "error"
@@ -4984,7 +4988,7 @@ class TestVllm:
             await asyncio.sleep(2)
             return "late"
 
-        done = server.run([Refusal(503, "busy"), bash("ls"), slow], max_turns=3, max_seconds=1)
+        done = server.run([Refusal(503, "busy"), bash("ls"), slow], max_turns=3, max_seconds=0.7)
         assert (done.stop_reason, len(done.agent.turns)) == ("rollout_timeout", 1)
 
     def test_a_server_that_restarts_is_waited_for(self, server, restarting, monkeypatch):
