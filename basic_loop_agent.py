@@ -14,10 +14,10 @@ token ids and log-probabilities of a run's turns. The answer is the last reply w
 
 The parts of this file, in order. To change the loop, read up to the end of `sample`.
 
-1. Options, and the words for how a run ends.
+1. Options, and the words and errors with which a run ends.
 2. `Turn`, which is what the agent records, and `ModelClient`, which samples turns.
 3. `BasicLoopAgent`: the loop, `sample`, a run from start to end, its record, its client.
-4. Errors of a server. The cache of clients. URLs and keys.
+4. What an error of a server means. The cache of clients. URLs and keys.
 5. Thinking. The clients of chat APIs. The clients that send token ids: Tinker, vLLM, SGLang.
 6. Training data from a finished trial.
 7. Files, the time limit of a task, the blocks of a reply, and the scripts made of them.
@@ -89,7 +89,7 @@ else:
 __version__ = "1.0.0"
 
 
-# ---- options and endings
+# ---- options, endings and errors
 
 
 class BasicLoopOptions(
@@ -201,6 +201,23 @@ class StopReason(StrEnum):
     CANCELLED = "cancelled"
     # An exception, which Harbor keeps as the exception_info of the trial or the step.
     ERROR = "error"
+
+
+# Every run that failed raises an error of one of these two names, which are Harbor's. Harbor decides
+# by the name whether to score a trial (see harbor.models.trial.error_policy), and scores neither.
+
+
+class ApiError(RuntimeError):
+    """The model's server failed."""
+
+
+class RuntimeRequestError(RuntimeError):
+    """The environment, the loop or the log folder failed."""
+
+
+class AbortedError(RuntimeError):
+    """The server stopped before the reply was complete, for instance to load new weights. The agent
+    waits, as for a busy server, and samples the reply again from its first token."""
 
 
 # ---- turns, and the clients that sample them
@@ -336,13 +353,17 @@ class ModelClient(ABC):
 
 # ---- the agent
 
+# The pauses before each further call to a server that is busy or down. The last pause is repeated.
+PAUSES_SEC = (1, 2, 4, 5)
+# The agent gives up if the next call would begin more than these seconds after the first failure.
+WAIT_SEC = 600
 
 _Init = TypeVar("_Init", bound=Callable[..., None])
 
 
 def remembers_arguments(init: _Init) -> _Init:  # noqa: UP047 (tools on Python 3.11 parse this file)
-    """Decorator of `__init__` that puts the caller's arguments into `self._arguments`. The method
-    itself cannot tell a default from an argument that equals it."""
+    """Decorator of `__init__` that keeps the arguments of the caller in `self._arguments`. `__init__`
+    itself cannot tell an argument from a default of the same value."""
 
     @functools.wraps(init)
     def wrapper(self: Any, **arguments: Any) -> None:
@@ -435,8 +456,8 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         interface that callers and editors see. `kw` holds the other options of BasicLoopOptions and
         Harbor's arguments (logs_dir, extra_env, ...), of which extra_env holds the variables of
         `--ae KEY=value`, such as API keys. Raises ValueError for a bad option."""
-        # The parameters above are not read. Only the caller's arguments are passed on. All others
-        # have the defaults of `options_model`, which a subclass may change.
+        # The parameters are not read: an option that the caller did not pass has the default of
+        # `options_model`, which a subclass may change.
         arguments = dict(self._arguments)
         # Harbor 0.16 and later would give `extra_env` to each command in the container, where
         # scripts could read the keys.
@@ -912,25 +933,7 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
 _TOKEN_FIELDS = ("prompt_token_ids", "completion_token_ids", "logprobs")
 
 
-# ---- what an error means
-
-
-# Harbor decides by the name of an error's class whether to score a trial (its table is in
-# harbor.models.trial.error_policy). It does not score a trial with an error of these two names, so
-# every run that failed raises one of them.
-
-
-class ApiError(RuntimeError):
-    """The model's server failed."""
-
-
-class RuntimeRequestError(RuntimeError):
-    """The environment or the loop failed."""
-
-
-class AbortedError(RuntimeError):
-    """The server stopped before the reply was complete, for instance to load new weights. The agent
-    waits, as for a busy server, and samples the reply again from its first token."""
+# ---- what an error of a server means
 
 
 # A reply with one of these finish reasons is a failure of the server: words of vLLM, SGLang,
@@ -983,10 +986,6 @@ BUSY_STATUSES = (429, 498, 503, 529)
 # The statuses of a gateway that gave up waiting or lost its connection. `meaning_of` treats every
 # other status from 500 on in the same way.
 DOWN_STATUSES = (408, 409, 425, 460, 499)
-# The pauses before each further call to a server that is busy or down. The last pause is repeated.
-PAUSES_SEC = (1, 2, 4, 5)
-# The agent gives up if the next call would begin more than these seconds after the first failure.
-WAIT_SEC = 600
 
 Meaning = Literal["context is full", "refused", "busy", "down", "failed"]
 
