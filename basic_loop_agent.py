@@ -203,8 +203,8 @@ class StopReason(StrEnum):
     ERROR = "error"
 
 
-# Every run that failed raises an error of one of these two names, which are Harbor's. Harbor decides
-# by the name whether to score a trial (see harbor.models.trial.error_policy), and scores neither.
+# Every run that failed raises an error of one of these two names, which are Harbor's. Harbor
+# decides by the name whether to score a trial (harbor.models.trial.error_policy): neither is scored.
 
 
 class ApiError(RuntimeError):
@@ -362,7 +362,7 @@ _Init = TypeVar("_Init", bound=Callable[..., None])
 
 
 def remembers_arguments(init: _Init) -> _Init:  # noqa: UP047 (tools on Python 3.11 parse this file)
-    """Decorator of `__init__` that keeps the arguments of the caller in `self._arguments`. `__init__`
+    """Decorator of `__init__` that keeps the caller's arguments in `self._arguments`. `__init__`
     itself cannot tell an argument from a default of the same value."""
 
     @functools.wraps(init)

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The BasicLoopAgent authors
 # SPDX-License-Identifier: Apache-2.0
-"""The specification of basic_loop_agent.py, from options to real jobs, and of examples/train.py.
+r"""The specification of basic_loop_agent.py, from options to real jobs, and of examples/train.py.
 
 Harbor's jobs, litellm, openai, HTTP, renderers, tokenizers and shells are real. The fakes below
 stand for a container, Tinker's service, vLLM and a chat endpoint. As with the real server, what a
@@ -8,7 +8,8 @@ request does not ask for is not in the answer. Tests that do not choose the repl
 a real server:
 
     VLLM_BASE_URL=http://127.0.0.1:8000 VLLM_MODEL=name uv run pytest -n 0 -k vllm
-    TINKER_BASE_URL=http://127.0.0.1:8010 TINKER_MODEL=name uv run pytest -n 0 -k real_tinker -W ignore
+    TINKER_BASE_URL=http://127.0.0.1:8010 TINKER_MODEL=name \
+      uv run pytest -n 0 -k real_tinker -W ignore
 """
 
 import asyncio
