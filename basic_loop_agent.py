@@ -203,8 +203,8 @@ class StopReason(StrEnum):
     ERROR = "error"
 
 
-# Every run that failed raises an error of one of these two names, which are Harbor's. Harbor
-# decides by the name whether to score a trial (harbor.models.trial.error_policy): neither is scored.
+# Every run that failed raises one of these two errors. The names are Harbor's, which decides by an
+# error's name whether to score a trial (harbor.models.trial.error_policy), and scores neither.
 
 
 class ApiError(RuntimeError):
