@@ -10,7 +10,8 @@ compact long conversations, call tools natively or run commands in parallel.
 
 Harbor calls `run` or `resume` once per instruction: once for most trials, once per step for a task
 with several steps. A run is one such call. A turn is one model call and its reply. A rollout is the
-token ids and log-probabilities of a run's turns. The answer is the last reply without its thinking.
+token ids and log-probabilities of a run's turns. The answer is the last reply that is complete and
+has no commands, without its thinking.
 
 The parts of this file, in order. To change the loop, read up to the end of `sample`.
 
@@ -161,7 +162,8 @@ class BasicLoopOptions(
             self.collect_rollout_details = self.model_client != "litellm"
         if self.model_client != "tinker" and (self.model_path or self.renderer_name):
             raise ValueError("model_path and renderer_name are for model_client=tinker: drop them")
-        # The options in llm_kwargs were taken above, but those in its extra_body were not.
+        # REFUSED_ARGUMENTS has all options, too: those in llm_kwargs itself were taken above, and
+        # extra_body must not hold any.
         names = {*self.llm_kwargs, *(self.llm_kwargs.get("extra_body") or {})}
         refused = sorted(names & REFUSED_ARGUMENTS.keys())
         if refused:
@@ -342,8 +344,8 @@ class ModelClient(ABC):
             other: Arguments that Chat adds.
 
         Raises ContextLengthExceededError if there is no room for a reply, AbortedError if the
-        server stopped before the reply was complete, and any other error of the server. An ApiError
-        reaches the user as it is. Another error reaches him as an ApiError with the server's URL.
+        server stopped before the reply was complete, and any other error of the server. The user
+        sees an ApiError as it is, and any other error as an ApiError with the server's URL.
         """
 
     def escape_special_tokens(self, text: str) -> str:
@@ -357,13 +359,16 @@ class ModelClient(ABC):
 PAUSES_SEC = (1, 2, 4, 5)
 # The agent gives up if the next call would begin more than these seconds after the first failure.
 WAIT_SEC = 600
+# How often a server that is down is asked before its first reply.
+FIRST_TRIES = 3
 
 _Init = TypeVar("_Init", bound=Callable[..., None])
 
 
 def remembers_arguments(init: _Init) -> _Init:  # noqa: UP047 (tools on Python 3.11 parse this file)
-    """Decorator of `__init__` that keeps the caller's arguments in `self._arguments`. `__init__`
-    itself cannot tell an argument from a default of the same value."""
+    """Decorator of `__init__` that keeps the caller's arguments in `self._arguments`. Only these
+    become options: all others have the defaults of `options_model`, which a subclass may change.
+    `__init__` itself cannot tell an argument from a default of the same value."""
 
     @functools.wraps(init)
     def wrapper(self: Any, **arguments: Any) -> None:
@@ -456,8 +461,7 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         interface that callers and editors see. `kw` holds the other options of BasicLoopOptions and
         Harbor's arguments (logs_dir, extra_env, ...), of which extra_env holds the variables of
         `--ae KEY=value`, such as API keys. Raises ValueError for a bad option."""
-        # The parameters are not read: an option that the caller did not pass has the default of
-        # `options_model`, which a subclass may change.
+        # The parameters themselves are not read (see `remembers_arguments`).
         arguments = dict(self._arguments)
         # Harbor 0.16 and later would give `extra_env` to each command in the container, where
         # scripts could read the keys.
@@ -473,10 +477,10 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
 
     async def converse(self, prompt: str, environment: BaseEnvironment) -> StopReason | str:
         """Send the prompt, run the script of the reply, send the script's output, and so on. The
-        first prompt of a run is the instruction, after the task's skills or what the last step left
-        without an answer. Returns why the run ended: a StopReason, or any other string. A subclass
-        may call this again with another prompt. After `max_turns` turns, a further call returns
-        MAX_TURNS at once."""
+        first prompt of a run ends with the instruction. In front of it stand the task's skills, or
+        what the last step left without an answer. Returns why the run ended: a StopReason, or any
+        other string. A subclass may call this again with another prompt. After `max_turns` turns, a
+        further call returns MAX_TURNS at once."""
         while len(self.turns) < self.options.max_turns:
             try:
                 turn = await self.sample(prompt)
@@ -524,9 +528,9 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
 
     async def sample(self, prompt: str) -> Turn:
         """Send a text, and record the reply as a turn, which counts for `max_turns`. Until then the
-        text is `unanswered`. A subclass may override this. Raises ContextLengthExceededError if a
-        prompt after the first reply is too long, ApiError if the server failed, and RuntimeError if
-        the first turn lacks ids."""
+        text is `unanswered`. A subclass may override this, for instance to add to each prompt.
+        Raises ContextLengthExceededError if a prompt after the first reply is too long, ApiError if
+        the server failed, and RuntimeError if the first turn lacks ids."""
         prompt = valid_text(prompt)
         sent_at = datetime.now(UTC).isoformat()
         self.unanswered = prompt
@@ -565,7 +569,8 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
     def messages(self) -> tuple[Message, ...]:
         """The conversation so far, as copies. To edit it, assign a new list: the next prompt is
         then rendered from it, and does not begin with the sampled ids. An assignment alone sends
-        nothing. Special tokens in the new messages are not made plain text."""
+        nothing. Special tokens in the new messages stay special, even those that a reply holds as
+        text: pass a reply that you keep through `client.escape_special_tokens`."""
         return tuple(dict(message) for message in self._chat.messages)
 
     @messages.setter
@@ -577,6 +582,15 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
     def seconds_left(self) -> float:
         """Seconds until `max_seconds` ends this run; math.inf without a limit."""
         return self._deadline - asyncio.get_running_loop().time()
+
+    @property
+    def answer(self) -> str:
+        """The text for completion.txt: the last complete reply after which the loop ran and told
+        nothing, or else the last reply. A subclass may override this."""
+        complete = [turn for turn in self.turns if turn.finish_reason == "stop"]
+        answers = [turn for turn in complete if not turn.script and not turn.observation]
+        last = (answers or self.turns)[-1:]
+        return last[0].content if last else ""
 
     async def _call_model(self, prompt: str) -> Turn:
         """Call the model. While its server is busy or down, wait, and call it again. Raises
@@ -605,16 +619,19 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
                     give_up_at = min(clock() + WAIT_SEC, self._deadline)
                 pause = PAUSES_SEC[min(n_failures, len(PAUSES_SEC)) - 1]
                 meaning = meaning_of(failure)
-                # A server that never replied may be at a wrong URL, so it is asked three times.
-                is_absent = meaning == "down" and not self._has_replied and n_failures == 3
-                may_wait = meaning in ("busy", "down") and not is_absent
+                # A server that is down and never replied may be at a wrong URL.
+                most_tries = (
+                    FIRST_TRIES if meaning == "down" and not self._has_replied else math.inf
+                )
+                may_wait = meaning in ("busy", "down") and n_failures < most_tries
                 if not may_wait or clock() + pause > give_up_at:
                     self._give_up(failure, meaning)
                 self.logger.warning(f"the model's server failed: {error_text(failure)}")
                 await asyncio.sleep(pause)
         except asyncio.CancelledError:
+            # `_converse_in_time` cancels this call at the deadline. If it failed before, the server
+            # was down, and the model is not at fault.
             if n_failures and clock() >= self._deadline:
-                # The server was down, so the model is not at fault.
                 raise ApiError("max_seconds ended before the model's server was back") from None
             raise
 
@@ -626,7 +643,7 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         if isinstance(failure, ApiError):
             raise failure
         text = error_text(failure)
-        # Before the first reply, a prompt that is too long is the task's fault, and an error.
+        # Before the first reply, a prompt that is too long is the task's fault, so raise ApiError.
         if meaning == "context is full" and self._has_replied:
             raise ContextLengthExceededError(text) from failure
         server = self.client.url or "the server"
@@ -693,9 +710,8 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         if system:
             self.messages = [{"role": "system", "content": valid_text(system)}]
         self._previous: Turn | None = None
-        self.unanswered = "\n\n".join(self.introduction)
         self._has_replied = False
-        await self._run_loop(instruction, environment, context)
+        await self._run_loop([*self.introduction, instruction], environment, context)
 
     async def resume(
         self, instruction: str, environment: BaseEnvironment, context: AgentContext
@@ -703,14 +719,15 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         """Continue the conversation of the last `run`, for the later steps of a task. The last
         step's observation, or its prompt without a reply, comes before the instruction. Raises the
         errors of `run`."""
-        if self.turns and not self.unanswered:
-            self.unanswered = self.turns[-1].observation
-        await self._run_loop(instruction, environment, context)
+        observation = self.turns[-1].observation if self.turns else ""
+        texts = [self.unanswered or observation, instruction]
+        await self._run_loop(texts, environment, context)
 
     async def _run_loop(
-        self, instruction: str, environment: BaseEnvironment, context: AgentContext
+        self, texts: list[str], environment: BaseEnvironment, context: AgentContext
     ) -> None:
-        self.instruction = valid_text(instruction)
+        """One run. Its first prompt is made of the texts, of which the last is the instruction."""
+        self.instruction = valid_text(texts[-1])
         self.turns: list[Turn] = []
         self.metadata: dict[str, Any] = {}
         self._n_runs += 1
@@ -722,7 +739,7 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         elif seconds == 0:
             seconds = math.inf
         self._deadline = asyncio.get_running_loop().time() + seconds
-        prompt = valid_text("\n\n".join(filter(None, [self.unanswered, self.instruction])))
+        prompt = valid_text("\n\n".join(filter(None, texts)))
         # The run may fail before the loop calls `sample`.
         self.unanswered = prompt
         stop_reason: StopReason | str = StopReason.ERROR
@@ -797,10 +814,9 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
     def _write_files(self, context: AgentContext) -> None:
         """Write what the run leaves in the log folder. Raises RuntimeRequestError, so that Harbor
         does not score a trial without its answer."""
-        answer = self.turns[-1].content if self.turns else ""
         try:
             # The file may hold the answer of the step before. Without a turn, this empties it.
-            write_file(self.logs_dir / "completion.txt", [valid_text(answer).encode()])
+            write_file(self.logs_dir / "completion.txt", [valid_text(self.answer).encode()])
             write_file(self.logs_dir / "trajectory.json", self._trajectory(context))
         except Exception as error:
             raise RuntimeRequestError(f"the log folder cannot be written: {error}") from error
@@ -833,9 +849,10 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         steps = []
         observation = ""
         for turn in self.turns:
-            # A prompt that is the last observation stands in the step before.
-            if turn.prompt != valid_text(observation):
-                steps.append({"source": "user", "message": turn.prompt, "timestamp": turn.sent_at})
+            # The last turn's step already shows its observation, with which this prompt may begin.
+            message = turn.prompt.removeprefix(valid_text(observation))
+            if message:
+                steps.append({"source": "user", "message": message, "timestamp": turn.sent_at})
             steps.append(self.trajectory_step(turn))
             observation = turn.observation
         if not steps:
@@ -893,7 +910,7 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
 
     def _build_llm(self) -> Any:
         """Build the client. This runs in a thread, because the imports take seconds. Override it
-        for a custom client: a ModelClient, or any BaseLLM of Harbor's whose content is text. Raises
+        for a custom client: a ModelClient, or any BaseLLM of Harbor's that returns text. Raises
         ValueError, and any error of the client."""
         options = self.options
         check_access(options, self._agent_env, self.tinker_service)
@@ -912,17 +929,19 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
     def _cache_key(self) -> tuple:
         """What the shared client depends on. Trials with equal keys share a client. Raises
         RuntimeError outside of an event loop."""
-        # The session id is an argument of each call, and the client does not use max_seconds.
-        options = self.options.model_dump(exclude={"session_id", "max_seconds"})
-        names = (name for name in os.environ if CLIENT_VARIABLES.search(name))
-        variables = {name: os.environ[name] for name in names}
-        # As text, because a dictionary cannot be part of a key. Not as Pydantic's JSON, which masks
-        # secrets.
-        built_from = json.dumps(
-            [self.model_name, options, variables, self._agent_env], sort_keys=True, default=revealed
-        )
+        built_from = {
+            "model_name": self.model_name,
+            # The session id is an argument of each call, and the client does not use max_seconds.
+            "options": self.options.model_dump(exclude={"session_id", "max_seconds"}),
+            "agent_env": self._agent_env,
+            # The variables of the process that may hold a URL or a key.
+            "process_env": {k: v for k, v in os.environ.items() if CLIENT_VARIABLES.search(k)},
+        }
+        # As text, because a dictionary cannot be part of a key. Pydantic's JSON would mask secrets,
+        # and two of them would look alike.
+        text = json.dumps(built_from, sort_keys=True, default=revealed)
         # A client and its lock work in one event loop only. A subclass may build another client.
-        return (asyncio.get_running_loop(), type(self), self.tinker_service, built_from)
+        return (asyncio.get_running_loop(), type(self), self.tinker_service, text)
 
     async def _shared_llm(self) -> Any:
         """The client of all trials with this `_cache_key`. Raises any error of the build."""
@@ -937,7 +956,8 @@ _TOKEN_FIELDS = ("prompt_token_ids", "completion_token_ids", "logprobs")
 
 
 # A reply with one of these finish reasons is a failure of the server: words of vLLM, SGLang,
-# TensorRT-LLM, watsonx, DeepSeek, GLM, OpenRouter, Gemini and Bedrock.
+# TensorRT-LLM, watsonx, DeepSeek, GLM, OpenRouter, Gemini and Bedrock. For "abort" the clients of
+# this file raise AbortedError.
 FAILED_REASONS = {
     "abort",
     "aborted",
@@ -1024,15 +1044,19 @@ def error_text(error: Exception) -> str:
 
 def first_cause(error: BaseException) -> BaseException:
     """What first caused an error: the ConnectionRefusedError behind an APIConnectionError."""
-    first = error
+    cause = error
     # A bound, because causes may form a cycle.
     for _ in range(20):
-        # "All connection attempts failed" is a group with one error for each address.
-        first = first.exceptions[0] if isinstance(first, BaseExceptionGroup) else first
         # The openai package raises its errors `from None`. The hidden errors say no more.
-        is_hidden = first is error and first.__suppress_context__
-        first = first.__cause__ or (None if is_hidden else first.__context__) or first
-    return first
+        hides_context = cause is error and cause.__suppress_context__
+        if isinstance(cause, BaseExceptionGroup):
+            # "All connection attempts failed" is a group with one error for each address.
+            cause = cause.exceptions[0]
+        elif cause.__cause__:
+            cause = cause.__cause__
+        elif cause.__context__ and not hides_context:
+            cause = cause.__context__
+    return cause
 
 
 # ---- what the trials of a process share
@@ -1057,12 +1081,12 @@ class SharedClient:
 # client.
 _clients: dict[tuple, SharedClient] = {}
 MAX_CLIENTS = 64
-# The variables of the process that may hold a URL or a key.
+# Names of variables that may hold a URL or a key.
 CLIENT_VARIABLES = re.compile("(?i)KEY|TOKEN|SECRET|URL|BASE|HOST|ENDPOINT|PROXY|CERT")
 
 
 def revealed(value: Any) -> str:
-    """The text of a value that JSON cannot hold. Two secrets must not look alike in a key."""
+    """The text of a value that JSON cannot hold, for `_cache_key`."""
     return value.get_secret_value() if isinstance(value, SecretStr) else repr(value)
 
 
@@ -1097,6 +1121,7 @@ def forget_client(client: ModelClient) -> None:
     for key, entry in list(_clients.items()):
         if entry.client is client:
             del _clients[key]
+            # A client of Tinker may have failed because its session ended.
             shared_tinker_service.cache_clear()
 
 
@@ -1301,7 +1326,7 @@ def split_reply(turn: Turn) -> Turn:
 # ---- clients that send messages
 
 
-def without_empty(messages: Iterable[Message]) -> list[Message]:
+def with_text_in_each(messages: Iterable[Message]) -> list[Message]:
     """The messages, with "(empty)" as the text of those that have none, such as a reply that was
     nothing but thinking. Some servers refuse an empty message."""
     return [m if str(m["content"] or "").strip() else m | {"content": "(empty)"} for m in messages]
@@ -1316,7 +1341,9 @@ class HarborClient(ModelClient):
     async def call(
         self, prompt: str, message_history: Sequence[Message] = (), **other: Any
     ) -> Turn:
-        *history, message = without_empty([*message_history, {"role": "user", "content": prompt}])
+        *history, message = with_text_in_each(
+            [*message_history, {"role": "user", "content": prompt}]
+        )
         try:
             response = await self.llm.call(prompt=message["content"], message_history=history)
             turn = Turn(**vars(response))
@@ -1367,7 +1394,7 @@ class ChatClient(ModelClient):
             # A header is ASCII, but a trial's name may hold other letters.
             header = {"X-Session-ID": urllib.parse.quote(session_id)}
             args["extra_headers"] = (args.get("extra_headers") or {}) | header
-        messages = without_empty([*message_history, {"role": "user", "content": prompt}])
+        messages = with_text_in_each([*message_history, {"role": "user", "content": prompt}])
         messages = add_anthropic_caching(cast(Any, messages), args["model"])
         try:
             response = await litellm.acompletion(messages=messages, **args)
@@ -1379,8 +1406,9 @@ class ChatClient(ModelClient):
         return split_reply(self._turn(response))
 
     def _missing_keys(self, error: Exception) -> list[str]:
-        """The variables of which one should hold the API key, if a call failed without a key. Some
-        of litellm's providers raise an error of their own, and others ask the server."""
+        """The names of the variables that may hold the API key, if a call failed because it had no
+        key; otherwise an empty list. Some of litellm's providers raise an error of their own, and
+        others ask the server."""
         import litellm
         from litellm.exceptions import AuthenticationError
 
@@ -1448,8 +1476,8 @@ class TokenClient(ModelClient, ABC):
     # Regular expressions that match the model's special tokens.
     special_tokens: Sequence[str]
 
-    # The last head that `_tail` found, for the trials of this client. It depends on the system
-    # message, so `_tail` compares it before each use.
+    # The head that `_tail` found last, for a trial of this client. Another trial may need another
+    # one, so each call of `_tail` compares it with what it rendered.
     _head: Sequence[int] = ()
 
     @abstractmethod
@@ -1466,8 +1494,8 @@ class TokenClient(ModelClient, ABC):
 
     def escape_special_tokens(self, text: str) -> str:
         """The text with a zero-width space after the first and the last character of each special
-        token. The tokenizer then makes ordinary tokens of it. The last character needs one because
-        two tokens may share it, as in ]~b]~!b[."""
+        token. The tokenizer then makes ordinary tokens of it. The space after the last character is
+        for tokens that overlap: MiniMax's ]~b] and ]~!b[ share a bracket in ]~b]~!b[."""
 
         if not self.special_tokens:
             return text
@@ -1579,7 +1607,10 @@ def shared_tinker_service(url: str | None, key: str | None) -> Any:
 
 async def in_daemon_thread(function: Callable[[], Any]) -> Any:
     """Like `asyncio.to_thread`, but Python's exit does not wait for a daemon thread. If nothing
-    answers at its URL, Tinker's SDK tries for up to twelve minutes, and Ctrl-C would hang."""
+    answers at its URL, Tinker's SDK tries for up to twelve minutes, and Ctrl-C would hang.
+
+    The thread sets the result of a future, and the caller awaits it. If the caller is cancelled,
+    the thread goes on, and nobody reads its result."""
     future: concurrent.futures.Future[Any] = concurrent.futures.Future()
 
     def work() -> None:
@@ -1589,7 +1620,7 @@ async def in_daemon_thread(function: Callable[[], Any]) -> Any:
             future.set_exception(error)
 
     threading.Thread(target=work, daemon=True).start()
-    # If the caller is cancelled, the shield leaves `future` alone: the thread still sets it.
+    # Without the shield, a cancellation would end `future`, and `set_result` would raise an error.
     return await asyncio.shield(asyncio.wrap_future(future))
 
 
@@ -2032,7 +2063,8 @@ def task_timeout_sec(trial_dir: Path) -> float:
 
 # ---- the blocks of a reply
 
-# Blanks or the marker of a list item, the fence, and the words after it.
+# A line that opens a block: blanks or the marker of a list item, the fence, and the words after it,
+# as in "- ```bash".
 _OPENING_FENCE = re.compile(r"(?m)^((?:[ \t]|[-*+] |\d{1,9}[.)] )*)(`{3,}|~{3,})([^`\n]*)\n")
 
 
@@ -2066,70 +2098,72 @@ def fenced_blocks(text: str, *languages: str) -> list[str] | None:
 
 # ---- scripts
 #
-# `run_script` starts the program below in the container, and reads its report, such as
+# `run_script` starts this program in the container, behind lines that set its variables, and reads
+# its report, such as
 #
 #     begin:3f2a19bc:
 #     aGVsbG8K
 #     :3f2a19bc:0:
 #
 # for `echo hello`: the output in base64, because a script may print bytes that are no text, and the
-# exit code.
-#
-# - The script is a file, written from base64, and not an argument. Models run `pkill -f python`,
-#   which kills every process with "python" on its command line.
-# - The files are in /dev/shm, where endless output stops at 64 MB in Docker. If /dev/shm is missing
-#   or full, they are in /tmp.
-# - The output is a file, and not a pipe, because a server that the script leaves behind would hold
-#   a pipe open. `>>` appends: with `>`, a script that writes to /dev/stderr would empty the file.
-# - `head -c` and not `cat`, because that server may print endlessly.
-# - `2>/dev/null` drops what bash says of a killed script, such as "Killed".
-# - `kill_script` finds all processes by BASIC_LOOP_MARK in their environment. The other variables
-#   have a prefix that no image uses, and are not exported.
-#
-# The environment needs /proc, bash, coreutils and grep.
+# exit code. The program needs /proc, bash, coreutils and grep.
 
-_PROGRAM = r"""
-basic_loop_write() {{
-  basic_loop_path=$1/{mark}
-  echo {script} | base64 -d >$basic_loop_path.script
-}}
-basic_loop_write /dev/shm 2>/dev/null || basic_loop_write /tmp || exit 1
-echo begin:{mark}:
-export BASIC_LOOP_MARK={mark}
-{{
-  timeout -k 2 {seconds} bash $basic_loop_path.script </dev/null >>$basic_loop_path.output 2>&1
+
+def without_comments(program: str) -> str:
+    """A bash program without its comments. The program is an argument of a process, and `pkill -f
+    WORD` in a script kills every process that has this word among its arguments."""
+    return re.sub("(?m)^ *#.*\n", "", program)
+
+
+_PROGRAM = without_comments(r"""
+basic_loop_write() {
+  basic_loop_path=$1/$BASIC_LOOP_MARK
+  echo $basic_loop_script | base64 -d >$basic_loop_path.script
+}
+# In /dev/shm endless output stops at 64 MB (in Docker). If it is missing or full, use /tmp.
+{ basic_loop_write /dev/shm || basic_loop_write /tmp; } 2>&1 || exit 1
+echo begin:$BASIC_LOOP_MARK:
+# `kill_and_check` finds the script's processes by this variable in their environment. The other
+# variables are not exported.
+export BASIC_LOOP_MARK
+{
+  # The output is a file, because a server that the script leaves behind would hold a pipe open.
+  # If the script empties the file with `>/dev/stderr`, `>>` goes on at its new end.
+  timeout -k 2 $basic_loop_seconds bash $basic_loop_path.script \
+    </dev/null >>$basic_loop_path.output 2>&1
   basic_loop_exit=$?
   basic_loop_size=$(stat -c %s $basic_loop_path.output)
-  if [ "$basic_loop_size" -gt {max_bytes} ]; then
-    {{
-      head -c {half} $basic_loop_path.output
-      printf '\n[... %s bytes left out ...]\n' $((basic_loop_size - 2 * {half}))
-      tail -c {half} $basic_loop_path.output
-    }} | base64
+  if [ "$basic_loop_size" -gt $basic_loop_bytes ]; then
+    {
+      head -c $((basic_loop_bytes / 2)) $basic_loop_path.output
+      printf '\n[... %s bytes left out ...]\n' $((basic_loop_size - basic_loop_bytes / 2 * 2))
+      tail -c $((basic_loop_bytes / 2)) $basic_loop_path.output
+    } | base64
   else
-    head -c {max_bytes} $basic_loop_path.output | base64
+    # Not the whole file, because the server may print endlessly by now.
+    head -c $basic_loop_bytes $basic_loop_path.output | base64
   fi
-}} 2>/dev/null
-echo :{mark}:$basic_loop_exit:
-rm -f /dev/shm/{mark}.* /tmp/{mark}.*
-"""
+# bash itself would print messages such as "Killed".
+} 2>/dev/null
+echo :$BASIC_LOOP_MARK:$basic_loop_exit:
+rm -f /dev/shm/$BASIC_LOOP_MARK.* /tmp/$BASIC_LOOP_MARK.*
+""")
 
 
-def joined(blocks: list[str]) -> str:
-    """One bash script of all blocks, each as `eval $'BLOCK'`. A here-document that is left open, or
-    a syntax error, then ends with its block, and cannot swallow the next one."""
+def as_one_script(blocks: list[str]) -> str:
+    """A bash script that runs the blocks one after the other in the same shell, each with
+    `eval $'BLOCK'`. A here-document that is left open, or a syntax error, ends with its block, and
+    cannot swallow the next one."""
     quoted = [block.replace("\\", r"\\").replace("'", r"\'") for block in blocks]
     return "".join(f"eval $'{block}'\n" for block in quoted)
 
 
 def script_program(blocks: list[str], mark: str, seconds: int, max_bytes: int) -> str:
     """The bash program that runs the blocks as one script and prints a report."""
-    return _PROGRAM.format(
-        mark=mark,
-        script=base64.b64encode(joined(blocks).encode()).decode(),
-        seconds=seconds,
-        max_bytes=max_bytes,
-        half=max_bytes // 2,
+    script = base64.b64encode(as_one_script(blocks).encode()).decode()
+    return (
+        f"BASIC_LOOP_MARK={mark} basic_loop_seconds={seconds} basic_loop_bytes={max_bytes}\n"
+        f"basic_loop_script={script}{_PROGRAM}"
     )
 
 
@@ -2162,12 +2196,41 @@ async def exec_in_time(
         return await environment.exec(command, cwd=cwd, timeout_sec=seconds + 2 * MARGIN_SEC)
 
 
+_KILL = without_comments(r"""
+# The files /proc/PID/environ that hold the mark, and of each the PID. This program is none of the
+# processes: its variable is not exported.
+marked() { grep -ls BASIC_LOOP_MARK=$BASIC_LOOP_MARK /proc/[0-9]*/environ | cut -d / -f 3; }
+# SIGTERM first, because a program such as git then removes its lock.
+kill -TERM $(marked)
+for _ in {1..20}; do
+  [ -n "$(marked)" ] || break
+  sleep 0.1
+done
+kill -KILL $(marked)
+rm -f /dev/shm/$BASIC_LOOP_MARK.* /tmp/$BASIC_LOOP_MARK.*
+true
+""")
+KILL_SEC = 3
+
+
+async def kill_and_check(mark: str, environment: BaseEnvironment) -> bool:
+    """Kill a script and what it started, and remove its files. Returns whether the environment
+    still runs commands: the last one, `true`, has return code 0. In "/", because the script may
+    have moved the working directory away."""
+    try:
+        program = f"BASIC_LOOP_MARK={mark}{_KILL}"
+        result = await exec_in_time(environment, program, "/", KILL_SEC)
+    except Exception:
+        return False
+    return result.return_code == 0
+
+
 async def run_script(
     blocks: list[str], environment: BaseEnvironment, seconds: int, max_bytes: int
 ) -> str:
     """Run blocks as one script with a time limit in seconds. Returns its exit code and its output,
-    as the model is told them. Raises RuntimeRequestError if the environment runs nothing any
-    more."""
+    as the model is told them. Raises RuntimeRequestError if the environment no longer runs
+    commands."""
     mark = uuid4().hex[:8]
     program = script_program(blocks, mark, seconds, max_bytes)
     # The program becomes one argument of a process: Linux takes 131,072 bytes, Modal 65,536.
@@ -2181,8 +2244,8 @@ async def run_script(
     try:
         result = await exec_in_time(environment, program, None, seconds)
         if result.return_code and f"begin:{mark}:" not in (result.stdout or ""):
-            # Nothing was run. If a script moved the image's working directory away, docker starts
-            # no process there, and "/" is left.
+            # The script did not start. Docker cannot start a process in a working directory that an
+            # earlier script moved away or removed, so try once more in "/".
             ran_in_root = True
             result = await exec_in_time(environment, program, "/", seconds)
         # stderr says why there is no report, such as "bash: not found".
@@ -2192,14 +2255,14 @@ async def run_script(
         printed = f"{type(error).__name__}: {error}"
     except BaseException:
         # The run was cancelled.
-        await kill_script(mark, environment)
+        await kill_and_check(mark, environment)
         raise
     code, output = parse_report(printed, mark) or ("unknown", printed[-max_bytes:])
     # `timeout` exits with 124 at its limit, or 137 if SIGTERM was not enough, and busybox's with
     # 143. A script may exit with them earlier.
     is_over = code in ("124", "137", "143") and clock() - started >= seconds
     if code == "unknown" or is_over:
-        still_runs_commands = await kill_script(mark, environment)
+        still_runs_commands = await kill_and_check(mark, environment)
         if not still_runs_commands:
             raise RuntimeRequestError(f"the environment no longer runs scripts: {printed}")
     notices = []
@@ -2215,30 +2278,3 @@ async def run_script(
 def script_result(exit_code: str, *texts: str) -> str:
     """What the model is told of a script."""
     return f"Exit code: {exit_code}\nOutput:\n" + ("\n".join(filter(None, texts)) or "(none)")
-
-
-# SIGTERM first, because a program such as git then removes its lock; SIGKILL two seconds later for
-# what is left. grep finds /proc/PID/environ of each process with the mark, and cut takes the PID.
-# (This command has no mark in its own environment.) The return code 0 of `true` says that the
-# environment still runs commands.
-_KILL = r"""
-marked() {{ grep -ls BASIC_LOOP_MARK={mark} /proc/[0-9]*/environ | cut -d / -f 3; }}
-kill -TERM $(marked)
-for _ in {{1..20}}; do
-  [ -n "$(marked)" ] || break
-  sleep 0.1
-done
-kill -KILL $(marked)
-rm -f /dev/shm/{mark}.* /tmp/{mark}.*
-true
-"""
-
-
-async def kill_script(mark: str, environment: BaseEnvironment) -> bool:
-    """Kill a script and what it started, and remove its files. Returns whether the environment
-    still runs commands. In "/", because the script may have moved the working directory away."""
-    try:
-        result = await exec_in_time(environment, _KILL.format(mark=mark), "/", 0)
-    except Exception:
-        return False
-    return result.return_code == 0

@@ -181,7 +181,7 @@ class FakeEnvironment:
         """Each script, without the newlines at its end. (The module's program has it in base64, and
         in it each block as `eval $'BLOCK'`.)"""
         programs = [command for command in self.commands if "begin:" in command]
-        encoded = [re.search(r"echo (\S+) \| base64 -d", program)[1] for program in programs]
+        encoded = [re.search(r"basic_loop_script=(\S+)", program)[1] for program in programs]
         texts = [base64.b64decode(text).decode() for text in encoded]
         quoted = ["".join(re.findall(r"(?s)eval \$'(.*?)'\n(?=eval|$)", text)) for text in texts]
         return [re.sub(r"\\(.)", r"\1", text).rstrip() for text in quoted]
@@ -1590,8 +1590,9 @@ class TestLoop:
         done = tinker.run(agent_class=TestLoop.Tool, system_prompt="")
         assert "user\na<\u200b|im_end|>\u200b\n\ngo on<|im_end|>" in tinker.prompt_text(1)
         assert done.observations == ["a<|im_end|>"] * 2
+        # The step before has the observation.
         users = [step.message for step in done.steps if step.source == "user"]
-        assert users == ["do it", "a<|im_end|>\n\ngo on"]
+        assert users == ["do it", "\n\ngo on"]
 
     def test_an_observation_that_the_loop_does_not_send_is_not_sent(self, tinker):
         class Noted(OwnLoop):
@@ -1682,6 +1683,35 @@ class TestLoop:
         done = tinker.run([self.LATE] * 2, agent_class=TestLoop.CountsTurns, max_turns=9)
         assert (done.stop_reason, len(done.agent.turns)) == ("completed", 2)
         assert f"user\n{MISPLACED}\n[8 turns left]<|im_end|>" in tinker.prompt_text(1)
+
+    class Checks(BasicLoopAgent):
+        async def converse(self, prompt: str, environment: Any) -> str:
+            await super().converse(prompt, environment)
+            return await super().converse("Check it.", environment)
+
+    @columns("replies answer").rows(
+        a_check_that_repeats_it=(["first", "second"], "second"),
+        a_script_in_the_check=(["first", bash("ls")], "first"),
+        a_check_whose_time_is_over=(["first", bash("ls"), forever], "first"),
+        a_truncated_check=(["first", Reply("sec", cut_off=True)], "first"),
+        scripts_alone=([bash("a"), bash("b")], bash("b")),
+        a_truncated_reply_alone=([bash("a"), Reply("b", cut_off=True)], "b"),
+    )
+    def test_the_answer_is_the_last_reply_that_is_one(self, replies, answer, tinker):
+        agent_class = TestLoop.Checks if replies[0] == "first" else BasicLoopAgent
+        done = tinker.new_run(
+            replies, agent_class=agent_class, max_turns=len(replies), max_seconds=50
+        )
+        asyncio.run(done.go(), loop_factory=virtual_loop)
+        assert done.completion == answer
+
+    def test_a_subclass_may_choose_the_answer(self, tinker):
+        class Shouts(BasicLoopAgent):
+            @property
+            def answer(self) -> str:
+                return super().answer.upper()
+
+        assert tinker.run(["hello"], agent_class=Shouts).completion == "HELLO"
 
     def test_a_subclass_may_add_to_the_output(self, tinker):
         class Adds(BasicLoopAgent):
@@ -3599,7 +3629,7 @@ class TestScripts:
         assert end == seconds
         assert environment.first_script_was_killed
         # The environment's own limits come 30 seconds later than the agent's.
-        assert environment.timeouts == [100 + 60, 60]
+        assert environment.timeouts == [100 + 60, 3 + 60]
         # The kill runs in "/", because the script may have moved the working directory away.
         assert environment.folders == [None, "/"]
 
@@ -3608,10 +3638,10 @@ class TestScripts:
         assert run_shell(environment, "x").startswith("Exit code: unknown\n")
         assert len(environment.scripts) == 1
 
-    # How the exec that kills the script ends, and the seconds until then: at most 30.
+    # How the exec that kills the script ends, and the seconds until then: at most 33.
     @columns("killing seconds").rows(
         fails=(RuntimeError("gone"), 130),
-        hangs=(forever, 160),
+        hangs=(forever, 163),
         returns_an_error=(ExecResult(stdout="", stderr="gone", return_code=1), 130),
     )
     def test_an_environment_that_cannot_even_kill_is_an_error(self, killing, seconds):

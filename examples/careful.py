@@ -30,13 +30,19 @@ class Careful(BasicLoopAgent):
     options: CarefulOptions  # ty: ignore[incompatible-mutable-override]
 
     async def converse(self, prompt: str, environment: BaseEnvironment) -> StopReason | str:
+        stop_reason = await super().converse(prompt, environment)
         for _ in range(self.options.n_checks):
-            stop_reason = await super().converse(prompt, environment)
             if stop_reason != StopReason.COMPLETED or len(self.turns) >= self.options.max_turns:
                 return stop_reason
-            prompt = (
+            check = (
                 "Before you end, check your work with commands. The task was:\n\n"
                 f"{self.instruction}\n\n"
                 "If something is missing, go on. If not, repeat your answer, without a block."
             )
-        return await super().converse(prompt, environment)
+            try:
+                stop_reason = await super().converse(check, environment)
+            finally:
+                # Without a reply, the next step would open with the check.
+                if self.unanswered == check:
+                    self.unanswered = ""
+        return stop_reason

@@ -50,6 +50,8 @@ most of these words are the next message."""
         commands = fenced_blocks(turn.content, *BasicLoopAgent.languages)
         # The record has only what ran in the container.
         turn.script = "\n".join(commands or [])
+        # The script may be stopped. The next step then opens with the results.
+        turn.observation = "\n\n".join(texts)
         if commands:
             texts.append(await super().execute(commands, environment))
         return "\n\n".join(texts)

@@ -16,7 +16,7 @@ from typing import Any
 
 from harbor.models.metric import UsageInfo
 
-from basic_loop_agent import BasicLoopAgent, Message, ModelClient, Turn
+from basic_loop_agent import FAILED_REASONS, BasicLoopAgent, Message, ModelClient, Turn
 
 
 class TwoCandidates(BasicLoopAgent):
@@ -51,10 +51,11 @@ class PickingClient(ModelClient):
         return replace(picked, usage=total_usage(first, second))
 
 
-def worth(turn: Turn) -> tuple[bool, float]:
-    """A complete reply is worth more than a truncated one. Then the more probable one wins."""
+def worth(turn: Turn) -> tuple[bool, bool, float]:
+    """A complete reply is worth more than a truncated one, and that more than one at which the
+    server failed. Then the more probable one wins."""
     mean = sum(turn.logprobs) / len(turn.logprobs) if turn.logprobs else 0.0
-    return turn.finish_reason == "stop", mean
+    return turn.finish_reason == "stop", turn.finish_reason not in FAILED_REASONS, mean
 
 
 def total_usage(*turns: Turn) -> UsageInfo:
