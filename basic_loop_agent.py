@@ -10,8 +10,8 @@ compact long conversations, call tools natively or run commands in parallel.
 
 Harbor calls `run` or `resume` once per instruction: once for most trials, once per step for a task
 with several steps. A run is one such call. A turn is one model call and its reply. A rollout is the
-token ids and log-probabilities of a run's turns. The answer is the last reply that is complete and
-has no commands, without its thinking.
+token ids and log-probabilities of a run's turns. The answer is the text of the last reply (see the
+property `answer`).
 
 The parts of this file, in order. To change the loop, read up to the end of `sample`.
 
@@ -162,24 +162,21 @@ class BasicLoopOptions(
             self.collect_rollout_details = self.model_client != "litellm"
         if self.model_client != "tinker" and (self.model_path or self.renderer_name):
             raise ValueError("model_path and renderer_name are for model_client=tinker: drop them")
-        # REFUSED_ARGUMENTS has all options, too: those in llm_kwargs itself were taken above, and
-        # extra_body must not hold any.
-        names = {*self.llm_kwargs, *(self.llm_kwargs.get("extra_body") or {})}
-        refused = sorted(names & REFUSED_ARGUMENTS.keys())
-        if refused:
-            raise ValueError(
-                f"llm_kwargs must not hold {refused[0]}: {REFUSED_ARGUMENTS[refused[0]]}"
-            )
+        extra_body = self.llm_kwargs.get("extra_body") or {}
+        for name in [*self.llm_kwargs, *extra_body]:
+            if name in OPTION_NAMES | REFUSED_ARGUMENTS.keys():
+                reason = REFUSED_ARGUMENTS.get(name, "the agent sets it")
+                raise ValueError(f"llm_kwargs must not hold {name}: {reason}")
         return self
 
 
 # The options of this file. Harbor's AgentOptions has others, which the agent does not read, such as
 # reasoning_effort. For litellm that goes into llm_kwargs.
 OPTION_NAMES = BasicLoopOptions.model_fields.keys() - AgentOptions.model_fields.keys()
-# What llm_kwargs must not hold, and why. The last two are arguments of Harbor's LiteLLM, which
-# `ChatClient` replaces.
+# What llm_kwargs and its extra_body must not hold, beside options, and why.
 REFUSED_ARGUMENTS = {
-    **dict.fromkeys([*OPTION_NAMES, "model", "model_name", "stream"], "the agent sets it"),
+    **dict.fromkeys(["model", "model_name", "stream"], "the agent sets it"),
+    # Arguments of Harbor's LiteLLM, in whose place `ChatClient` uses the litellm package.
     "max_thinking_tokens": 'use thinking={"type": "enabled", "budget_tokens": ...}',
     "use_responses_api": "name the model openai/responses/NAME",
 }
@@ -205,12 +202,12 @@ class StopReason(StrEnum):
     ERROR = "error"
 
 
-# Every run that failed raises one of these two errors. The names are Harbor's, which decides by an
-# error's name whether to score a trial (harbor.models.trial.error_policy), and scores neither.
+# Every run that failed raises one of these two errors. Harbor does not score a trial whose error
+# has one of these class names, which are its own (see harbor.models.trial.error_policy).
 
 
 class ApiError(RuntimeError):
-    """The model's server failed."""
+    """The model's server failed, or the very first prompt is too long for the model."""
 
 
 class RuntimeRequestError(RuntimeError):
@@ -355,13 +352,6 @@ class ModelClient(ABC):
 
 # ---- the agent
 
-# The pauses before each further call to a server that is busy or down. The last pause is repeated.
-PAUSES_SEC = (1, 2, 4, 5)
-# The agent gives up if the next call would begin more than these seconds after the first failure.
-WAIT_SEC = 600
-# How often a server that is down is asked before its first reply.
-FIRST_TRIES = 3
-
 _Init = TypeVar("_Init", bound=Callable[..., None])
 
 
@@ -498,6 +488,7 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
             elif blocks is None:
                 turn.observation = self.unclosed_block
             elif self.has_misplaced_fence(turn.content) and prompt != self.misplaced_fence:
+                # Told once: if the next reply is like this one, it is the answer.
                 turn.observation = self.misplaced_fence
             else:
                 return StopReason.COMPLETED
@@ -569,8 +560,8 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
     def messages(self) -> tuple[Message, ...]:
         """The conversation so far, as copies. To edit it, assign a new list: the next prompt is
         then rendered from it, and does not begin with the sampled ids. An assignment alone sends
-        nothing. Special tokens in the new messages stay special, even those that a reply holds as
-        text: pass a reply that you keep through `client.escape_special_tokens`."""
+        nothing. The new messages are rendered as they are: pass each reply that you keep through
+        `client.escape_special_tokens`, or a tag that the model wrote as text becomes a token."""
         return tuple(dict(message) for message in self._chat.messages)
 
     @messages.setter
@@ -617,20 +608,15 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
                 # A server that aborts a reply is alive, so the wait starts again.
                 if n_failures == 1 or isinstance(failure, AbortedError):
                     give_up_at = min(clock() + WAIT_SEC, self._deadline)
-                pause = PAUSES_SEC[min(n_failures, len(PAUSES_SEC)) - 1]
                 meaning = meaning_of(failure)
-                # A server that is down and never replied may be at a wrong URL.
-                most_tries = (
-                    FIRST_TRIES if meaning == "down" and not self._has_replied else math.inf
-                )
-                may_wait = meaning in ("busy", "down") and n_failures < most_tries
-                if not may_wait or clock() + pause > give_up_at:
+                pause = pause_sec(meaning, n_failures, self._has_replied)
+                if pause is None or clock() + pause > give_up_at:
                     self._give_up(failure, meaning)
                 self.logger.warning(f"the model's server failed: {error_text(failure)}")
                 await asyncio.sleep(pause)
         except asyncio.CancelledError:
-            # `_converse_in_time` cancels this call at the deadline. If it failed before, the server
-            # was down, and the model is not at fault.
+            # `_converse_in_time` cancels this method at the deadline. If a call failed before, the
+            # server was down, and the model is not at fault.
             if n_failures and clock() >= self._deadline:
                 raise ApiError("max_seconds ended before the model's server was back") from None
             raise
@@ -643,7 +629,7 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         if isinstance(failure, ApiError):
             raise failure
         text = error_text(failure)
-        # Before the first reply, a prompt that is too long is the task's fault, so raise ApiError.
+        # If the very first prompt is too long, the model is not at fault: ApiError is not scored.
         if meaning == "context is full" and self._has_replied:
             raise ContextLengthExceededError(text) from failure
         server = self.client.url or "the server"
@@ -847,14 +833,14 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
             },
         }
         steps = []
-        observation = ""
+        shown = ""
         for turn in self.turns:
-            # The last turn's step already shows its observation, with which this prompt may begin.
-            message = turn.prompt.removeprefix(valid_text(observation))
+            # The step before already shows its observation. Do not repeat it.
+            message = turn.prompt.removeprefix(shown)
             if message:
                 steps.append({"source": "user", "message": message, "timestamp": turn.sent_at})
             steps.append(self.trajectory_step(turn))
-            observation = turn.observation
+            shown = valid_text(turn.observation)
         if not steps:
             # ATIF wants at least one step.
             now = datetime.now(UTC).isoformat()
@@ -1011,8 +997,8 @@ Meaning = Literal["context is full", "refused", "busy", "down", "failed"]
 
 
 def meaning_of(error: Exception) -> Meaning:
-    """What an error of a client means. The agent may wait for a server that is busy or down, and
-    keeps the client after an error about the request."""
+    """What an error of a client means. "refused" is an error about the request, "failed" one that
+    does not pass by itself, such as a wrong key."""
     if isinstance(error, ContextLengthExceededError):
         return "context is full"
     if isinstance(error, AbortedError):
@@ -1034,6 +1020,23 @@ def meaning_of(error: Exception) -> Meaning:
     return "down" if is_unreachable or status in DOWN_STATUSES or status >= 500 else "failed"
 
 
+# The pauses before each further call to a server that is busy or down. The last pause is repeated.
+PAUSES_SEC = (1, 2, 4, 5)
+# The agent gives up if the next call would begin more than these seconds after the first failure.
+WAIT_SEC = 600
+# How many calls to make to a server that is down and never replied: its URL may be wrong.
+CALLS_BEFORE_FIRST_REPLY = 3
+
+
+def pause_sec(meaning: Meaning, n_failures: int, has_replied: bool) -> float | None:
+    """Seconds until the agent calls the server again, or None if another call would not help."""
+    if meaning not in ("busy", "down"):
+        return None
+    if meaning == "down" and not has_replied and n_failures >= CALLS_BEFORE_FIRST_REPLY:
+        return None
+    return PAUSES_SEC[min(n_failures, len(PAUSES_SEC)) - 1]
+
+
 def error_text(error: Exception) -> str:
     """The texts of an error and of what first caused it, such as "Connection error. (Connection
     refused)". Passwords of URLs are left out."""
@@ -1047,7 +1050,7 @@ def first_cause(error: BaseException) -> BaseException:
     cause = error
     # A bound, because causes may form a cycle.
     for _ in range(20):
-        # The openai package raises its errors `from None`. The hidden errors say no more.
+        # The openai package raises its own errors `from None`: what they hide says no more.
         hides_context = cause is error and cause.__suppress_context__
         if isinstance(cause, BaseExceptionGroup):
             # "All connection attempts failed" is a group with one error for each address.
@@ -1235,7 +1238,7 @@ def check_access(
 
 # The tag at which the thinking begins, and the tag after which the answer begins. All between them
 # is thinking, whatever tags it holds. Some templates write the first tag at the end of the prompt.
-# Add the tags of other models here.
+# Then `TokenClient.call` puts it back in front of the reply. Add the tags of other models here.
 THINKING_TAGS = {
     # <think>hm</think>hi
     "<think>": "</think>",
@@ -1314,13 +1317,18 @@ def split_reply(turn: Turn) -> Turn:
     if thinking and answer.startswith("<response>"):
         # Ernie: <think>hm</think><response>hi</response>
         answer = answer.rstrip().removeprefix("<response>").removesuffix("</response>").strip()
+    thinking = (turn.reasoning_content or "") + thinking
+    return replace(turn, content=without_wrapping(answer), reasoning_content=thinking)
+
+
+def without_wrapping(answer: str) -> str:
+    """An answer without the tags around it: "hi" for <|START_RESPONSE|>hi<|END_RESPONSE|>."""
     for start in ANSWER_STARTS:
         if answer.lstrip().startswith(start):
             answer = answer.lstrip().removeprefix(start)
     for end in ANSWER_ENDS:
         answer = answer.removesuffix(end)
-    thinking = (turn.reasoning_content or "") + thinking
-    return replace(turn, content=answer, reasoning_content=thinking)
+    return answer
 
 
 # ---- clients that send messages
@@ -1407,8 +1415,8 @@ class ChatClient(ModelClient):
 
     def _missing_keys(self, error: Exception) -> list[str]:
         """The names of the variables that may hold the API key, if a call failed because it had no
-        key; otherwise an empty list. Some of litellm's providers raise an error of their own, and
-        others ask the server."""
+        key; otherwise an empty list. Without a key, some of litellm's providers raise an error, and
+        the others ask the server, which refuses the call."""
         import litellm
         from litellm.exceptions import AuthenticationError
 
@@ -1424,9 +1432,13 @@ class ChatClient(ModelClient):
         if fields.get("error"):
             raise ApiError(f"the server ended the reply with an error: {fields['error']}")
         # litellm reports a finish reason that it does not know as "stop", and keeps the server's
-        # word here. Many of these words mean success, so only known ones count.
-        word = str(fields.get("native_finish_reason")).lower()
-        reason = word if word in FAILED_REASONS else choice.finish_reason
+        # own word here. Other words that it does not know mean success.
+        server_reason = str(fields.get("native_finish_reason")).lower()
+        reason = choice.finish_reason
+        if server_reason in FAILED_REASONS:
+            reason = server_reason
+        elif server_reason in TRUNCATED_REASONS:
+            reason = "length"
         if reason == "abort":
             raise AbortedError("the server aborted the reply")
         logprobs = (choice.get("logprobs") or {}).get("content") or []
@@ -1445,7 +1457,7 @@ class ChatClient(ModelClient):
             prompt_token_ids=getattr(response, "prompt_token_ids", None),
             completion_token_ids=fields.get("token_ids"),
             logprobs=[token["logprob"] for token in logprobs] or None,
-            finish_reason="length" if word in TRUNCATED_REASONS else reason,
+            finish_reason=reason,
             extra={name: fields[name] for name in EXTRA_NAMES if fields.get(name)},
         )
 
@@ -1476,9 +1488,9 @@ class TokenClient(ModelClient, ABC):
     # Regular expressions that match the model's special tokens.
     special_tokens: Sequence[str]
 
-    # The head that `_tail` found last, for a trial of this client. Another trial may need another
-    # one, so each call of `_tail` compares it with what it rendered.
-    _head: Sequence[int] = ()
+    def __init__(self) -> None:
+        # The head that `_tail` found for each system message.
+        self._heads: dict[str, list[int]] = {}
 
     @abstractmethod
     async def render(self, messages: list[Message]) -> list[int]:
@@ -1541,35 +1553,38 @@ class TokenClient(ModelClient, ABC):
             reply    REPLY<|im_end|>
             tail     <|im_end|><|im_start|>user NEW<|im_end|><|im_start|>assistant
 
-        <|im_end|> is in the reply and in the tail, and is kept once.
-
-        The whole conversation is rendered instead if there is no previous turn or if it has no ids,
-        if the tail is not found, or if a complete reply does not end in the tail's first tokens.
+        <|im_end|> is in the reply and in the tail, and is kept once. If the prompt cannot be made
+        so, the whole conversation is rendered.
         """
         if not (previous and previous.prompt_token_ids and previous.completion_token_ids):
             return await self.render(messages)
         tail = await self._tail(messages)
-        # The stop token, more than one (Inkling, Kimi K3), or none if the reply was truncated.
+        if not tail:
+            return await self.render(messages)
+        # The two share one stop token, several (Inkling, Kimi K3), or none after a truncated reply.
         n_shared = overlap(previous.completion_token_ids, tail)
-        ends_unlike_the_template = previous.finish_reason == "stop" and n_shared == 0
-        if not tail or ends_unlike_the_template:
+        if n_shared == 0 and previous.finish_reason == "stop":
+            # The model ended its reply in another way than the template.
             return await self.render(messages)
         return previous.ids + tail[n_shared:]
 
     async def _tail(self, messages: list[Message]) -> list[int]:
         """The tokens that the template writes after a reply, up to the next one, or an empty list.
         To find them, render a short conversation with a made-up reply, "b". The real conversation
-        does not serve, because templates change the replies in it.
+        cannot be used, because templates change the replies in it.
 
             <|im_start|>user a<|im_end|><|im_start|>assistant b TAIL
+            head                                              |
 
-        The ids up to and with "b" are the head, and all after it is the tail.
+        The head ends with "b", and all after it is the tail.
         """
         # The tail may depend on the system message, which may turn thinking off.
         system = [message for message in messages[:1] if message["role"] == "system"]
         start = [*system, {"role": "user", "content": "a"}]
         ids = await self.render([*start, {"role": "assistant", "content": "b"}, messages[-1]])
-        if not self._head or ids[: len(self._head)] != self._head:
+        key = json.dumps(system)
+        head = self._heads.get(key, [])
+        if not head or ids[: len(head)] != head:
             # The head is not known yet, or the template wrote another one. To find "b", render the
             # same with "c": the first token that differs is the reply. (Each is one token.)
             with_c = await self.render(
@@ -1578,8 +1593,8 @@ class TokenClient(ModelClient, ABC):
             differs = [a != b for a, b in zip(ids, with_c, strict=False)]
             if True not in differs:
                 return []
-            self._head = ids[: differs.index(True) + 1]
-        return ids[len(self._head) :]
+            head = self._heads[key] = ids[: differs.index(True) + 1]
+        return ids[len(head) :]
 
 
 def overlap(reply: list[int], tail: list[int]) -> int:
@@ -1642,6 +1657,7 @@ class TinkerClient(TokenClient):
         from tinker_cookbook.renderers import get_renderer
         from tinker_cookbook.tokenizer_utils import get_tokenizer
 
+        super().__init__()
         self.url = url and without_passwords(url)
         self.max_tokens = options.max_tokens
         name = options.renderer_name or get_recommended_renderer_name(model)
@@ -1795,6 +1811,7 @@ class ServerClient(TokenClient):
     ) -> None:
         from openai import AsyncOpenAI, Timeout
 
+        super().__init__()
         self.url = url and without_passwords(url)
         self.max_tokens = options.max_tokens
         self._given_limit = options.context_limit
@@ -1808,8 +1825,8 @@ class ServerClient(TokenClient):
             # The openai package wants a key. A server without keys takes any.
             api_key=key or "none",
             default_headers=args.pop("extra_headers", None),
-            # No time limit for a response, unless llm_kwargs has one. The agent would repeat the
-            # call, while the server still samples the first reply. The limits of the run end it.
+            # No time limit for a response, unless llm_kwargs has one: a call that is repeated would
+            # sample a second reply. `max_seconds` ends a call that takes too long.
             timeout=Timeout(args.pop("timeout", None), connect=FIRST_RESPONSE_SEC),
             # The agent repeats a call itself.
             max_retries=args.pop("max_retries", 0),
@@ -1857,7 +1874,7 @@ class ServerClient(TokenClient):
         except APIStatusError as error:
             if error.status_code not in (404, 405):
                 raise
-            # A gateway may pass on /v1 only, and not /tokenize.
+            # A gateway may pass on /v1 only, so name the path.
             place = f"{type(error).__name__} of {self.url}, {path}"
             raise ApiError(f"{place}: {error_text(error)}") from error
 
@@ -1971,7 +1988,7 @@ def training_data(trial: TrialResult) -> TrainingData | None:
     return TrainingData(turns, reward, stop_reasons[-1], trial)
 
 
-# Other names under which trainers import `training_data`.
+# Other names of `training_data`, which trainers import.
 _trial_to_trajectory = trial_to_trajectory = training_data
 
 
@@ -2015,12 +2032,13 @@ def turns_of(context: AgentContext) -> Iterator[Turn]:
 
 
 def write_file(path: Path, parts: Iterable[bytes]) -> None:
-    """Write a file into the log folder that all users can read. A script can put a link or a pipe
-    in its place, so an old file is removed unopened. The mode "x" refuses a new one that a script
-    makes meanwhile. Raises OSError, for instance if a script put a folder there."""
+    """Write a file into the log folder that all users can read. Raises OSError, for instance if a
+    script put a folder there."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    # A script may have put a link or a pipe there, which must not be opened.
     path.unlink(missing_ok=True)
     try:
+        # "x" fails if a script puts another one there meanwhile.
         with open(path, "xb") as file:
             # The tests may run as another user, and the process may have a umask.
             os.chmod(file.fileno(), 0o644)
@@ -2082,7 +2100,7 @@ def fenced_blocks(text: str, *languages: str) -> list[str] | None:
     while opening := _OPENING_FENCE.search(text, end):
         before, fence, words = opening.groups()
         # The closing fence is at least as long, and indented by less than four blanks more.
-        closing_fence = rf"(?m)^[ \t]{{0,{len(before) + 3}}}{fence}[`~]*[ \t]*$"
+        closing_fence = rf"(?m)^[ \t]{{0,{len(before) + 3}}}{fence}{fence[0]}*[ \t]*$"
         closing = re.compile(closing_fence).search(text, opening.end())
         is_unreadable = is_unreadable or closing is None
         content_end, end = closing.span() if closing else (len(text), len(text))
@@ -2106,48 +2124,47 @@ def fenced_blocks(text: str, *languages: str) -> list[str] | None:
 #     :3f2a19bc:0:
 #
 # for `echo hello`: the output in base64, because a script may print bytes that are no text, and the
-# exit code. The program needs /proc, bash, coreutils and grep.
+# exit code. The program needs /proc, bash, coreutils and grep. It has three parts.
 
-
-def without_comments(program: str) -> str:
-    """A bash program without its comments. The program is an argument of a process, and `pkill -f
-    WORD` in a script kills every process that has this word among its arguments."""
-    return re.sub("(?m)^ *#.*\n", "", program)
-
-
-_PROGRAM = without_comments(r"""
+# 1. Write the script to a file, in /dev/shm, where endless output stops at 64 MB (in Docker), or in
+# /tmp if /dev/shm is missing or full. Errors are printed before the report begins. The script is no
+# argument of bash, because models run `pkill -f python`, which kills every process with "python"
+# among its arguments. (For the same reason these programs hold no comments.)
+_WRITE = r"""
 basic_loop_write() {
   basic_loop_path=$1/$BASIC_LOOP_MARK
   echo $basic_loop_script | base64 -d >$basic_loop_path.script
 }
-# In /dev/shm endless output stops at 64 MB (in Docker). If it is missing or full, use /tmp.
 { basic_loop_write /dev/shm || basic_loop_write /tmp; } 2>&1 || exit 1
-echo begin:$BASIC_LOOP_MARK:
-# `kill_and_check` finds the script's processes by this variable in their environment. The other
-# variables are not exported.
+"""
+# 2. Run it. All that it starts inherits BASIC_LOOP_MARK, by which `kill_script` finds it; the other
+# variables are not exported. The output is a file, because a server that the script leaves behind
+# would hold a pipe open. `>>`, because a script may also open the file as /dev/stderr, and the two
+# writers must not overwrite each other. bash's own messages, such as "Killed", go to /dev/null.
+_RUN = r"""
 export BASIC_LOOP_MARK
-{
-  # The output is a file, because a server that the script leaves behind would hold a pipe open.
-  # If the script empties the file with `>/dev/stderr`, `>>` goes on at its new end.
-  timeout -k 2 $basic_loop_seconds bash $basic_loop_path.script \
-    </dev/null >>$basic_loop_path.output 2>&1
-  basic_loop_exit=$?
-  basic_loop_size=$(stat -c %s $basic_loop_path.output)
-  if [ "$basic_loop_size" -gt $basic_loop_bytes ]; then
-    {
-      head -c $((basic_loop_bytes / 2)) $basic_loop_path.output
-      printf '\n[... %s bytes left out ...]\n' $((basic_loop_size - basic_loop_bytes / 2 * 2))
-      tail -c $((basic_loop_bytes / 2)) $basic_loop_path.output
-    } | base64
-  else
-    # Not the whole file, because the server may print endlessly by now.
-    head -c $basic_loop_bytes $basic_loop_path.output | base64
-  fi
-# bash itself would print messages such as "Killed".
-} 2>/dev/null
+echo begin:$BASIC_LOOP_MARK:
+exec 2>/dev/null
+timeout -k 2 $basic_loop_seconds bash $basic_loop_path.script \
+  </dev/null >>$basic_loop_path.output 2>&1
+basic_loop_exit=$?
+"""
+# 3. Print the output, or its start and its end. `head` and not `cat`, because the server may still
+# be printing.
+_REPORT = r"""
+basic_loop_size=$(stat -c %s $basic_loop_path.output)
+if [ "$basic_loop_size" -gt $basic_loop_bytes ]; then
+  {
+    head -c $basic_loop_half $basic_loop_path.output
+    printf '\n[... %s bytes left out ...]\n' $((basic_loop_size - 2 * basic_loop_half))
+    tail -c $basic_loop_half $basic_loop_path.output
+  } | base64
+else
+  head -c $basic_loop_bytes $basic_loop_path.output | base64
+fi
 echo :$BASIC_LOOP_MARK:$basic_loop_exit:
 rm -f /dev/shm/$BASIC_LOOP_MARK.* /tmp/$BASIC_LOOP_MARK.*
-""")
+"""
 
 
 def as_one_script(blocks: list[str]) -> str:
@@ -2160,11 +2177,15 @@ def as_one_script(blocks: list[str]) -> str:
 
 def script_program(blocks: list[str], mark: str, seconds: int, max_bytes: int) -> str:
     """The bash program that runs the blocks as one script and prints a report."""
-    script = base64.b64encode(as_one_script(blocks).encode()).decode()
-    return (
-        f"BASIC_LOOP_MARK={mark} basic_loop_seconds={seconds} basic_loop_bytes={max_bytes}\n"
-        f"basic_loop_script={script}{_PROGRAM}"
-    )
+    variables = {
+        "BASIC_LOOP_MARK": mark,
+        "basic_loop_seconds": seconds,
+        "basic_loop_bytes": max_bytes,
+        "basic_loop_half": max_bytes // 2,
+        "basic_loop_script": base64.b64encode(as_one_script(blocks).encode()).decode(),
+    }
+    lines = [f"{name}={value}" for name, value in variables.items()]
+    return "\n".join(lines) + _WRITE + _RUN + _REPORT
 
 
 def parse_report(printed: str, mark: str) -> tuple[str, str] | None:
@@ -2196,11 +2217,10 @@ async def exec_in_time(
         return await environment.exec(command, cwd=cwd, timeout_sec=seconds + 2 * MARGIN_SEC)
 
 
-_KILL = without_comments(r"""
-# The files /proc/PID/environ that hold the mark, and of each the PID. This program is none of the
-# processes: its variable is not exported.
+# `marked` prints the PIDs of all processes that inherited the exported mark. SIGTERM comes first,
+# because a program such as git then removes its lock.
+_KILL = r"""
 marked() { grep -ls BASIC_LOOP_MARK=$BASIC_LOOP_MARK /proc/[0-9]*/environ | cut -d / -f 3; }
-# SIGTERM first, because a program such as git then removes its lock.
 kill -TERM $(marked)
 for _ in {1..20}; do
   [ -n "$(marked)" ] || break
@@ -2209,20 +2229,34 @@ done
 kill -KILL $(marked)
 rm -f /dev/shm/$BASIC_LOOP_MARK.* /tmp/$BASIC_LOOP_MARK.*
 true
-""")
+"""
 KILL_SEC = 3
 
 
-async def kill_and_check(mark: str, environment: BaseEnvironment) -> bool:
-    """Kill a script and what it started, and remove its files. Returns whether the environment
-    still runs commands: the last one, `true`, has return code 0. In "/", because the script may
-    have moved the working directory away."""
+async def kill_script(mark: str, environment: BaseEnvironment) -> bool:
+    """Kill a script and what it started, and remove its files. Returns False if the environment no
+    longer runs commands: the last command of _KILL, `true`, cannot fail."""
     try:
         program = f"BASIC_LOOP_MARK={mark}{_KILL}"
+        # In "/", because the script may have moved the working directory away.
         result = await exec_in_time(environment, program, "/", KILL_SEC)
     except Exception:
         return False
     return result.return_code == 0
+
+
+async def start_program(
+    program: str, mark: str, environment: BaseEnvironment, seconds: int
+) -> tuple[str, bool]:
+    """Run the program of a script, in the image's working directory or else in "/". Returns what it
+    printed, and whether it ran in "/". Raises TimeoutError, and any error of the environment."""
+    result = await exec_in_time(environment, program, None, seconds)
+    # Docker starts no process in a working directory that an earlier script moved away or removed.
+    has_started = not result.return_code or f"begin:{mark}:" in (result.stdout or "")
+    if not has_started:
+        result = await exec_in_time(environment, program, "/", seconds)
+    # stderr says why there is no report, such as "bash: not found".
+    return valid_text(result.stdout) + valid_text(result.stderr), not has_started
 
 
 async def run_script(
@@ -2242,31 +2276,23 @@ async def run_script(
     started = clock()
     ran_in_root = False
     try:
-        result = await exec_in_time(environment, program, None, seconds)
-        if result.return_code and f"begin:{mark}:" not in (result.stdout or ""):
-            # The script did not start. Docker cannot start a process in a working directory that an
-            # earlier script moved away or removed, so try once more in "/".
-            ran_in_root = True
-            result = await exec_in_time(environment, program, "/", seconds)
-        # stderr says why there is no report, such as "bash: not found".
-        printed = valid_text(result.stdout) + valid_text(result.stderr)
+        printed, ran_in_root = await start_program(program, mark, environment, seconds)
     except Exception as error:
         # Docker raises RuntimeError at `timeout_sec`. The script may be running.
         printed = f"{type(error).__name__}: {error}"
     except BaseException:
         # The run was cancelled.
-        await kill_and_check(mark, environment)
+        await kill_script(mark, environment)
         raise
-    code, output = parse_report(printed, mark) or ("unknown", printed[-max_bytes:])
+    report = parse_report(printed, mark)
+    code, output = report or ("unknown", printed[-max_bytes:])
     # `timeout` exits with 124 at its limit, or 137 if SIGTERM was not enough, and busybox's with
     # 143. A script may exit with them earlier.
     is_over = code in ("124", "137", "143") and clock() - started >= seconds
-    if code == "unknown" or is_over:
-        still_runs_commands = await kill_and_check(mark, environment)
-        if not still_runs_commands:
-            raise RuntimeRequestError(f"the environment no longer runs scripts: {printed}")
+    if (is_over or not report) and not await kill_script(mark, environment):
+        raise RuntimeRequestError(f"the environment no longer runs scripts: {printed}")
     notices = []
-    if code == "unknown":
+    if not report:
         notices.append("[The script gave no report.]")
     elif ran_in_root:
         notices.append("[The working directory is gone, so the script ran in /.]")

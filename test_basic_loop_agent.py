@@ -1705,6 +1705,20 @@ class TestLoop:
         asyncio.run(done.go(), loop_factory=virtual_loop)
         assert done.completion == answer
 
+    def test_the_tokens_of_a_client_without_usage_are_counted(self, tinker):
+        class Silent(module.ModelClient):
+            async def call(self, prompt: str, *given: Any, **other: Any) -> Turn:
+                return Turn(
+                    content="hi", prompt_token_ids=[1, 2], completion_token_ids=[3], logprobs=[-1.0]
+                )
+
+        class SilentAgent(BasicLoopAgent):
+            def _build_llm(self) -> module.ModelClient:
+                return Silent()
+
+        context = tinker.run(agent_class=SilentAgent).context
+        assert (context.n_input_tokens, context.n_output_tokens) == (2, 1)
+
     def test_a_subclass_may_choose_the_answer(self, tinker):
         class Shouts(BasicLoopAgent):
             @property
