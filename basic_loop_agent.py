@@ -408,11 +408,12 @@ class BasicLoopAgent(BaseAgent):
     )
     # The default system message if max_turns > 1. {seconds} becomes the time limit of a script.
     protocol: ClassVar[str] = """\
-Solve the task by running commands in its environment. Nobody answers questions. Put the commands \
-in fenced blocks that open with ```bash: the blocks of a reply run as one script, and its exit \
-code and output are the next message. Each script starts in a fresh shell (files stay, variables \
-and directory do not) and has {seconds} seconds. Use no pager and no editor. Send long output to a \
-file, and look at it with head, tail or grep. When the task is done, reply without such a block."""
+Solve the task by running commands in its environment. No one will answer questions. Put the \
+commands in fenced blocks that open with ```bash: the blocks of a reply run as one script, and its \
+exit code and output are the next message. Each script starts in a fresh shell (files persist; \
+variables and the working directory do not) and may run for {seconds} seconds. Do not use a pager \
+or an editor. Send long output to a file, and look at it with head, tail or grep. When the task is \
+done, reply without such a block."""
     # The languages of the blocks that are run, in lower case.
     languages: ClassVar[tuple[str, ...]] = ("bash", "sh", "shell")
     # What the model is told if `bash_blocks` returns None, or if `has_misplaced_fence`.
@@ -612,7 +613,9 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
                 pause = pause_sec(meaning, n_failures, self._has_replied)
                 if pause is None or clock() + pause > give_up_at:
                     self._give_up(failure, meaning)
-                self.logger.warning(f"the model's server failed: {error_text(failure)}")
+                self.logger.warning(
+                    f"the model's server failed, next call in {pause} s: {error_text(failure)}"
+                )
                 await asyncio.sleep(pause)
         except asyncio.CancelledError:
             # `_converse_in_time` cancels this method at the deadline. If a call failed before, the
@@ -669,7 +672,7 @@ file, and look at it with head, tail or grep. When the task is done, reply witho
         """Build or reuse the model client, and list the task's skills. Raises ValueError if
         something is missing, and any error of the client or the environment."""
         if not self.model_name:
-            raise ValueError("no model: name one with -m, such as -m Qwen/Qwen3-8B")
+            raise ValueError("no model: name one with -m, such as Qwen/Qwen3-8B or openai/gpt-5")
         self.introduction: list[str] = []
         self.client = await self._shared_llm()
         if self.skills_dir:
@@ -1370,7 +1373,11 @@ class ChatClient(ModelClient):
     ) -> None:
         import litellm
 
-        _, self._provider, *_ = litellm.get_llm_provider(model, args.get("custom_llm_provider"))
+        try:
+            _, self._provider, *_ = litellm.get_llm_provider(model, args.get("custom_llm_provider"))
+        except litellm.exceptions.BadRequestError as error:
+            text = f"the model {model} names no provider: write -m PROVIDER/NAME"
+            raise ValueError(f"{text}, such as -m openai/{model}") from error
         url, key = url_and_key(options, self._provider, agent_env)
         self.url = url and without_passwords(url)
         if options.model_info:
@@ -1839,7 +1846,7 @@ class ServerClient(TokenClient):
         self._decoded: dict[tuple[int, ...], str] = {}
 
     async def connect(self) -> None:
-        from openai import APIConnectionError, APIError
+        from openai import APIConnectionError, APIError, AuthenticationError
 
         http = self._http.with_options(timeout=FIRST_RESPONSE_SEC, max_retries=1)
         limits: dict[str, int] = {}
@@ -1849,7 +1856,10 @@ class ServerClient(TokenClient):
             limits = context_limits(response["data"], self._is_sglang)
         except APIConnectionError as error:
             raise ApiError(f"nothing answers at {self.url}: {error_text(error)}") from error
-        except (APIError, KeyError, TypeError) as error:
+        except AuthenticationError as error:
+            name = "SGLANG_API_KEY" if self._is_sglang else "VLLM_API_KEY"
+            raise ApiError(f"{self.url} wants another key: set {name} ({error})") from error
+        except (APIError, KeyError, TypeError, ValueError) as error:
             if not self._given_limit:
                 raise ApiError(
                     f"{self.url} is no vLLM or SGLang server (for another one set "

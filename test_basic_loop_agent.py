@@ -1169,7 +1169,7 @@ class TestOptions:
             RuntimeError,
             "gives no context limit for the model x: its models are",
         ),
-        no_provider=("chat", {"model_name": "x"}, litellm.BadRequestError, "Provider NOT provided"),
+        no_provider=("chat", {"model_name": "x"}, ValueError, "write -m PROVIDER/NAME, such as"),
     )
     def test_setup_refuses_what_cannot_work(self, client, given, error_type, message, request):
         with pytest.raises(error_type, match=message):
@@ -1416,7 +1416,7 @@ class TestLoop:
 
     def test_the_default_system_message_explains_bash_blocks(self, tinker):
         tinker.run(max_turns=2, command_timeout_sec=77)
-        pattern = "(?s)system\n.*fenced blocks that open with ```bash.*has 77 seconds"
+        pattern = "(?s)system\n.*fenced blocks that open with ```bash.*may run for 77 seconds"
         assert re.search(pattern, tinker.prompt_text(0))
 
     def test_an_instruction_may_use_special_tokens(self, model):
@@ -5099,6 +5099,12 @@ class TestVllm:
         another_answer=({"models": []}, "is no vLLM or SGLang server"),
         no_path=(Refusal(404, "gone"), "is no vLLM or SGLang server"),
     )
+
+    @columns("options").rows(default={}, with_a_limit={"context_limit": 500})
+    def test_setup_names_the_variable_if_a_server_wants_another_key(self, options, vllm):
+        models_are(vllm, Refusal(401, "Unauthorized"))
+        with pytest.raises(module.ApiError, match="wants another key: set VLLM_API_KEY"):
+            set_up(vllm.agent(**options))
 
     @NO_LIMIT
     def test_setup_refuses_a_server_without_a_limit(self, answer, error, vllm):

@@ -19,7 +19,8 @@ def print_trial(folder: Path) -> None:
     if data:
         print(folder, data.reward, data.stop_reason)
     elif trial.exception_info:
-        print(folder, f"failed: {trial.exception_info.exception_type}, see {folder}/exception.txt")
+        error = trial.exception_info
+        print(folder, f"failed: {error.exception_type}: {error.exception_message}")
     else:
         print(folder, "has no training data: it has no valid reward, or a step failed")
     # A task with steps has a folder for each.
@@ -53,5 +54,8 @@ if __name__ == "__main__":
     if len(sys.argv) < 2:
         raise SystemExit(__doc__)
     for job in sys.argv[1:]:
-        for path in sorted(Path(job).glob("*/result.json")):
+        paths = sorted(Path(job).glob("*/result.json"))
+        if not paths:
+            raise SystemExit(f"{job} has no finished trials")
+        for path in paths:
             print_trial(path.parent)
