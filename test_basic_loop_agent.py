@@ -4772,6 +4772,11 @@ class TestVllm:
         ]
         assert [turn.prompt for turn in vllm.sampled[1:]] == expected
 
+    def test_a_key_in_llm_kwargs_is_in_no_requests_body(self, vllm):
+        vllm.run(llm_kwargs={"api_key": "sk-secret", "top_k": 3})
+        (body,) = vllm.bodies("/v1/completions")
+        assert (body["top_k"], "api_key" in body) == (3, False)
+
     def test_a_message_may_turn_thinking_on_and_off(self, vllm):
         def template(messages: list[dict]) -> str:
             is_on = messages[-1]["content"] == "/think"
