@@ -202,8 +202,8 @@ class StopReason(StrEnum):
     ERROR = "error"
 
 
-# Every run that failed raises one of these two errors. Harbor does not score a trial whose error
-# has one of these class names, which are its own (see harbor.models.trial.error_policy).
+# Every run that failed raises one of the next two errors. Harbor decides by the name of an error's
+# class whether to score a trial, and scores neither of these names (see its error_policy.py).
 
 
 class ApiError(RuntimeError):
@@ -561,8 +561,8 @@ done, reply without such a block."""
     def messages(self) -> tuple[Message, ...]:
         """The conversation so far, as copies. To edit it, assign a new list: the next prompt is
         then rendered from it, and does not begin with the sampled ids. An assignment alone sends
-        nothing. The new messages are rendered as they are: pass each reply that you keep through
-        `client.escape_special_tokens`, or a tag that the model wrote as text becomes a token."""
+        nothing. The new messages are rendered as they are. Pass each reply that you keep through
+        `client.escape_special_tokens`: if the model typed <|im_end|>, it would become a token."""
         return tuple(dict(message) for message in self._chat.messages)
 
     @messages.setter
@@ -577,8 +577,8 @@ done, reply without such a block."""
 
     @property
     def answer(self) -> str:
-        """The text for completion.txt: the last complete reply after which the loop ran and told
-        nothing, or else the last reply. A subclass may override this."""
+        """The text for completion.txt: the last complete reply without a script and an observation;
+        if there is none, the last reply. A subclass may override this."""
         complete = [turn for turn in self.turns if turn.finish_reason == "stop"]
         answers = [turn for turn in complete if not turn.script and not turn.observation]
         last = (answers or self.turns)[-1:]
@@ -990,7 +990,7 @@ QUOTA_IS_USED_UP = (
 )
 # The statuses of an error about the request. llama.cpp and Ollama return 500 for a long prompt.
 REFUSED_STATUSES = (400, 413, 422)
-# The statuses of a server that is overloaded, or paused for new weights.
+# The statuses of a server that is overloaded, or paused for new weights. (529 is Anthropic's.)
 BUSY_STATUSES = (429, 498, 503, 529)
 # The statuses of a gateway that gave up waiting or lost its connection. `meaning_of` treats every
 # other status from 500 on in the same way.
@@ -1053,7 +1053,7 @@ def first_cause(error: BaseException) -> BaseException:
     cause = error
     # A bound, because causes may form a cycle.
     for _ in range(20):
-        # The openai package raises its own errors `from None`: what they hide says no more.
+        # The openai package hides an error with `from None` if its text adds nothing.
         hides_context = cause is error and cause.__suppress_context__
         if isinstance(cause, BaseExceptionGroup):
             # "All connection attempts failed" is a group with one error for each address.
@@ -1438,8 +1438,8 @@ class ChatClient(ModelClient):
         fields = getattr(choice, "provider_specific_fields", None) or {}
         if fields.get("error"):
             raise ApiError(f"the server ended the reply with an error: {fields['error']}")
-        # litellm reports a finish reason that it does not know as "stop", and keeps the server's
-        # own word here. Other words that it does not know mean success.
+        # litellm reports an unknown finish reason as "stop", and keeps the server's word here. A
+        # word that is in neither table below means success.
         server_reason = str(fields.get("native_finish_reason")).lower()
         reason = choice.finish_reason
         if server_reason in FAILED_REASONS:
@@ -1998,7 +1998,7 @@ def training_data(trial: TrialResult) -> TrainingData | None:
     return TrainingData(turns, reward, stop_reasons[-1], trial)
 
 
-# Other names of `training_data`, which trainers import.
+# Other names of `training_data`: the one that the first trainers import, and a public one.
 _trial_to_trajectory = trial_to_trajectory = training_data
 
 
@@ -2101,8 +2101,9 @@ def fenced_blocks(text: str, *languages: str) -> list[str] | None:
     lower case). Their fences are lines of their own. A block inside another one, or inside ~~~,
     does not count.
 
-    None if there are such blocks, but one of them has more than the language on its first line, or
-    any block of the text, in whatever language, is not closed."""
+    An empty list: there is no such block. None: there is one, but it cannot be read safely, because
+    it has more than the language on its first line, or because some block of the text, in whatever
+    language, is not closed."""
     text = re.sub("\r\n?", "\n", f"{text}\n")
     contents = []
     is_unreadable = False
@@ -2139,7 +2140,7 @@ def fenced_blocks(text: str, *languages: str) -> list[str] | None:
 # 1. Write the script to a file, in /dev/shm, where endless output stops at 64 MB (in Docker), or in
 # /tmp if /dev/shm is missing or full. Errors are printed before the report begins. The script is no
 # argument of bash, because models run `pkill -f python`, which kills every process with "python"
-# among its arguments. (For the same reason these programs hold no comments.)
+# among its arguments. (This program is an argument of bash itself, so it holds no comments.)
 _WRITE = r"""
 basic_loop_write() {
   basic_loop_path=$1/$BASIC_LOOP_MARK
@@ -2178,9 +2179,12 @@ rm -f /dev/shm/$BASIC_LOOP_MARK.* /tmp/$BASIC_LOOP_MARK.*
 
 
 def as_one_script(blocks: list[str]) -> str:
-    """A bash script that runs the blocks one after the other in the same shell, each with
-    `eval $'BLOCK'`. A here-document that is left open, or a syntax error, ends with its block, and
-    cannot swallow the next one."""
+    """A bash script that runs the blocks one after the other in the same shell. A here-document that
+    is left open, or a syntax error, ends with its block, and cannot swallow the next one:
+
+        eval $'cat <<E\\nhello'
+        eval $'echo it\\'s'
+    """
     quoted = [block.replace("\\", r"\\").replace("'", r"\'") for block in blocks]
     return "".join(f"eval $'{block}'\n" for block in quoted)
 
@@ -2220,9 +2224,10 @@ MARGIN_SEC = 30
 async def exec_in_time(
     environment: BaseEnvironment, command: str, cwd: str | None, seconds: int
 ) -> ExecResult:
-    """`environment.exec` of a command that should take at most so many seconds. An environment may
-    ignore its `timeout_sec`, or leave the command running then, so asyncio's limit comes first.
-    Raises TimeoutError, and any error of the environment."""
+    """`environment.exec` of a command that should take at most so many seconds. MARGIN_SEC later
+    the agent stops waiting, and another MARGIN_SEC later the environment does. Its own limit comes
+    last, because some environments ignore it, and others leave the command running. Raises
+    TimeoutError, and any error of the environment."""
     async with asyncio.timeout(seconds + MARGIN_SEC):
         return await environment.exec(command, cwd=cwd, timeout_sec=seconds + 2 * MARGIN_SEC)
 
