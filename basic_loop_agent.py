@@ -163,10 +163,10 @@ class BasicLoopOptions(
         if self.model_client != "tinker" and (self.model_path or self.renderer_name):
             raise ValueError("model_path and renderer_name are for model_client=tinker: drop them")
         extra_body = self.llm_kwargs.get("extra_body") or {}
-        for name in [*self.llm_kwargs, *extra_body]:
-            if name in OPTION_NAMES | REFUSED_ARGUMENTS.keys():
-                reason = REFUSED_ARGUMENTS.get(name, "the agent sets it")
-                raise ValueError(f"llm_kwargs must not hold {name}: {reason}")
+        for name in OPTION_NAMES & extra_body.keys():
+            raise ValueError(f"llm_kwargs must not hold {name}: the agent sets it")
+        for name in REFUSED_ARGUMENTS.keys() & {*self.llm_kwargs, *extra_body}:
+            raise ValueError(f"llm_kwargs must not hold {name}: {REFUSED_ARGUMENTS[name]}")
         return self
 
 
@@ -506,6 +506,7 @@ done, reply without such a block."""
         "I will look: ```bash" or "```bash ls```"."""
         fence = f"(?i)(```|~~~) *({'|'.join(map(re.escape, self.languages))})\\b"
         has_fence = re.search(fence, reply) is not None
+        # A subclass's `bash_blocks` may leave out a block, whose fence is not misplaced.
         return has_fence and fenced_blocks(reply, *self.languages) == []
 
     async def execute(self, blocks: list[str], environment: BaseEnvironment) -> str:
@@ -945,8 +946,8 @@ _TOKEN_FIELDS = ("prompt_token_ids", "completion_token_ids", "logprobs")
 
 
 # A reply with one of these finish reasons is a failure of the server: words of vLLM, SGLang,
-# TensorRT-LLM, watsonx, DeepSeek, GLM, OpenRouter, Gemini and Bedrock. For "abort" the clients of
-# this file raise AbortedError.
+# TensorRT-LLM, watsonx, DeepSeek, GLM, OpenRouter, Gemini and Bedrock. (For "abort" the clients of
+# this file raise AbortedError, but a custom client may not.)
 FAILED_REASONS = {
     "abort",
     "aborted",
@@ -1062,6 +1063,8 @@ def first_cause(error: BaseException) -> BaseException:
             cause = cause.__cause__
         elif cause.__context__ and not hides_context:
             cause = cause.__context__
+        else:
+            break
     return cause
 
 
@@ -1069,7 +1072,7 @@ def first_cause(error: BaseException) -> BaseException:
 
 
 @dataclass
-class SharedClient:
+class CacheEntry:
     """An entry of the cache, for all trials with equal keys. `client` and `error` are None until a
     trial builds the client, or fails to build it."""
 
@@ -1085,7 +1088,7 @@ class SharedClient:
 # when its server fails, and the oldest one when there are more than MAX_CLIENTS: each client has
 # connections, and some trainers give each trial a different URL. A running trial keeps its
 # client.
-_clients: dict[tuple, SharedClient] = {}
+_clients: dict[tuple, CacheEntry] = {}
 MAX_CLIENTS = 64
 # Names of variables that may hold a URL or a key.
 CLIENT_VARIABLES = re.compile("(?i)KEY|TOKEN|SECRET|URL|BASE|HOST|ENDPOINT|PROXY|CERT")
@@ -1099,7 +1102,7 @@ def revealed(value: Any) -> str:
 async def shared_client(key: tuple, build: Callable[[], Any]) -> ModelClient:
     """The client of all trials with this key. The first trial builds it. The others wait, and
     receive the client, or the error with which the build failed."""
-    entry = _clients.setdefault(key, SharedClient())
+    entry = _clients.setdefault(key, CacheEntry())
     while len(_clients) > MAX_CLIENTS:
         del _clients[next(iter(_clients))]
     async with entry.lock:
@@ -1112,8 +1115,8 @@ async def shared_client(key: tuple, build: Callable[[], Any]) -> ModelClient:
                     client = HarborClient(client)
                 await client.connect()
             except Exception as error:
+                # For the trials that already wait for this entry. Later ones build anew.
                 entry.error = error
-                # Later trials build anew.
                 if _clients.get(key) is entry:
                     del _clients[key]
                 raise
@@ -1135,8 +1138,9 @@ def forget_client(client: ModelClient) -> None:
 
 # How long a server has for its first response.
 FIRST_RESPONSE_SEC = 30
-# The environment variables of most providers begin with the provider's name in capitals, such as
-# GROQ_API_KEY. These are the others, such as FIREWORKS_API_KEY. (Read in litellm 1.110.)
+# litellm reads only the variables of the process, so the agent looks for those of `--ae`. Most of
+# them begin with the name of the provider in capitals, such as GROQ_API_KEY. These are the others,
+# such as FIREWORKS_API_KEY. (Read in litellm 1.110.)
 VARIABLE_PREFIXES = {
     "ai21_chat": ["AI21"],
     "aleph_alpha": ["ALEPH_ALPHA", "ALEPHALPHA"],
@@ -1496,7 +1500,7 @@ class TokenClient(ModelClient, ABC):
     special_tokens: Sequence[str]
 
     def __init__(self) -> None:
-        # The head that `_tail` found for each system message.
+        # For each system message: the ids up to the made-up reply in `_tail`.
         self._heads: dict[str, list[int]] = {}
 
     @abstractmethod
@@ -1513,8 +1517,8 @@ class TokenClient(ModelClient, ABC):
 
     def escape_special_tokens(self, text: str) -> str:
         """The text with a zero-width space after the first and the last character of each special
-        token. The tokenizer then makes ordinary tokens of it. The space after the last character is
-        for tokens that overlap: MiniMax's ]~b] and ]~!b[ share a bracket in ]~b]~!b[."""
+        token. The tokenizer then makes ordinary tokens of it. (Of MiniMax's tokens ]~b] and ]~!b[,
+        the text ]~b]~!b[ holds both: without the second space, the second one would be left.)"""
 
         if not self.special_tokens:
             return text
@@ -1642,7 +1646,7 @@ async def in_daemon_thread(function: Callable[[], Any]) -> Any:
             future.set_exception(error)
 
     threading.Thread(target=work, daemon=True).start()
-    # Without the shield, a cancellation would end `future`, and `set_result` would raise an error.
+    # The shield keeps `future` open after a cancellation, so that the thread can still set it.
     return await asyncio.shield(asyncio.wrap_future(future))
 
 
@@ -1671,7 +1675,7 @@ class TinkerClient(TokenClient):
         self._tokenizer: Any = get_tokenizer(model)
         with _tokenizer_lock:
             self._renderer = get_renderer(name, self._tokenizer)
-            # A list of token ids, or, from the renderer role_colon, of texts.
+            # Token ids; or texts, from the renderer role_colon.
             stop = self._renderer.get_stop_sequences()
             # What `generate` removes from the end of a reply's text: the stop sequence, and the
             # end token of a base model. Decode its id, because `eos_token` may be another text.
@@ -2066,9 +2070,10 @@ def valid_text(text: str | None) -> str:
 
 
 def task_timeout_sec(trial_dir: Path) -> float:
-    """The timeout of the agent in Harbor's trial, in seconds, by Harbor's own rule (trial/trial.py
-    and trial/multi_step.py, 0.13.1 to 0.26). math.inf if there is none, or if the trial's files
-    cannot be read: other programs that run the agent may have none."""
+    """The timeout of the agent in Harbor's trial, in seconds. Harbor does not tell it, so this
+    follows Harbor's own rule (trial/trial.py and trial/multi_step.py, 0.13.1 to 0.26). math.inf if
+    there is none, or if the trial's files cannot be read: other programs that run the agent may
+    have none."""
     from harbor.models.task.config import TaskConfig
     from harbor.models.trial.config import TrialConfig
 
@@ -2118,11 +2123,15 @@ def fenced_blocks(text: str, *languages: str) -> list[str] | None:
         words = words.lower().split()
         if fence.startswith("`") and words and words[0] in languages:
             is_unreadable = is_unreadable or len(words) > 1
-            # Remove the indentation, and no tabs of the content: Makefiles need them.
-            blanks = re.sub(r"\S", " ", before)
-            indentation = f"(?m)^({blanks}| {{0,{len(blanks)}}})"
-            contents.append(re.sub(indentation, "", text[opening.end() : content_end]))
+            contents.append(without_indent(text[opening.end() : content_end], before))
     return None if contents and is_unreadable else contents
+
+
+def without_indent(content: str, before_fence: str) -> str:
+    """The content of a block without the indentation of its fence. Lines that are indented less
+    lose what they have. Tabs in the content stay, because Makefiles need them."""
+    indent = re.sub(r"\S", " ", before_fence)
+    return re.sub(f"(?m)^({indent}| {{0,{len(indent)}}})", "", content)
 
 
 # ---- scripts
@@ -2135,34 +2144,36 @@ def fenced_blocks(text: str, *languages: str) -> list[str] | None:
 #     :3f2a19bc:0:
 #
 # for `echo hello`: the output in base64, because a script may print bytes that are no text, and the
-# exit code. The program needs /proc, bash, coreutils and grep. It has three parts.
+# exit code. The program needs /proc, bash, coreutils and grep.
 
-# 1. Write the script to a file, in /dev/shm, where endless output stops at 64 MB (in Docker), or in
-# /tmp if /dev/shm is missing or full. Errors are printed before the report begins. The script is no
-# argument of bash, because models run `pkill -f python`, which kills every process with "python"
-# among its arguments. (This program is an argument of bash itself, so it holds no comments.)
-_WRITE = r"""
+
+def without_comments(program: str) -> str:
+    """A bash program without its comments. Harbor passes the program as an argument of bash, and
+    models run `pkill -f WORD`, which kills every process with this word among its arguments. (For
+    the same reason the model's script comes in base64.)"""
+    return re.sub("(?m)^ *#.*\n", "", program)
+
+
+_PROGRAM = without_comments(r"""
+# Write the script to a file. In /dev/shm endless output stops at 64 MB (in Docker). If /dev/shm is
+# missing or full, use /tmp. Errors are printed before the report begins.
 basic_loop_write() {
   basic_loop_path=$1/$BASIC_LOOP_MARK
   echo $basic_loop_script | base64 -d >$basic_loop_path.script
 }
 { basic_loop_write /dev/shm || basic_loop_write /tmp; } 2>&1 || exit 1
-"""
-# 2. Run it. All that it starts inherits BASIC_LOOP_MARK, by which `kill_script` finds it; the other
-# variables are not exported. The output is a file, because a server that the script leaves behind
-# would hold a pipe open. `>>`, because a script may also open the file as /dev/stderr, and the two
-# writers must not overwrite each other. bash's own messages, such as "Killed", go to /dev/null.
-_RUN = r"""
-export BASIC_LOOP_MARK
 echo begin:$BASIC_LOOP_MARK:
+# All that the script starts inherits this variable, by which `kill_script` finds it. The other
+# variables are not exported. Their prefix keeps them apart from the image's.
+export BASIC_LOOP_MARK
+# Drop bash's own messages, such as "Killed".
 exec 2>/dev/null
+# The output is a file, because a process that the script leaves behind would hold a pipe open.
+# `>>`, because a script may also write to /dev/stderr by name: two writers must not overwrite each
+# other.
 timeout -k 2 $basic_loop_seconds bash $basic_loop_path.script \
   </dev/null >>$basic_loop_path.output 2>&1
 basic_loop_exit=$?
-"""
-# 3. Print the output, or its start and its end. `head` and not `cat`, because the server may still
-# be printing.
-_REPORT = r"""
 basic_loop_size=$(stat -c %s $basic_loop_path.output)
 if [ "$basic_loop_size" -gt $basic_loop_bytes ]; then
   {
@@ -2171,16 +2182,35 @@ if [ "$basic_loop_size" -gt $basic_loop_bytes ]; then
     tail -c $basic_loop_half $basic_loop_path.output
   } | base64
 else
+  # Not `cat`, because a process that was left behind may print endlessly by now.
   head -c $basic_loop_bytes $basic_loop_path.output | base64
 fi
 echo :$BASIC_LOOP_MARK:$basic_loop_exit:
 rm -f /dev/shm/$BASIC_LOOP_MARK.* /tmp/$BASIC_LOOP_MARK.*
-"""
+""")
+
+_KILL = without_comments(r"""
+# The PIDs of all processes that inherited the exported mark. This program does not export it, and
+# does not find itself.
+marked() { grep -ls BASIC_LOOP_MARK=$BASIC_LOOP_MARK /proc/[0-9]*/environ | cut -d / -f 3; }
+# SIGTERM first, because a program such as git then removes its lock.
+kill -TERM $(marked)
+for _ in {1..20}; do
+  [ -n "$(marked)" ] || break
+  sleep 0.1
+done
+kill -KILL $(marked)
+rm -f /dev/shm/$BASIC_LOOP_MARK.* /tmp/$BASIC_LOOP_MARK.*
+# Return code 0: the environment still runs commands.
+true
+""")
+# How long the kill may take.
+KILL_SEC = 3
 
 
 def as_one_script(blocks: list[str]) -> str:
-    """A bash script that runs the blocks one after the other in the same shell. A here-document that
-    is left open, or a syntax error, ends with its block, and cannot swallow the next one:
+    """A bash script that runs the blocks one after the other in the same shell. An open
+    here-document, or a syntax error, ends with its block, and cannot swallow the next one:
 
         eval $'cat <<E\\nhello'
         eval $'echo it\\'s'
@@ -2199,7 +2229,7 @@ def script_program(blocks: list[str], mark: str, seconds: int, max_bytes: int) -
         "basic_loop_script": base64.b64encode(as_one_script(blocks).encode()).decode(),
     }
     lines = [f"{name}={value}" for name, value in variables.items()]
-    return "\n".join(lines) + _WRITE + _RUN + _REPORT
+    return "\n".join(lines) + _PROGRAM
 
 
 def parse_report(printed: str, mark: str) -> tuple[str, str] | None:
@@ -2232,25 +2262,9 @@ async def exec_in_time(
         return await environment.exec(command, cwd=cwd, timeout_sec=seconds + 2 * MARGIN_SEC)
 
 
-# `marked` prints the PIDs of all processes that inherited the exported mark. SIGTERM comes first,
-# because a program such as git then removes its lock.
-_KILL = r"""
-marked() { grep -ls BASIC_LOOP_MARK=$BASIC_LOOP_MARK /proc/[0-9]*/environ | cut -d / -f 3; }
-kill -TERM $(marked)
-for _ in {1..20}; do
-  [ -n "$(marked)" ] || break
-  sleep 0.1
-done
-kill -KILL $(marked)
-rm -f /dev/shm/$BASIC_LOOP_MARK.* /tmp/$BASIC_LOOP_MARK.*
-true
-"""
-KILL_SEC = 3
-
-
 async def kill_script(mark: str, environment: BaseEnvironment) -> bool:
     """Kill a script and what it started, and remove its files. Returns False if the environment no
-    longer runs commands: the last command of _KILL, `true`, cannot fail."""
+    longer runs commands."""
     try:
         program = f"BASIC_LOOP_MARK={mark}{_KILL}"
         # In "/", because the script may have moved the working directory away.
@@ -2265,13 +2279,18 @@ async def start_program(
 ) -> tuple[str, bool]:
     """Run the program of a script, in the image's working directory or else in "/". Returns what it
     printed, and whether it ran in "/". Raises TimeoutError, and any error of the environment."""
+
+    def text(result: ExecResult) -> str:
+        # stderr says why there is no report, such as "bash: not found".
+        return valid_text(result.stdout) + valid_text(result.stderr)
+
     result = await exec_in_time(environment, program, None, seconds)
-    # Docker starts no process in a working directory that an earlier script moved away or removed.
-    has_started = not result.return_code or f"begin:{mark}:" in (result.stdout or "")
-    if not has_started:
-        result = await exec_in_time(environment, program, "/", seconds)
-    # stderr says why there is no report, such as "bash: not found".
-    return valid_text(result.stdout) + valid_text(result.stderr), not has_started
+    if result.return_code == 0 or f"begin:{mark}:" in text(result):
+        return text(result), False
+    # The script did not start, so a second call is safe. Docker starts no process in a working
+    # directory that an earlier script moved away or removed.
+    result = await exec_in_time(environment, program, "/", seconds)
+    return text(result), True
 
 
 async def run_script(
@@ -2303,15 +2322,17 @@ async def run_script(
     code, output = report or ("unknown", printed[-max_bytes:])
     # `timeout` exits with 124 at its limit, or 137 if SIGTERM was not enough, and busybox's with
     # 143. A script may exit with them earlier.
-    is_over = code in ("124", "137", "143") and clock() - started >= seconds
-    if (is_over or not report) and not await kill_script(mark, environment):
-        raise RuntimeRequestError(f"the environment no longer runs scripts: {printed}")
+    timed_out = code in ("124", "137", "143") and clock() - started >= seconds
+    if timed_out or not report:
+        still_runs_commands = await kill_script(mark, environment)
+        if not still_runs_commands:
+            raise RuntimeRequestError(f"the environment no longer runs scripts: {printed}")
     notices = []
     if not report:
         notices.append("[The script gave no report.]")
     elif ran_in_root:
         notices.append("[The working directory is gone, so the script ran in /.]")
-    if is_over:
+    if timed_out:
         notices.append(f"[The time limit of {seconds} seconds was reached.]")
     return script_result(code, output, *notices)
 
