@@ -341,8 +341,8 @@ class ModelClient(ABC):
             other: Arguments that Chat adds.
 
         Raises ContextLengthExceededError if there is no room for a reply, AbortedError if the
-        server stopped before the reply was complete, and any other error of the server. The user
-        sees an ApiError as it is, and any other error as an ApiError with the server's URL.
+        server stopped before the reply was complete, and any other error of the server. The agent
+        passes on an ApiError, and turns any other error into an ApiError with the server's URL.
         """
 
     def escape_special_tokens(self, text: str) -> str:
@@ -468,8 +468,8 @@ done, reply without such a block."""
 
     async def converse(self, prompt: str, environment: BaseEnvironment) -> StopReason | str:
         """Send the prompt, run the script of the reply, send the script's output, and so on. The
-        first prompt of a run ends with the instruction. In front of it stand the task's skills, or
-        what the last step left without an answer. Returns why the run ended: a StopReason, or any
+        first prompt of a run ends with the instruction. It begins with the task's skills, or with
+        what the last step left unanswered. Returns why the run ended: a StopReason, or any
         other string. A subclass may call this again with another prompt. After `max_turns` turns, a
         further call returns MAX_TURNS at once."""
         while len(self.turns) < self.options.max_turns:
@@ -506,7 +506,7 @@ done, reply without such a block."""
         "I will look: ```bash" or "```bash ls```"."""
         fence = f"(?i)(```|~~~) *({'|'.join(map(re.escape, self.languages))})\\b"
         has_fence = re.search(fence, reply) is not None
-        # A subclass's `bash_blocks` may leave out a block, whose fence is not misplaced.
+        # A fence of a block is in its place, even if a subclass's `bash_blocks` skips the block.
         return has_fence and fenced_blocks(reply, *self.languages) == []
 
     async def execute(self, blocks: list[str], environment: BaseEnvironment) -> str:
@@ -1138,9 +1138,9 @@ def forget_client(client: ModelClient) -> None:
 
 # How long a server has for its first response.
 FIRST_RESPONSE_SEC = 30
-# litellm reads only the variables of the process, so the agent looks for those of `--ae`. Most of
-# them begin with the name of the provider in capitals, such as GROQ_API_KEY. These are the others,
-# such as FIREWORKS_API_KEY. (Read in litellm 1.110.)
+# litellm reads only the variables of the process, so the agent looks for the variables of `--ae`.
+# The name of most variables begins with the provider's name in capitals, such as GROQ_API_KEY.
+# This table has the other providers. (Read in litellm 1.110.)
 VARIABLE_PREFIXES = {
     "ai21_chat": ["AI21"],
     "aleph_alpha": ["ALEPH_ALPHA", "ALEPHALPHA"],
@@ -1442,8 +1442,8 @@ class ChatClient(ModelClient):
         fields = getattr(choice, "provider_specific_fields", None) or {}
         if fields.get("error"):
             raise ApiError(f"the server ended the reply with an error: {fields['error']}")
-        # litellm reports an unknown finish reason as "stop", and keeps the server's word here. A
-        # word that is in neither table below means success.
+        # litellm reports an unknown finish reason as "stop", and keeps the server's word here. Its
+        # other unknown words mean success.
         server_reason = str(fields.get("native_finish_reason")).lower()
         reason = choice.finish_reason
         if server_reason in FAILED_REASONS:
@@ -1500,7 +1500,7 @@ class TokenClient(ModelClient, ABC):
     special_tokens: Sequence[str]
 
     def __init__(self) -> None:
-        # For each system message: the ids up to the made-up reply in `_tail`.
+        # A cache of `_tail`, by the system message.
         self._heads: dict[str, list[int]] = {}
 
     @abstractmethod
@@ -2229,7 +2229,7 @@ def script_program(blocks: list[str], mark: str, seconds: int, max_bytes: int) -
         "basic_loop_script": base64.b64encode(as_one_script(blocks).encode()).decode(),
     }
     lines = [f"{name}={value}" for name, value in variables.items()]
-    return "\n".join(lines) + _PROGRAM
+    return "\n".join([*lines, _PROGRAM])
 
 
 def parse_report(printed: str, mark: str) -> tuple[str, str] | None:
@@ -2266,7 +2266,7 @@ async def kill_script(mark: str, environment: BaseEnvironment) -> bool:
     """Kill a script and what it started, and remove its files. Returns False if the environment no
     longer runs commands."""
     try:
-        program = f"BASIC_LOOP_MARK={mark}{_KILL}"
+        program = f"BASIC_LOOP_MARK={mark}\n{_KILL}"
         # In "/", because the script may have moved the working directory away.
         result = await exec_in_time(environment, program, "/", KILL_SEC)
     except Exception:
