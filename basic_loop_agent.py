@@ -836,28 +836,28 @@ done, reply without such a block."""
                 "total_cost_usd": context.cost_usd,
             },
         }
-        steps = []
+        yield b"{"
+        for key, value in head.items():
+            yield to_json(key) + b": " + to_json(value) + b", "
+        yield b'"steps": ['
+        for step_id, step in enumerate(self._steps(), start=1):
+            yield b", " if step_id > 1 else b""
+            yield to_json(step | {"step_id": step_id}, fallback=str, inf_nan_mode="null")
+        yield b"]}"
+
+    def _steps(self) -> Iterator[dict[str, Any]]:
+        """Yield the steps of trajectory.json, without their numbers. ATIF wants at least one."""
+        if not self.turns:
+            now = datetime.now(UTC).isoformat()
+            yield {"source": "user", "message": self.unanswered, "timestamp": now}
         shown = ""
         for turn in self.turns:
             # The step before already shows its observation. Do not repeat it.
             message = turn.prompt.removeprefix(shown)
             if message:
-                steps.append({"source": "user", "message": message, "timestamp": turn.sent_at})
-            steps.append(self.trajectory_step(turn))
+                yield {"source": "user", "message": message, "timestamp": turn.sent_at}
+            yield self.trajectory_step(turn)
             shown = valid_text(turn.observation)
-        if not steps:
-            # ATIF wants at least one step.
-            now = datetime.now(UTC).isoformat()
-            steps = [{"source": "user", "message": self.unanswered, "timestamp": now}]
-
-        yield b"{"
-        for key, value in head.items():
-            yield to_json(key) + b": " + to_json(value) + b", "
-        yield b'"steps": ['
-        for step_id, step in enumerate(steps, start=1):
-            yield b", " if step_id > 1 else b""
-            yield to_json(step | {"step_id": step_id}, fallback=str, inf_nan_mode="null")
-        yield b"]}"
 
     def trajectory_step(self, turn: Turn) -> dict[str, Any]:
         """A turn as a step of trajectory.json (ATIF), without a step_id. If ids are recorded, the
