@@ -1,6 +1,7 @@
 # SPDX-FileCopyrightText: 2026 The BasicLoopAgent authors
 # SPDX-License-Identifier: Apache-2.0
-"""BasicLoopAgent: a minimal, single-file agent for Harbor that records every token it samples.
+"""BasicLoopAgent: a minimal, single-file agent for Harbor that records every token it samples,
+if the server returns token ids.
 
     harbor run ... --agent basic_loop_agent:BasicLoopAgent -m Qwen/Qwen3-8B \
       --ak model_path=tinker://... --ak max_turns=50 --ak max_tokens=4096
@@ -107,7 +108,7 @@ class BasicLoopOptions(
     temperature: NonNegativeFloat | None = 1.0
     """Sampling temperature. null leaves it out of the request, because some models reject it."""
     max_turns: PositiveInt = 1
-    """Maximum model calls. 1: the reply is the answer. Above 1: its bash blocks are run."""
+    """Maximum model calls. 1: the reply is the answer. Above 1: each reply's blocks are run."""
     system_prompt: str | None = None
     """System message; "" sends none. Default: an explanation of bash blocks if max_turns > 1."""
     model_client: Literal["tinker", "litellm", "vllm", "sglang"] = "tinker"
@@ -120,7 +121,7 @@ class BasicLoopOptions(
     and sglang, omitted otherwise."""
     max_seconds: NonNegativeFloat | None = None
     """Seconds after which the loop ends and the trial is scored. 0: no limit. Default: the task's
-    timeout minus 30 seconds, or 90% of it if it is shorter than 300 seconds."""
+    timeout minus 30 seconds, or 90% of a timeout under 300 seconds."""
     llm_kwargs: dict[str, Any] = Field({}, repr=False)
     """Further arguments for the client, such as stop. Error messages do not show them."""
     collect_rollout_details: bool | None = None
@@ -131,7 +132,7 @@ class BasicLoopOptions(
     interleaved_thinking: bool = False
     """Only for litellm: send the thinking back with each reply, as reasoning_content."""
     model_info: dict[str, Any] | None = None
-    """Only for litellm: prices of a model that it does not know, as in litellm's price list."""
+    """Only for litellm: prices of a model unknown to litellm, as in its price list."""
     session_id: str | None = None
     """Not for tinker: sent with each call, for a router with sticky sessions. Default: the trial's
     name for vllm and sglang, none for litellm."""
@@ -171,9 +172,9 @@ class BasicLoopOptions(
 
 
 # The options of this file. Harbor's AgentOptions has others, which the agent does not read, such as
-# reasoning_effort. For litellm that goes into llm_kwargs.
+# reasoning_effort. For litellm, put reasoning_effort into llm_kwargs.
 OPTION_NAMES = BasicLoopOptions.model_fields.keys() - AgentOptions.model_fields.keys()
-# What llm_kwargs and its extra_body must not hold, beside options, and why.
+# What llm_kwargs must not hold, and why. Its extra_body must not hold options either.
 REFUSED_ARGUMENTS = {
     **dict.fromkeys(["model", "model_name", "stream"], "the agent sets it"),
     # Arguments of Harbor's LiteLLM, in whose place `ChatClient` uses the litellm package.
@@ -202,7 +203,7 @@ class StopReason(StrEnum):
     ERROR = "error"
 
 
-# Every run that failed raises one of the next two errors. Harbor decides by the name of an error's
+# Every run that fails raises one of the next two errors. Harbor decides by the name of an error's
 # class whether to score a trial, and scores neither of these names (see its error_policy.py).
 
 
@@ -385,7 +386,7 @@ class BasicLoopAgent(BaseAgent):
             messages were edited.
         unanswered: The last prompt, as long as it has no reply. `resume` sends it again, before its
             instruction. A loop may change it.
-        _has_replied: True once the server replied, in this conversation.
+        _has_replied: True once the server has replied, in this conversation.
 
     Attributes of one run:
         instruction: What Harbor asks for.
@@ -411,15 +412,15 @@ class BasicLoopAgent(BaseAgent):
 Solve the task by running commands in its environment. No one will answer questions. Put the \
 commands in fenced blocks that open with ```bash: the blocks of a reply run as one script, and its \
 exit code and output are the next message. Each script starts in a fresh shell (files persist; \
-variables and the working directory do not) and may run for {seconds} seconds. Do not use a pager \
-or an editor. Send long output to a file, and look at it with head, tail or grep. When the task is \
-done, reply without such a block."""
+variables and the working directory do not) and may run for at most {seconds} seconds. Do not use \
+a pager or an editor. Send long output to a file, and look at it with head, tail or grep. When the \
+task is done, reply without such a block."""
     # The languages of the blocks that are run, in lower case.
     languages: ClassVar[tuple[str, ...]] = ("bash", "sh", "shell")
     # What the model is told if `bash_blocks` returns None, or if `has_misplaced_fence`.
     unclosed_block: ClassVar[str] = (
-        "Nothing was run: a block lacks the line ``` that closes it, or its first line has more "
-        "than ``` and the language."
+        "Nothing was run: a block has no closing ``` line, or its opening line has more than ``` "
+        "and the language."
     )
     misplaced_fence: ClassVar[str] = (
         "Nothing was run. Put ```bash on a line of its own, and the commands on the lines below "
@@ -513,15 +514,15 @@ done, reply without such a block."""
         """Run blocks as one script in the environment. Returns its exit code and its output, as the
         model is told them. The reply that holds the blocks is `self.turns[-1].content`. To end the
         run from here, raise an exception, and catch it in `converse`. Raises RuntimeRequestError if
-        the environment runs nothing any more."""
+        the environment no longer runs commands."""
         limits = (self.options.command_timeout_sec, self.options.max_output_bytes)
         text = await run_script(blocks, environment, *limits)
         self.logger.debug(f"script: {text.splitlines()[0]}")
         return text
 
     async def sample(self, prompt: str) -> Turn:
-        """Send a text, and record the reply as a turn, which counts for `max_turns`. Until then the
-        text is `unanswered`. A subclass may override this, for instance to add to each prompt.
+        """Send a text, and record the reply as a turn, which counts toward `max_turns`. Until then
+        the text is `unanswered`. A subclass may override this, for instance to add to each prompt.
         Raises ContextLengthExceededError if a prompt after the first reply is too long, ApiError if
         the server failed, and RuntimeError if the first turn lacks ids."""
         prompt = valid_text(prompt)
@@ -622,7 +623,7 @@ done, reply without such a block."""
             # `_converse_in_time` cancels this method at the deadline. If a call failed before, the
             # server was down, and the model is not at fault.
             if n_failures and clock() >= self._deadline:
-                raise ApiError("max_seconds ended before the model's server was back") from None
+                raise ApiError("max_seconds ended before the model's server recovered") from None
             raise
 
     def _give_up(self, failure: Exception, meaning: Meaning) -> NoReturn:
@@ -682,7 +683,7 @@ done, reply without such a block."""
             listing = valid_text((await environment.exec(command, timeout_sec=60)).stdout)
             if listing:
                 self.introduction.append(
-                    f"Skills. Read a skill's file before you use it.\n\n{listing}"
+                    f"Skills. Read a skill's whole file before you use the skill.\n\n{listing}"
                 )
         for server in self.mcp_servers:
             self.introduction.append(f"MCP server: {server.model_dump_json(exclude_none=True)}")
@@ -690,8 +691,8 @@ done, reply without such a block."""
     async def run(
         self, instruction: str, environment: BaseEnvironment, context: AgentContext
     ) -> None:
-        """Start a new conversation, which begins with the task's skills and MCP servers. The turns
-        are recorded even after an error. Raises ApiError or RuntimeRequestError."""
+        """Start a new conversation. Its first prompt begins with the task's skills and MCP servers.
+        The turns are recorded even after an error. Raises ApiError or RuntimeRequestError."""
         system = self.options.system_prompt
         if system is None and self.options.max_turns > 1:
             system = self.protocol.replace("{seconds}", str(self.options.command_timeout_sec))
@@ -814,7 +815,7 @@ done, reply without such a block."""
     def _trajectory(self, context: AgentContext) -> Iterator[bytes]:
         """Yield trajectory.json in parts. It is a JSON object that ends in the list of steps. Each
         step is converted alone. All ids at once would double the memory, and hold the GIL for
-        long."""
+        a long time."""
         agent = {"name": self.name(), "version": self.version(), "model_name": self.model_name}
         for message in self._chat.messages[:1]:
             if message["role"] == "system":
@@ -928,7 +929,7 @@ done, reply without such a block."""
             "process_env": {k: v for k, v in os.environ.items() if CLIENT_VARIABLES.search(k)},
         }
         # As text, because a dictionary cannot be part of a key. Pydantic's JSON would mask secrets,
-        # and two of them would look alike.
+        # and different ones would look alike.
         text = json.dumps(built_from, sort_keys=True, default=revealed)
         # A client and its lock work in one event loop only. A subclass may build another client.
         return (asyncio.get_running_loop(), type(self), self.tinker_service, text)
@@ -1138,9 +1139,9 @@ def forget_client(client: ModelClient) -> None:
 
 # How long a server has for its first response.
 FIRST_RESPONSE_SEC = 30
-# litellm reads only the variables of the process, so the agent looks for the variables of `--ae`.
-# The name of most variables begins with the provider's name in capitals, such as GROQ_API_KEY.
-# This table has the other providers. (Read in litellm 1.110.)
+# litellm reads only the process's environment, so the agent looks up the variables of `--ae`. Most
+# of their names begin with the provider's name in capitals, such as GROQ_API_KEY. This table lists
+# the exceptions, as of litellm 1.110.
 VARIABLE_PREFIXES = {
     "ai21_chat": ["AI21"],
     "aleph_alpha": ["ALEPH_ALPHA", "ALEPHALPHA"],
@@ -1224,28 +1225,28 @@ def check_access(
         # Tinker's SDK has this module from 0.38 on.
         if not (find_spec("tinker_cookbook") and find_spec("tinker.auth")):
             raise ValueError(
-                "model_client=tinker lacks its packages: `pip install 'harbor[tinker]' "
+                "model_client=tinker needs its packages: `pip install 'harbor[tinker]' "
                 "'tinker>=0.38'`. Other clients: vllm, sglang, litellm"
             )
         from tinker.auth import tinker_has_credentials
 
         if not (key or tinker_service or tinker_has_credentials()):
             raise ValueError(
-                "model_client=tinker lacks a key: set TINKER_API_KEY, or model_client=vllm, sglang "
+                "model_client=tinker needs a key: set TINKER_API_KEY, or model_client=vllm, sglang "
                 "or litellm"
             )
     elif client != "litellm" and not url:
         raise ValueError(
-            f"model_client={client} lacks the server's URL: set api_base=http://... or "
+            f"model_client={client} needs the server's URL: set api_base=http://... or "
             f"{client.upper()}_BASE_URL"
         )
 
 
 # ---- thinking, and what a model wraps around its answer
 
-# The tag at which the thinking begins, and the tag after which the answer begins. All between them
-# is thinking, whatever tags it holds. Some templates write the first tag at the end of the prompt.
-# Then `TokenClient.call` puts it back in front of the reply. Add the tags of other models here.
+# The tag at which the thinking begins, and the tag after which the answer begins. What is between
+# them is thinking, whatever tags it holds. If the template writes the first tag at the end of the
+# prompt, `TokenClient.call` puts it back in front of the reply. Add the tags of other models here.
 THINKING_TAGS = {
     # <think>hm</think>hi
     "<think>": "</think>",
@@ -1277,7 +1278,7 @@ THINKING_TAGS = {
     # Solar: <|think|>hm<|end|><|begin|>assistant<|content|>hi
     "<|think|>": "<|content|>",
 }
-# What may stand before an answer, without thinking or after it.
+# What may precede an answer, whether or not there was thinking.
 ANSWER_STARTS = (
     # Kimi K3: <|open|>response<|sep|>hi<|close|>response<|sep|><|close|>message<|sep|>
     "<|open|>response<|sep|>",
@@ -1393,7 +1394,7 @@ class ChatClient(ModelClient):
         self._args: dict[str, Any] = defaults | args | own
         if options.collect_rollout_details:
             self._args["logprobs"] = True
-            # vLLM honours this.
+            # vLLM honors this.
             self._args["extra_body"] = {"return_token_ids": True, **(args.get("extra_body") or {})}
 
     async def call(
@@ -1483,7 +1484,7 @@ TRUNCATED_REASONS = {
     "error_limit",
 }
 KEY_IS_MISSING = r"(?i)missing (\w+ )?(api key|credentials)|api_key (is not set|client option must)"
-# What else is recorded of a reply of vLLM or SGLang.
+# Other fields that are recorded from replies of vLLM and SGLang.
 EXTRA_NAMES = ("routed_experts", "weight_versions")
 
 
@@ -1500,7 +1501,7 @@ class TokenClient(ModelClient, ABC):
     special_tokens: Sequence[str]
 
     def __init__(self) -> None:
-        # A cache of `_tail`, by the system message.
+        # The heads that `_tail` found, by system message.
         self._heads: dict[str, list[int]] = {}
 
     @abstractmethod
@@ -1564,8 +1565,8 @@ class TokenClient(ModelClient, ABC):
             reply    REPLY<|im_end|>
             tail     <|im_end|><|im_start|>user NEW<|im_end|><|im_start|>assistant
 
-        <|im_end|> is in the reply and in the tail, and is kept once. If the prompt cannot be made
-        so, the whole conversation is rendered.
+        <|im_end|> is in the reply and in the tail, and is kept once. If the prompt cannot be built
+        this way, the whole conversation is rendered.
         """
         if not (previous and previous.prompt_token_ids and previous.completion_token_ids):
             return await self.render(messages)
@@ -1575,7 +1576,7 @@ class TokenClient(ModelClient, ABC):
         # The two share one stop token, several (Inkling, Kimi K3), or none after a truncated reply.
         n_shared = overlap(previous.completion_token_ids, tail)
         if n_shared == 0 and previous.finish_reason == "stop":
-            # The model ended its reply in another way than the template.
+            # The model ended its reply differently from the template.
             return await self.render(messages)
         return previous.ids + tail[n_shared:]
 
@@ -1587,7 +1588,7 @@ class TokenClient(ModelClient, ABC):
             <|im_start|>user a<|im_end|><|im_start|>assistant b TAIL
             head                                              |
 
-        The head ends with "b", and all after it is the tail.
+        The head ends with "b", and everything after it is the tail.
         """
         # The tail may depend on the system message, which may turn thinking off.
         system = [message for message in messages[:1] if message["role"] == "system"]
@@ -1675,7 +1676,7 @@ class TinkerClient(TokenClient):
         self._tokenizer: Any = get_tokenizer(model)
         with _tokenizer_lock:
             self._renderer = get_renderer(name, self._tokenizer)
-            # Token ids; or texts, from the renderer role_colon.
+            # Token ids, or strings from the renderer role_colon.
             stop = self._renderer.get_stop_sequences()
             # What `generate` removes from the end of a reply's text: the stop sequence, and the
             # end token of a base model. Decode its id, because `eos_token` may be another text.
@@ -1694,7 +1695,7 @@ class TinkerClient(TokenClient):
         sampling = {name: value for name, value in args.items() if name in parameters}
         self._params = tinker.SamplingParams(stop=stop, **sampling)
         # Names that SamplingParams does not have go to `create_sampling_client`, which refuses
-        # unknown ones. So a misspelt name fails.
+        # unknown ones. So a misspelled name fails.
         client_args = {name: value for name, value in args.items() if name not in parameters}
         source = {"model_path": options.model_path} if options.model_path else {"base_model": model}
         self._source = source | client_args
@@ -1730,7 +1731,7 @@ class TinkerClient(TokenClient):
             answer: Any = tinker.RestClient(base_url=url, api_key=key).get_server_capabilities()
             return answer.result().supported_models
         except tinker.TinkerError:
-            # Some Tinker servers do not tell their limits. A wrong key is reported by `_open`.
+            # Some Tinker servers do not report their limits. A wrong key is reported by `_open`.
             return []
 
     def _open(self) -> None:
@@ -1866,7 +1867,7 @@ class ServerClient(TokenClient):
         except (APIError, KeyError, TypeError, ValueError) as error:
             if not self._given_limit:
                 raise ApiError(
-                    f"{self.url} is no vLLM or SGLang server (for another one set "
+                    f"{self.url} is not a vLLM or SGLang server (for others set "
                     f"model_client=litellm): {error!r}"
                 ) from error
         # Some servers do not list an adapter that they load at its first request.
@@ -1919,7 +1920,7 @@ class ServerClient(TokenClient):
             "skip_special_tokens": False,
         }
         if not self._is_sglang:
-            # vLLM 0.33 and later honours this. SGLang returns them without a request.
+            # vLLM 0.33 and later honor this. SGLang returns them without a request.
             body["return_weight_versions"] = True
         headers = None
         if session:
@@ -2046,7 +2047,7 @@ def turns_of(context: AgentContext) -> Iterator[Turn]:
 
 
 def write_file(path: Path, parts: Iterable[bytes]) -> None:
-    """Write a file into the log folder that all users can read. Raises OSError, for instance if a
+    """Write a file, readable by all users, into the log folder. Raises OSError, for instance if a
     script put a folder there."""
     path.parent.mkdir(parents=True, exist_ok=True)
     # A script may have put a link or a pipe there, which must not be opened.
@@ -2054,7 +2055,7 @@ def write_file(path: Path, parts: Iterable[bytes]) -> None:
     try:
         # "x" fails if a script puts another one there meanwhile.
         with open(path, "xb") as file:
-            # The tests may run as another user, and the process may have a umask.
+            # The tests may run as another user, and the umask may be restrictive.
             os.chmod(file.fileno(), 0o644)
             file.writelines(parts)
     except BaseException:
@@ -2070,7 +2071,7 @@ def valid_text(text: str | None) -> str:
 
 
 def task_timeout_sec(trial_dir: Path) -> float:
-    """The timeout of the agent in Harbor's trial, in seconds. Harbor does not tell it, so this
+    """The timeout of the agent in Harbor's trial, in seconds. Harbor does not report it, so this
     follows Harbor's own rule (trial/trial.py and trial/multi_step.py, 0.13.1 to 0.26). math.inf if
     there is none, or if the trial's files cannot be read: other programs that run the agent may
     have none."""
@@ -2115,7 +2116,7 @@ def fenced_blocks(text: str, *languages: str) -> list[str] | None:
     end = 0
     while opening := _OPENING_FENCE.search(text, end):
         before, fence, words = opening.groups()
-        # The closing fence is at least as long, and indented by less than four blanks more.
+        # The closing fence is at least as long, and indented by at most three more blanks.
         closing_fence = rf"(?m)^[ \t]{{0,{len(before) + 3}}}{fence}{fence[0]}*[ \t]*$"
         closing = re.compile(closing_fence).search(text, opening.end())
         is_unreadable = is_unreadable or closing is None
@@ -2128,8 +2129,8 @@ def fenced_blocks(text: str, *languages: str) -> list[str] | None:
 
 
 def without_indent(content: str, before_fence: str) -> str:
-    """The content of a block without the indentation of its fence. Lines that are indented less
-    lose what they have. Tabs in the content stay, because Makefiles need them."""
+    """The content of a block without the indentation of its fence. Lines with less indentation
+    lose all of it. Tabs in the content stay, because Makefiles need them."""
     indent = re.sub(r"\S", " ", before_fence)
     return re.sub(f"(?m)^({indent}| {{0,{len(indent)}}})", "", content)
 
@@ -2143,8 +2144,8 @@ def without_indent(content: str, before_fence: str) -> str:
 #     aGVsbG8K
 #     :3f2a19bc:0:
 #
-# for `echo hello`: the output in base64, because a script may print bytes that are no text, and the
-# exit code. The program needs /proc, bash, coreutils and grep.
+# for `echo hello`: the output in base64, because a script may print bytes that are not text, and
+# the exit code. The program needs /proc, bash, coreutils and grep.
 
 
 def without_comments(program: str) -> str:
@@ -2163,8 +2164,8 @@ basic_loop_write() {
 }
 { basic_loop_write /dev/shm || basic_loop_write /tmp; } 2>&1 || exit 1
 echo begin:$BASIC_LOOP_MARK:
-# All that the script starts inherits this variable, by which `kill_script` finds it. The other
-# variables are not exported. Their prefix keeps them apart from the image's.
+# Everything that the script starts inherits this variable, by which `kill_script` finds it. The
+# other variables are not exported. Their prefix keeps them apart from the image's.
 export BASIC_LOOP_MARK
 # Drop bash's own messages, such as "Killed".
 exec 2>/dev/null
@@ -2254,9 +2255,9 @@ MARGIN_SEC = 30
 async def exec_in_time(
     environment: BaseEnvironment, command: str, cwd: str | None, seconds: int
 ) -> ExecResult:
-    """`environment.exec` of a command that should take at most so many seconds. MARGIN_SEC later
-    the agent stops waiting, and another MARGIN_SEC later the environment does. Its own limit comes
-    last, because some environments ignore it, and others leave the command running. Raises
+    """`environment.exec` of a command that should take at most this many seconds. MARGIN_SEC later
+    the agent stops waiting, and another MARGIN_SEC later the environment does. The latter limit
+    comes last, because some environments ignore it, and others leave the command running. Raises
     TimeoutError, and any error of the environment."""
     async with asyncio.timeout(seconds + MARGIN_SEC):
         return await environment.exec(command, cwd=cwd, timeout_sec=seconds + 2 * MARGIN_SEC)
@@ -2287,7 +2288,7 @@ async def start_program(
     result = await exec_in_time(environment, program, None, seconds)
     if result.return_code == 0 or f"begin:{mark}:" in text(result):
         return text(result), False
-    # The script did not start, so a second call is safe. Docker starts no process in a working
+    # The script did not start, so a second call is safe. Docker cannot start a process in a working
     # directory that an earlier script moved away or removed.
     result = await exec_in_time(environment, program, "/", seconds)
     return text(result), True
@@ -2329,7 +2330,7 @@ async def run_script(
             raise RuntimeRequestError(f"the environment no longer runs scripts: {printed}")
     notices = []
     if not report:
-        notices.append("[The script gave no report.]")
+        notices.append("[The script's result could not be read.]")
     elif ran_in_root:
         notices.append("[The working directory is gone, so the script ran in /.]")
     if timed_out:

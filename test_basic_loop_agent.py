@@ -829,8 +829,8 @@ def clean_process(monkeypatch) -> Iterator[None]:
 
 # -------------------------------------------------------------------------- options and errors
 
-NO_KEY = "model_client=tinker lacks a key: set TINKER_API_KEY"
-NO_URL = "model_client=vllm lacks the server's URL: set api_base=http://... or VLLM_BASE_URL"
+NO_KEY = "model_client=tinker needs a key: set TINKER_API_KEY"
+NO_URL = "model_client=vllm needs the server's URL: set api_base=http://... or VLLM_BASE_URL"
 CHAT_OPTIONS = {"model_client": "litellm"}
 
 
@@ -1148,7 +1148,7 @@ class TestOptions:
     def test_setup_names_missing_or_old_tinker_packages(self, missing, tinker, monkeypatch):
         monkeypatch.setitem(sys.modules, missing, None)
         command = r"pip install 'harbor\[tinker\]' 'tinker>=0.38'"
-        with pytest.raises(ValueError, match=f"lacks its packages: `{command}`"):
+        with pytest.raises(ValueError, match=f"needs its packages: `{command}`"):
             set_up(tinker.agent())
 
     @since_harbor_023
@@ -1416,7 +1416,9 @@ class TestLoop:
 
     def test_the_default_system_message_explains_bash_blocks(self, tinker):
         tinker.run(max_turns=2, command_timeout_sec=77)
-        pattern = "(?s)system\n.*fenced blocks that open with ```bash.*may run for 77 seconds"
+        pattern = (
+            "(?s)system\n.*fenced blocks that open with ```bash.*may run for at most 77 seconds"
+        )
         assert re.search(pattern, tinker.prompt_text(0))
 
     def test_an_instruction_may_use_special_tokens(self, model):
@@ -1605,7 +1607,7 @@ class TestLoop:
 
     def test_a_block_that_is_not_closed_is_told(self, tinker):
         done = tinker.run([TestLoop.OPEN, "done"], max_turns=2)
-        assert "a block lacks the line ``` that closes it" in tinker.prompt_text(1)
+        assert "a block has no closing ``` line" in tinker.prompt_text(1)
         assert done.scripts == []
 
     @columns("reply").rows(
@@ -1797,7 +1799,7 @@ class TestLoop:
         # `max_output_bytes` does not apply to the list.
         options = {"skills_dir": str(tmp_path / "my skills"), "max_output_bytes": 9}
         message = tinker.run((), ShellEnvironment(), **options).steps[0].message
-        intro = "Skills. Read a skill's file before you use it."
+        intro = "Skills. Read a skill's whole file before you use the skill."
         front = f"---\nname: pdf\n---\n{1_482 * 'x'}"
         assert message == f"{intro}\n\n==> {file} <==\n{front}\n\ndo it"
 
@@ -2636,7 +2638,7 @@ class TestWaiting:
     def test_a_limit_that_strikes_while_a_call_is_repeated_is_the_servers_error(self, error, chat):
         agent_class = saying(LLMResponse(content=bash("ls")), error, forever)
         run = chat.new_run(agent_class=agent_class, max_turns=9, max_seconds=100)
-        with pytest.raises(module.ApiError, match="ended before the model's server was back"):
+        with pytest.raises(module.ApiError, match="ended before the model's server recovered"):
             asyncio.run(run.go(), loop_factory=virtual_loop)
         assert run.stop_reason == "error"
 
@@ -3103,7 +3105,7 @@ class TestBlocks:
 # -------------------------------------------------------------------------------------- scripts
 
 LIMIT = "[The time limit of 1 seconds was reached.]"
-NO_REPORT = "[The script gave no report.]"
+NO_REPORT = "[The script's result could not be read.]"
 MOVED = "[The working directory is gone, so the script ran in /.]"
 # A command that no other process on the machine runs.
 SLEEP = f"sleep {60 + uuid4().int % 10**9}"
@@ -5100,9 +5102,9 @@ class TestVllm:
             "gives no context limit",
         ),
         no_models=({"data": []}, "gives no context limit"),
-        no_list=({"data": None}, "is no vLLM or SGLang server"),
-        another_answer=({"models": []}, "is no vLLM or SGLang server"),
-        no_path=(Refusal(404, "gone"), "is no vLLM or SGLang server"),
+        no_list=({"data": None}, "is not a vLLM or SGLang server"),
+        another_answer=({"models": []}, "is not a vLLM or SGLang server"),
+        no_path=(Refusal(404, "gone"), "is not a vLLM or SGLang server"),
     )
 
     @columns("options").rows(default={}, with_a_limit={"context_limit": 500})
