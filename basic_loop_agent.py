@@ -2205,8 +2205,6 @@ rm -f /dev/shm/$BASIC_LOOP_MARK.* /tmp/$BASIC_LOOP_MARK.*
 # Return code 0: the environment still runs commands.
 true
 """)
-# How long the kill may take.
-KILL_SEC = 3
 
 
 def as_one_script(blocks: list[str]) -> str:
@@ -2268,8 +2266,9 @@ async def kill_script(mark: str, environment: BaseEnvironment) -> bool:
     longer runs commands."""
     try:
         program = f"BASIC_LOOP_MARK={mark}\n{_KILL}"
-        # In "/", because the script may have moved the working directory away.
-        result = await exec_in_time(environment, program, "/", KILL_SEC)
+        # In "/", because the script may have moved the working directory away. The two seconds that
+        # it takes are within MARGIN_SEC.
+        result = await exec_in_time(environment, program, "/", 0)
     except Exception:
         return False
     return result.return_code == 0
@@ -2280,18 +2279,14 @@ async def start_program(
 ) -> tuple[str, bool]:
     """Run the program of a script, in the image's working directory or else in "/". Returns what it
     printed, and whether it ran in "/". Raises TimeoutError, and any error of the environment."""
-
-    def text(result: ExecResult) -> str:
-        # stderr says why there is no report, such as "bash: not found".
-        return valid_text(result.stdout) + valid_text(result.stderr)
-
     result = await exec_in_time(environment, program, None, seconds)
-    if result.return_code == 0 or f"begin:{mark}:" in text(result):
-        return text(result), False
-    # The script did not start, so a second call is safe. Docker cannot start a process in a working
-    # directory that an earlier script moved away or removed.
-    result = await exec_in_time(environment, program, "/", seconds)
-    return text(result), True
+    ran_in_root = result.return_code != 0 and f"begin:{mark}:" not in (result.stdout or "")
+    if ran_in_root:
+        # The script did not start, so a second call is safe. Docker cannot start a process in a
+        # working directory that an earlier script moved away or removed.
+        result = await exec_in_time(environment, program, "/", seconds)
+    # stderr says why there is no report, such as "bash: not found".
+    return valid_text(result.stdout) + valid_text(result.stderr), ran_in_root
 
 
 async def run_script(

@@ -3645,7 +3645,7 @@ class TestScripts:
         assert end == seconds
         assert environment.first_script_was_killed
         # The environment's own limits come 30 seconds later than the agent's.
-        assert environment.timeouts == [100 + 60, 3 + 60]
+        assert environment.timeouts == [100 + 60, 60]
         # The kill runs in "/", because the script may have moved the working directory away.
         assert environment.folders == [None, "/"]
 
@@ -3654,10 +3654,10 @@ class TestScripts:
         assert run_shell(environment, "x").startswith("Exit code: unknown\n")
         assert len(environment.scripts) == 1
 
-    # How the exec that kills the script ends, and the seconds until then: at most 33.
+    # How the exec that kills the script ends, and the seconds until then: at most 30.
     @columns("killing seconds").rows(
         fails=(RuntimeError("gone"), 130),
-        hangs=(forever, 163),
+        hangs=(forever, 160),
         returns_an_error=(ExecResult(stdout="", stderr="gone", return_code=1), 130),
     )
     def test_an_environment_that_cannot_even_kill_is_an_error(self, killing, seconds):
