@@ -2162,7 +2162,10 @@ basic_loop_write() {
   basic_loop_path=$1/$BASIC_LOOP_MARK
   echo $basic_loop_script | base64 -d >$basic_loop_path.script
 }
-{ basic_loop_write /dev/shm || basic_loop_write /tmp; } 2>&1 || exit 1
+{
+  # What fitted into a full /dev/shm is removed.
+  basic_loop_write /dev/shm || { rm -f $basic_loop_path.script; basic_loop_write /tmp; }
+} 2>&1 || exit 1
 echo begin:$BASIC_LOOP_MARK:
 # Everything that the script starts inherits this variable, by which `kill_script` finds it. The
 # other variables are not exported. Their prefix keeps them apart from the image's.
