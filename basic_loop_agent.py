@@ -33,6 +33,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import concurrent.futures
+import contextlib
 import copy
 import functools
 import json
@@ -53,7 +54,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, Self, TypeVa
 from uuid import uuid4
 
 from harbor.agents.base import BaseAgent
-from harbor.environments.base import BaseEnvironment, ExecResult
+from harbor.environments.base import BaseEnvironment
 from harbor.llms.base import (
     BaseLLM,
     ContextLengthExceededError,
@@ -203,8 +204,9 @@ class StopReason(StrEnum):
     ERROR = "error"
 
 
-# Every run that fails raises one of the next two errors. Harbor decides by the name of an error's
-# class whether to score a trial, and scores neither of these names (see its error_policy.py).
+# Every run that fails raises ApiError or RuntimeRequestError. The names are Harbor's: it decides by
+# the name of an error's class whether to score a trial, and does not score these two (see its
+# error_policy.py).
 
 
 class ApiError(RuntimeError):
@@ -490,7 +492,7 @@ task is done, reply without such a block."""
             elif blocks is None:
                 turn.observation = self.unclosed_block
             elif self.has_misplaced_fence(turn.content) and prompt != self.misplaced_fence:
-                # Told once: if the next reply is like this one, it is the answer.
+                # The model is told once. If its next reply is like this one, it is the answer.
                 turn.observation = self.misplaced_fence
             else:
                 return StopReason.COMPLETED
@@ -503,12 +505,11 @@ task is done, reply without such a block."""
         return fenced_blocks(reply, *self.languages)
 
     def has_misplaced_fence(self, reply: str) -> bool:
-        """True if a reply has no block in one of the `languages`, but a fence that names one, as in
-        "I will look: ```bash" or "```bash ls```"."""
+        """True if a line has a fence that names one of the `languages`, but opens no block, as in
+        "I will look: ```bash", "```bash ls```" or "~~~bash"."""
         fence = f"(?i)(```|~~~) *({'|'.join(map(re.escape, self.languages))})\\b"
-        has_fence = re.search(fence, reply) is not None
-        # A fence of a block is in its place, even if a subclass's `bash_blocks` skips the block.
-        return has_fence and fenced_blocks(reply, *self.languages) == []
+        lines = [line for line in reply.splitlines() if re.search(fence, line)]
+        return any(line.startswith("~~~") or not _OPENING_FENCE.fullmatch(line) for line in lines)
 
     async def execute(self, blocks: list[str], environment: BaseEnvironment) -> str:
         """Run blocks as one script in the environment. Returns its exit code and its output, as the
@@ -594,37 +595,35 @@ task is done, reply without such a block."""
         if self.options.model_client != "litellm":
             session_id = session_id or self._trial_name
         n_failures = 0
-        give_up_at = 0.0
-        try:
-            while True:
-                try:
-                    # Chat calls `self.client.call(prompt, message_history, ...)`, and then appends
-                    # the prompt and the reply to its messages. After an error it appends nothing,
-                    # so the call can be repeated.
-                    turn = await self._chat.chat(
-                        prompt, previous=self._previous, session_id=session_id
-                    )
-                    return cast(Turn, turn)
-                except Exception as error:
-                    failure = error
+        give_up_at = self._deadline
+        while True:
+            try:
+                # Chat calls `self.client.call(prompt, message_history, ...)`, and then appends the
+                # prompt and the reply to its messages. After an error it appends nothing, so the
+                # call can be repeated.
+                turn = await self._chat.chat(prompt, previous=self._previous, session_id=session_id)
+                return cast(Turn, turn)
+            except asyncio.CancelledError:
+                # At the deadline `_converse_in_time` cancels the call. If an earlier call failed,
+                # the server is at fault, because the repeated one may fail as late as that one.
+                if n_failures and clock() >= self._deadline:
+                    raise ApiError(
+                        "max_seconds ended before the model's server recovered"
+                    ) from None
+                raise
+            except Exception as error:
                 n_failures += 1
                 # A server that aborts a reply is alive, so the wait starts again.
-                if n_failures == 1 or isinstance(failure, AbortedError):
+                if n_failures == 1 or isinstance(error, AbortedError):
                     give_up_at = min(clock() + WAIT_SEC, self._deadline)
-                meaning = meaning_of(failure)
+                meaning = meaning_of(error)
                 pause = pause_sec(meaning, n_failures, self._has_replied)
                 if pause is None or clock() + pause > give_up_at:
-                    self._give_up(failure, meaning)
+                    self._give_up(error, meaning)
                 self.logger.warning(
-                    f"the model's server failed, next call in {pause} s: {error_text(failure)}"
+                    f"the model's server failed, next call in {pause} s: {error_text(error)}"
                 )
-                await asyncio.sleep(pause)
-        except asyncio.CancelledError:
-            # `_converse_in_time` cancels this method at the deadline. If a call failed before, the
-            # server was down, and the model is not at fault.
-            if n_failures and clock() >= self._deadline:
-                raise ApiError("max_seconds ended before the model's server recovered") from None
-            raise
+            await asyncio.sleep(pause)
 
     def _give_up(self, failure: Exception, meaning: Meaning) -> NoReturn:
         """Raise the error that the loop receives for a call that failed for good. If the server
@@ -745,8 +744,8 @@ task is done, reply without such a block."""
             raise RuntimeRequestError(f"{type(error).__name__}: {error}") from error
         finally:
             self._record(stop_reason, context)
-            # In a thread, because converting the ids of a long run to JSON takes seconds. If Harbor
-            # cancels this wait, the shield lets the thread finish.
+            # In a thread, because converting the ids of a long run to JSON takes seconds. Without
+            # the shield, a cancellation would drop a write that still waits for a free thread.
             loop = asyncio.get_running_loop()
             await asyncio.shield(loop.run_in_executor(None, self._write_files, context))
 
@@ -768,8 +767,9 @@ task is done, reply without such a block."""
             return StopReason.ROLLOUT_TIMEOUT
 
     async def _remove_old_files(self, environment: BaseEnvironment) -> None:
-        """Remove the files of an earlier run from the container. Harbor 0.25 and 0.26 copy the
-        container's log folder over `logs_dir` after a run, and would replace this run's files."""
+        """Remove the files of an earlier run from the container, into which Harbor copied them for
+        the tests. After this run, Harbor 0.25 and 0.26 copy the container's log folder over
+        `logs_dir`, and the earlier files would replace this run's."""
         folder = getattr(self, "environment_logs_dir", "/logs/agent")
         names = shlex.join([f"{folder}/completion.txt", f"{folder}/trajectory.json"])
         await environment.exec(f"rm -f {names}", cwd="/", timeout_sec=60)
@@ -920,19 +920,20 @@ task is done, reply without such a block."""
     def _cache_key(self) -> tuple:
         """What the shared client depends on. Trials with equal keys share a client. Raises
         RuntimeError outside of an event loop."""
-        built_from = {
-            "model_name": self.model_name,
+        # The variables of the process that may hold a URL or a key.
+        process_env = {k: v for k, v in os.environ.items() if CLIENT_VARIABLES.search(k)}
+        return (
+            # A client and its lock work in one event loop only.
+            asyncio.get_running_loop(),
+            # A subclass may build another client.
+            type(self),
+            self.tinker_service,
+            self.model_name,
             # The session id is an argument of each call, and the client does not use max_seconds.
-            "options": self.options.model_dump(exclude={"session_id", "max_seconds"}),
-            "agent_env": self._agent_env,
-            # The variables of the process that may hold a URL or a key.
-            "process_env": {k: v for k, v in os.environ.items() if CLIENT_VARIABLES.search(k)},
-        }
-        # As text, because a dictionary cannot be part of a key. Pydantic's JSON would mask secrets,
-        # and different ones would look alike.
-        text = json.dumps(built_from, sort_keys=True, default=revealed)
-        # A client and its lock work in one event loop only. A subclass may build another client.
-        return (asyncio.get_running_loop(), type(self), self.tinker_service, text)
+            as_text(self.options.model_dump(exclude={"session_id", "max_seconds"})),
+            as_text(self._agent_env),
+            as_text(process_env),
+        )
 
     async def _shared_llm(self) -> Any:
         """The client of all trials with this `_cache_key`. Raises any error of the build."""
@@ -963,39 +964,94 @@ FAILED_REASONS = {
     "malformed_response",
     "malformed_model_output",
 }
-# How servers say that a prompt is too long.
-CONTEXT_IS_FULL = "|".join(
-    [
-        # OpenAI, vLLM, SGLang, Anthropic, llama.cpp, LM Studio, MiniMax, Kimi
-        r"(?i)context[ _]?(window|length|size|limit)|maximum context|token limit",
-        # Anthropic, DashScope, Ollama; but not "took too long" or a field that is too long
-        r"(?<!took )(?<!string )(?<!array )(?<!key is )too long|request_too_large",
-        # xAI, Fireworks, vLLM, SambaNova, TensorRT-LLM
-        r"maximum (prompt|model|input|sequence) length|supported sequence length",
-        # Gemini, Bedrock, GLM, Volcengine
-        r"exceeds? (the )?max(imum)?( \w+)? (length|number of tokens|message tokens)",
-        # DashScope, Cohere, TensorRT-LLM, Copilot
-        r"range of input length|prompt (token count|length).*exceed",
-        r"(input|prompt|text) (length|tokens?)\b[^,;]*\b(exceed|should not|must)",
-        # Cohere, Bedrock; but not "too many tokens, please wait"
-        r"too many (input )?tokens(?!,| per)|expected maxLength|reduce the length",
-        # TGI, Together; TensorRT-LLM, vLLM, SGLang, LMDeploy
-        r"`inputs` (tokens|must have less)|max_(seq_len|num_tokens)|exceeds (max_model_len|the KV)",
-        r"max_tokens must be at least 1, got|length limit exceeded|larger than the max_length",
-    ]
+# Phrases for a prompt that is too long, in lower case.
+CONTEXT_IS_FULL = (
+    # OpenAI, vLLM, SGLang, Anthropic, llama.cpp, LM Studio, MiniMax, Kimi
+    "context window",
+    "context length",
+    "context_length",
+    "context size",
+    "context limit",
+    "maximum context",
+    "token limit",
+    "tokens limit",
+    # Anthropic, Bedrock, Ollama, SGLang
+    "too long",
+    "request_too_large",
+    # xAI, Fireworks, vLLM, SambaNova, TensorRT-LLM
+    "maximum prompt length",
+    "maximum model length",
+    "maximum input length",
+    "maximum sequence length",
+    "supported sequence length",
+    # Gemini, Bedrock, GLM, Volcengine, SGLang
+    "exceeds max length",
+    "maximum allowed length",
+    "exceeds the maximum number of tokens",
+    "max message tokens",
+    # OpenAI, Gemini, DashScope, OpenRouter, Tencent, Copilot, Databricks, watsonx
+    "input tokens exceed",
+    "number of input tokens",
+    "input token count",
+    "input length",
+    "input text length",
+    "prompt length",
+    "prompt tokens",
+    "prompt token count",
+    # Cohere, Bedrock, Groq
+    "too many tokens",
+    "too many input tokens",
+    "expected maxlength",
+    "reduce the length",
+    # TGI, Together
+    "`inputs` tokens",
+    "`inputs` must have less",
+    # TensorRT-LLM, vLLM, SGLang, LMDeploy
+    "max_seq_len",
+    "max_num_tokens",
+    "exceeds max_model_len",
+    "exceeds the kv",
+    "max_tokens must be at least 1, got",
+    "length limit exceeded",
+    "larger than the max_length",
 )
-# How servers say that a quota is used up. Waiting does not help then.
+# Phrases that hold one of those, and mean something else: a timeout, a long field, a rate limit.
+OTHER_LIMITS = (
+    "took too long",
+    "string too long",
+    "array too long",
+    "key is too long",
+    "too many tokens, please wait",
+    "too many tokens per",
+)
+# Phrases for a quota that is used up, in lower case. Waiting does not help then.
 QUOTA_IS_USED_UP = (
-    r"(?i)insufficient[_ ](quota|balance|credit|fund)|exceeded_current_quota|arrearage"
-    r"|credit[_ ]balance|(spend|usage)[_ ]limit[_ ]exceeded|billing[_ ](hard|not)"
-    r"|is suspended|spending limit|余额不足"
+    "insufficient quota",
+    "insufficient_quota",
+    "insufficient balance",
+    "insufficient_balance",
+    "insufficient credit",
+    "insufficient_credit",
+    "insufficient fund",
+    "insufficient_fund",
+    "exceeded_current_quota",
+    "credit balance",
+    "credit_balance",
+    "spend_limit_exceeded",
+    "usage_limit_exceeded",
+    "spending limit",
+    "billing hard",
+    "billing_hard",
+    "billing_not",
+    "arrearage",
+    "is suspended",
+    "余额不足",
 )
-# The statuses of an error about the request. llama.cpp and Ollama return 500 for a long prompt.
+# The statuses of an error about the request.
 REFUSED_STATUSES = (400, 413, 422)
 # The statuses of a server that is overloaded, or paused for new weights. (529 is Anthropic's.)
 BUSY_STATUSES = (429, 498, 503, 529)
-# The statuses of a gateway that gave up waiting or lost its connection. `meaning_of` treats every
-# other status from 500 on in the same way.
+# The statuses below 500 of a gateway that gave up waiting or lost its connection.
 DOWN_STATUSES = (408, 409, 425, 460, 499)
 
 Meaning = Literal["context is full", "refused", "busy", "down", "failed"]
@@ -1009,20 +1065,27 @@ def meaning_of(error: Exception) -> Meaning:
     if isinstance(error, AbortedError):
         return "busy"
     status = getattr(error, "status_code", None) or 0
-    text = f"{error} {getattr(error, 'body', '')}"
+    text = f"{error} {getattr(error, 'body', '')}".lower()
     # Some errors of Tinker have no status. Their category is "user" if the request is at fault.
     is_refused = status in REFUSED_STATUSES or str(getattr(error, "category", "")) == "user"
-    # A prompt that is too long has no status of its own, so match the text.
-    if (is_refused or status == 500) and re.search(CONTEXT_IS_FULL, text):
+    # A prompt that is too long has no status of its own, so look for phrases. (llama.cpp and Ollama
+    # return status 500 for it.)
+    if (is_refused or status == 500) and has_phrase(text, CONTEXT_IS_FULL):
         return "context is full"
     if is_refused:
         return "refused"
     if status in BUSY_STATUSES:
-        return "failed" if re.search(QUOTA_IS_USED_UP, text) else "busy"
-    # The packages openai, litellm and tinker have a class of this name. For some providers litellm
-    # reports a refused connection as status 500.
+        return "failed" if has_phrase(text, QUOTA_IS_USED_UP) else "busy"
+    # The packages openai, litellm and tinker each have a class of this name.
     is_unreachable = any(cls.__name__ == "APIConnectionError" for cls in type(error).__mro__)
     return "down" if is_unreachable or status in DOWN_STATUSES or status >= 500 else "failed"
+
+
+def has_phrase(text: str, phrases: Iterable[str]) -> bool:
+    """True if a text in lower case holds one of the phrases, and not only in OTHER_LIMITS."""
+    for phrase in OTHER_LIMITS:
+        text = text.replace(phrase, "")
+    return any(phrase in text for phrase in phrases)
 
 
 # The pauses before each further call to a server that is busy or down. The last pause is repeated.
@@ -1052,21 +1115,20 @@ def error_text(error: Exception) -> str:
 
 def first_cause(error: BaseException) -> BaseException:
     """What first caused an error: the ConnectionRefusedError behind an APIConnectionError."""
-    cause = error
+    if error.__suppress_context__ and not error.__cause__:
+        # Raised `from None`: the openai package hides an HTTP error that tells nothing more.
+        return error
     # A bound, because causes may form a cycle.
     for _ in range(20):
-        # The openai package hides an error with `from None` if its text adds nothing.
-        hides_context = cause is error and cause.__suppress_context__
-        if isinstance(cause, BaseExceptionGroup):
+        if isinstance(error, BaseExceptionGroup):
             # "All connection attempts failed" is a group with one error for each address.
-            cause = cause.exceptions[0]
-        elif cause.__cause__:
-            cause = cause.__cause__
-        elif cause.__context__ and not hides_context:
-            cause = cause.__context__
+            cause: BaseException | None = error.exceptions[0]
         else:
+            cause = error.__cause__ or error.__context__
+        if cause is None:
             break
-    return cause
+        error = cause
+    return error
 
 
 # ---- what the trials of a process share
@@ -1095,9 +1157,14 @@ MAX_CLIENTS = 64
 CLIENT_VARIABLES = re.compile("(?i)KEY|TOKEN|SECRET|URL|BASE|HOST|ENDPOINT|PROXY|CERT")
 
 
-def revealed(value: Any) -> str:
-    """The text of a value that JSON cannot hold, for `_cache_key`."""
-    return value.get_secret_value() if isinstance(value, SecretStr) else repr(value)
+def as_text(values: dict[str, Any]) -> str:
+    """A text that is equal for equal dictionaries, for `_cache_key`."""
+
+    def other(value: Any) -> str:
+        # A subclass's options may hold secrets, whose repr is the same for all.
+        return value.get_secret_value() if isinstance(value, SecretStr) else repr(value)
+
+    return json.dumps(values, sort_keys=True, default=other)
 
 
 async def shared_client(key: tuple, build: Callable[[], Any]) -> ModelClient:
@@ -1131,8 +1198,9 @@ def forget_client(client: ModelClient) -> None:
     for key, entry in list(_clients.items()):
         if entry.client is client:
             del _clients[key]
-            # A client of Tinker may have failed because its session ended.
-            shared_tinker_service.cache_clear()
+    if isinstance(client, TinkerClient):
+        # It may have failed because its session ended. The next client opens a new one.
+        shared_tinker_service.cache_clear()
 
 
 # ---- URLs and keys
@@ -1244,9 +1312,10 @@ def check_access(
 
 # ---- thinking, and what a model wraps around its answer
 
-# The tag at which the thinking begins, and the tag after which the answer begins. What is between
-# them is thinking, whatever tags it holds. If the template writes the first tag at the end of the
-# prompt, `TokenClient.call` puts it back in front of the reply. Add the tags of other models here.
+# The text with which thinking begins, and the text after which the answer begins: a pair of tags,
+# or for gpt-oss and some others the header of a message. What is between them is thinking, whatever
+# it holds. If the template writes the first one at the end of the prompt, `TokenClient.call` puts
+# it back in front of the reply. Add those of other models here.
 THINKING_TAGS = {
     # <think>hm</think>hi
     "<think>": "</think>",
@@ -1443,8 +1512,8 @@ class ChatClient(ModelClient):
         fields = getattr(choice, "provider_specific_fields", None) or {}
         if fields.get("error"):
             raise ApiError(f"the server ended the reply with an error: {fields['error']}")
-        # litellm reports an unknown finish reason as "stop", and keeps the server's word here. Its
-        # other unknown words mean success.
+        # litellm reports a finish reason that it does not know as "stop", and keeps the server's
+        # word here. A word that is in neither of the two sets does mean "stop".
         server_reason = str(fields.get("native_finish_reason")).lower()
         reason = choice.finish_reason
         if server_reason in FAILED_REASONS:
@@ -1501,7 +1570,7 @@ class TokenClient(ModelClient, ABC):
     special_tokens: Sequence[str]
 
     def __init__(self) -> None:
-        # The heads that `_tail` found, by system message.
+        # For `_tail`: the ids of a conversation up to its made-up reply, by system message.
         self._heads: dict[str, list[int]] = {}
 
     @abstractmethod
@@ -1517,18 +1586,14 @@ class TokenClient(ModelClient, ABC):
         """Sample a reply to a prompt. Raises any server error."""
 
     def escape_special_tokens(self, text: str) -> str:
-        """The text with a zero-width space after the first and the last character of each special
-        token. The tokenizer then makes ordinary tokens of it. (Of MiniMax's tokens ]~b] and ]~!b[,
-        the text ]~b]~!b[ holds both: without the second space, the second one would be left.)"""
-
+        """The text with a zero-width space after the first character of each special token. The
+        tokenizer then makes ordinary tokens of it."""
         if not self.special_tokens:
             return text
-
-        def broken_up(match: re.Match[str]) -> str:
-            token = match[0]
-            return f"{token[0]}\u200b{token[1:]}\u200b"
-
-        return re.sub("|".join(self.special_tokens), broken_up, text)
+        # (?=...) matches where a token begins. A match of the whole token would hide another one
+        # that begins inside it, as in ]~b]~!b[, which holds ]~b] and ]~!b[.
+        first_character = f"(?=({'|'.join(self.special_tokens)}))."
+        return re.sub(first_character, "\\g<0>\u200b", text)
 
     async def call(
         self,
@@ -1582,13 +1647,16 @@ class TokenClient(ModelClient, ABC):
 
     async def _tail(self, messages: list[Message]) -> list[int]:
         """The tokens that the template writes after a reply, up to the next one, or an empty list.
-        To find them, render a short conversation with a made-up reply, "b". The real conversation
-        cannot be used, because templates change the replies in it.
+
+        The real conversation is not rendered, because templates change the replies in it. Render a
+        short one twice instead, with the made-up replies "b" and "c". The first token that differs
+        is the reply, and everything after it is the tail:
 
             <|im_start|>user a<|im_end|><|im_start|>assistant b TAIL
-            head                                              |
+            <|im_start|>user a<|im_end|><|im_start|>assistant c TAIL
+            head: up to and with the reply                    |
 
-        The head ends with "b", and everything after it is the tail.
+        As long as a rendering with "b" begins with the head found before, one rendering is enough.
         """
         # The tail may depend on the system message, which may turn thinking off.
         system = [message for message in messages[:1] if message["role"] == "system"]
@@ -1597,12 +1665,10 @@ class TokenClient(ModelClient, ABC):
         key = json.dumps(system)
         head = self._heads.get(key, [])
         if not head or ids[: len(head)] != head:
-            # The head is not known yet, or the template wrote another one. To find "b", render the
-            # same with "c": the first token that differs is the reply. (Each is one token.)
             with_c = await self.render(
                 [*start, {"role": "assistant", "content": "c"}, messages[-1]]
             )
-            differs = [a != b for a, b in zip(ids, with_c, strict=False)]
+            differs = [x != y for x, y in zip(ids, with_c, strict=False)]
             if True not in differs:
                 return []
             head = self._heads[key] = ids[: differs.index(True) + 1]
@@ -1625,19 +1691,20 @@ _tokenizer_lock = threading.Lock()
 @functools.cache
 def shared_tinker_service(url: str | None, key: str | None) -> Any:
     """The tinker.ServiceClient of all clients with this URL and key; the SDK looks up what is None.
-    A service has a session and about 11 file descriptors. After a failure of the server the cache
-    is cleared, because the session may have ended. Raises any error of the SDK."""
+    A service has a session and about 11 file descriptors. After a failure of Tinker the next client
+    opens a new session. Raises any error of the SDK."""
     import tinker
 
     return tinker.ServiceClient(base_url=url, api_key=key)
 
 
 async def in_daemon_thread(function: Callable[[], Any]) -> Any:
-    """Like `asyncio.to_thread`, but Python's exit does not wait for a daemon thread. If nothing
-    answers at its URL, Tinker's SDK tries for up to twelve minutes, and Ctrl-C would hang.
+    """Like `asyncio.to_thread`, but Python's exit does not wait for the thread. If nothing answers
+    at its URL, Tinker's SDK tries for up to twelve minutes, and Ctrl-C would hang.
 
-    The thread sets the result of a future, and the caller awaits it. If the caller is cancelled,
-    the thread goes on, and nobody reads its result."""
+    1. A daemon thread runs the function, and sets the result of a future.
+    2. The caller awaits the future.
+    3. If the caller is cancelled, the thread goes on, and nobody reads its result."""
     future: concurrent.futures.Future[Any] = concurrent.futures.Future()
 
     def work() -> None:
@@ -1865,6 +1932,7 @@ class ServerClient(TokenClient):
             name = "SGLANG_API_KEY" if self._is_sglang else "VLLM_API_KEY"
             raise ApiError(f"{self.url} wants another key: set {name} ({error})") from error
         except (APIError, KeyError, TypeError, ValueError) as error:
+            # With `context_limit`, a server need not have /v1/models.
             if not self._given_limit:
                 raise ApiError(
                     f"{self.url} is not a vLLM or SGLang server (for others set "
@@ -2003,7 +2071,7 @@ def training_data(trial: TrialResult) -> TrainingData | None:
     return TrainingData(turns, reward, stop_reasons[-1], trial)
 
 
-# Other names of `training_data`: the one that the first trainers import, and a public one.
+# The names of `training_data` in earlier versions, which trainers import.
 _trial_to_trajectory = trial_to_trajectory = training_data
 
 
@@ -2099,7 +2167,9 @@ def task_timeout_sec(trial_dir: Path) -> float:
 
 # A line that opens a block: blanks or the marker of a list item, the fence, and the words after it,
 # as in "- ```bash".
-_OPENING_FENCE = re.compile(r"(?m)^((?:[ \t]|[-*+] |\d{1,9}[.)] )*)(`{3,}|~{3,})([^`\n]*)\n")
+_OPENING_FENCE = re.compile(
+    r"(?P<before>(?:[ \t]|[-*+] |\d{1,9}[.)] )*)(?P<fence>`{3,}|~{3,})(?P<words>[^`]*)"
+)
 
 
 def fenced_blocks(text: str, *languages: str) -> list[str] | None:
@@ -2110,128 +2180,125 @@ def fenced_blocks(text: str, *languages: str) -> list[str] | None:
     An empty list: there is no such block. None: there is one, but it cannot be read safely, because
     it has more than the language on its first line, or because some block of the text, in whatever
     language, is not closed."""
-    text = re.sub("\r\n?", "\n", f"{text}\n")
-    contents = []
-    is_unreadable = False
-    end = 0
-    while opening := _OPENING_FENCE.search(text, end):
-        before, fence, words = opening.groups()
-        # The closing fence is at least as long, and indented by at most three more blanks.
-        closing_fence = rf"(?m)^[ \t]{{0,{len(before) + 3}}}{fence}{fence[0]}*[ \t]*$"
-        closing = re.compile(closing_fence).search(text, opening.end())
-        is_unreadable = is_unreadable or closing is None
-        content_end, end = closing.span() if closing else (len(text), len(text))
-        words = words.lower().split()
-        if fence.startswith("`") and words and words[0] in languages:
-            is_unreadable = is_unreadable or len(words) > 1
-            contents.append(without_indent(text[opening.end() : content_end], before))
-    return None if contents and is_unreadable else contents
+    # Each block, as the words after its fence and its lines. The last one may still be open.
+    found: list[tuple[list[str], list[str]]] = []
+    opening: re.Match[str] | None = None
+    for line in re.sub("\r\n?", "\n", text).split("\n"):
+        if opening is None:
+            opening = _OPENING_FENCE.fullmatch(line)
+            if opening:
+                # A block in ~~~ has no language that counts.
+                words = opening["words"] if opening["fence"].startswith("`") else ""
+                found.append((words.lower().split(), []))
+        elif is_closing_fence(line, opening):
+            opening = None
+        else:
+            found[-1][1].append(without_indent(line, opening["before"]))
+    wanted = [(words, lines) for words, lines in found if words and words[0] in languages]
+    has_other_words = any(len(words) > 1 for words, _ in wanted)
+    if wanted and (opening or has_other_words):
+        return None
+    return ["".join(f"{line}\n" for line in lines) for _, lines in wanted]
 
 
-def without_indent(content: str, before_fence: str) -> str:
-    """The content of a block without the indentation of its fence. Lines with less indentation
-    lose all of it. Tabs in the content stay, because Makefiles need them."""
+def is_closing_fence(line: str, opening: re.Match[str]) -> bool:
+    """True if a line closes the block: its fence is at least as long as the opening one, and
+    indented by at most three more blanks."""
+    indent = len(line) - len(line.lstrip(" \t"))
+    ticks = line.strip(" \t")
+    is_fence = ticks.startswith(opening["fence"]) and not ticks.strip(opening["fence"][0])
+    return is_fence and indent <= len(opening["before"]) + 3
+
+
+def without_indent(line: str, before_fence: str) -> str:
+    """A line of a block without the indentation of its fence. Tabs in the line stay, because
+    Makefiles need them."""
     indent = re.sub(r"\S", " ", before_fence)
-    return re.sub(f"(?m)^({indent}| {{0,{len(indent)}}})", "", content)
+    if line.startswith(indent):
+        return line[len(indent) :]
+    # A line with less indentation loses all of it.
+    n_blanks = len(line) - len(line.lstrip(" "))
+    return line[min(n_blanks, len(indent)) :]
 
 
 # ---- scripts
 #
-# `run_script` starts this program in the container, behind lines that set its variables, and reads
-# its report, such as
-#
-#     begin:3f2a19bc:
-#     aGVsbG8K
-#     :3f2a19bc:0:
-#
-# for `echo hello`: the output in base64, because a script may print bytes that are not text, and
-# the exit code. The program needs /proc, bash, coreutils and grep.
+# `run_script` starts a bash program in the container. The program runs the model's script, and
+# prints a report. At the time limit, and when a run is cancelled, `kill_script` kills the script.
 
 
-def without_comments(program: str) -> str:
-    """A bash program without its comments. Harbor passes the program as an argument of bash, and
-    models run `pkill -f WORD`, which kills every process with this word among its arguments. (For
-    the same reason the model's script comes in base64.)"""
-    return re.sub("(?m)^ *#.*\n", "", program)
+def script_program(blocks: list[str], mark: str, max_bytes: int) -> str:
+    """The bash program that runs the blocks as one script. For `echo hello` it reports
 
+        begin:3f2a19bc:
+        aGVsbG8K
+        :3f2a19bc:0:
 
-_PROGRAM = without_comments(r"""
-# Write the script to a file. In /dev/shm endless output stops at 64 MB (in Docker). If /dev/shm is
-# missing or full, use /tmp. Errors are printed before the report begins.
-basic_loop_write() {
-  basic_loop_path=$1/$BASIC_LOOP_MARK
-  echo $basic_loop_script | base64 -d >$basic_loop_path.script
-}
-{
-  # What fitted into a full /dev/shm is removed.
-  basic_loop_write /dev/shm || { rm -f $basic_loop_path.script; basic_loop_write /tmp; }
-} 2>&1 || exit 1
-echo begin:$BASIC_LOOP_MARK:
-# Everything that the script starts inherits this variable, by which `kill_script` finds it. The
-# other variables are not exported. Their prefix keeps them apart from the image's.
-export BASIC_LOOP_MARK
-# Drop bash's own messages, such as "Killed".
-exec 2>/dev/null
-# The output is a file, because a process that the script leaves behind would hold a pipe open.
-# `>>`, because a script may also write to /dev/stderr by name: two writers must not overwrite each
-# other.
-timeout -k 2 $basic_loop_seconds bash $basic_loop_path.script \
-  </dev/null >>$basic_loop_path.output 2>&1
-basic_loop_exit=$?
-basic_loop_size=$(stat -c %s $basic_loop_path.output)
-if [ "$basic_loop_size" -gt $basic_loop_bytes ]; then
-  {
-    head -c $basic_loop_half $basic_loop_path.output
-    printf '\n[... %s bytes left out ...]\n' $((basic_loop_size - 2 * basic_loop_half))
-    tail -c $basic_loop_half $basic_loop_path.output
-  } | base64
-else
-  # Not `cat`, because a process that was left behind may print endlessly by now.
-  head -c $basic_loop_bytes $basic_loop_path.output | base64
-fi
-echo :$BASIC_LOOP_MARK:$basic_loop_exit:
-rm -f /dev/shm/$BASIC_LOOP_MARK.* /tmp/$BASIC_LOOP_MARK.*
-""")
-
-_KILL = without_comments(r"""
-# The PIDs of all processes that inherited the exported mark. This program does not export it, and
-# does not find itself.
-marked() { grep -ls BASIC_LOOP_MARK=$BASIC_LOOP_MARK /proc/[0-9]*/environ | cut -d / -f 3; }
-# SIGTERM first, because a program such as git then removes its lock.
-kill -TERM $(marked)
-for _ in {1..20}; do
-  [ -n "$(marked)" ] || break
-  sleep 0.1
-done
-kill -KILL $(marked)
-rm -f /dev/shm/$BASIC_LOOP_MARK.* /tmp/$BASIC_LOOP_MARK.*
-# Return code 0: the environment still runs commands.
-true
-""")
-
-
-def as_one_script(blocks: list[str]) -> str:
-    """A bash script that runs the blocks one after the other in the same shell. An open
-    here-document, or a syntax error, ends with its block, and cannot swallow the next one:
-
-        eval $'cat <<E\\nhello'
-        eval $'echo it\\'s'
+    which is the output in base64, because a script may print bytes that are not text, and the exit
+    code. The mark is a random word. The program needs bash and coreutils.
     """
-    quoted = [block.replace("\\", r"\\").replace("'", r"\'") for block in blocks]
-    return "".join(f"eval $'{block}'\n" for block in quoted)
+    # `eval` keeps the blocks apart: an open here-document, or a syntax error, ends with its block,
+    # and cannot swallow the next one.
+    script = "".join(f"eval {shlex.quote(block)}\n" for block in blocks)
+    # Harbor passes the program as an argument of bash. Models run `pkill -f WORD`, which kills
+    # every process with this word among its arguments. Base64 hides the words.
+    encoded = base64.b64encode(script.encode()).decode()
+    half = max_bytes // 2
+    # The script inherits no variable but the mark. The prefix keeps the variables of this program
+    # apart from the image's.
+    lines = [
+        # Write the script to a file in /dev/shm, where endless output stops at 64 MB (in Docker).
+        # If /dev/shm is missing or full, remove what was written, and use /tmp. Errors are printed.
+        f"for basic_loop_path in /dev/shm/{mark} /tmp/{mark}; do",
+        f"  echo {encoded} | base64 -d >$basic_loop_path.script && break",
+        "  rm -f $basic_loop_path.script",
+        "done 2>&1",
+        "[ -e $basic_loop_path.script ] || exit 1",
+        f"echo begin:{mark}:",
+        # Drop bash's own messages, such as "Killed".
+        "exec 2>/dev/null",
+        # Give the script a process group of its own, so that its `kill 0` spares this program.
+        "set -m",
+        # Everything that the script starts inherits the mark, by which `kill_script` finds it. The
+        # output is a file, because a process that is left behind would keep a pipe open. Append to
+        # it, because a script may also write to /dev/stderr by name.
+        f"BASIC_LOOP_MARK={mark} bash $basic_loop_path.script \\",
+        "  </dev/null >>$basic_loop_path.output 2>&1",
+        "basic_loop_exit=$?",
+        "basic_loop_size=$(stat -c %s $basic_loop_path.output)",
+        f'if [ "$basic_loop_size" -gt {max_bytes} ]; then',
+        "  {",
+        f"    head -c {half} $basic_loop_path.output",
+        rf"    printf '\n[... %s bytes left out ...]\n' $((basic_loop_size - {2 * half}))",
+        f"    tail -c {half} $basic_loop_path.output",
+        "  } | base64",
+        "else",
+        # Not `cat`, because a process that was left behind may still print.
+        f"  head -c {max_bytes} $basic_loop_path.output | base64",
+        "fi",
+        f"echo :{mark}:$basic_loop_exit:",
+        "rm -f $basic_loop_path.script $basic_loop_path.output",
+    ]
+    return "\n".join(lines)
 
 
-def script_program(blocks: list[str], mark: str, seconds: int, max_bytes: int) -> str:
-    """The bash program that runs the blocks as one script and prints a report."""
-    variables = {
-        "BASIC_LOOP_MARK": mark,
-        "basic_loop_seconds": seconds,
-        "basic_loop_bytes": max_bytes,
-        "basic_loop_half": max_bytes // 2,
-        "basic_loop_script": base64.b64encode(as_one_script(blocks).encode()).decode(),
-    }
-    lines = [f"{name}={value}" for name, value in variables.items()]
-    return "\n".join([*lines, _PROGRAM])
+def kill_program(mark: str) -> str:
+    """The bash program that kills a script and what it started. It needs /proc and grep."""
+    lines = [
+        # The PIDs of all processes that inherited the mark.
+        f"marked() {{ grep -ls BASIC_LOOP_MARK={mark} /proc/[0-9]*/environ | cut -d / -f 3; }}",
+        # SIGTERM first, because a program such as git then removes its lock. SIGKILL comes at most
+        # two seconds later.
+        "kill -TERM $(marked)",
+        "for _ in {1..20}; do",
+        '  [ -n "$(marked)" ] || break',
+        "  sleep 0.1",
+        "done",
+        "kill -KILL $(marked)",
+        # The exit code says whether the environment runs commands, not whether a process was left.
+        "exit 0",
+    ]
+    return "\n".join(lines)
 
 
 def parse_report(printed: str, mark: str) -> tuple[str, str] | None:
@@ -2249,47 +2316,44 @@ def parse_report(printed: str, mark: str) -> tuple[str, str] | None:
     return code, output.decode("utf-8", "replace").removesuffix("\n")
 
 
-# How much longer than its time limit a call may take before the agent gives up.
+# How long the agent waits for a kill, and for the report after it.
 MARGIN_SEC = 30
 
 
-async def exec_in_time(
-    environment: BaseEnvironment, command: str, cwd: str | None, seconds: int
-) -> ExecResult:
-    """`environment.exec` of a command that should take at most this many seconds. MARGIN_SEC later
-    the agent stops waiting, and another MARGIN_SEC later the environment does. The latter limit
-    comes last, because some environments ignore it, and others leave the command running. Raises
-    TimeoutError, and any error of the environment."""
-    async with asyncio.timeout(seconds + MARGIN_SEC):
-        return await environment.exec(command, cwd=cwd, timeout_sec=seconds + 2 * MARGIN_SEC)
-
-
-async def kill_script(mark: str, environment: BaseEnvironment) -> bool:
-    """Kill a script and what it started, and remove its files. Returns False if the environment no
-    longer runs commands."""
+async def kill_script(mark: str, environment: BaseEnvironment) -> None:
+    """Kill a script and what it started. Raises RuntimeRequestError if the environment no longer
+    runs commands."""
     try:
-        program = f"BASIC_LOOP_MARK={mark}\n{_KILL}"
-        # In "/", because the script may have moved the working directory away. The two seconds that
-        # it takes are within MARGIN_SEC.
-        result = await exec_in_time(environment, program, "/", 0)
-    except Exception:
-        return False
-    return result.return_code == 0
+        async with asyncio.timeout(MARGIN_SEC):
+            # In "/", because the script may have moved the working directory away.
+            result = await environment.exec(kill_program(mark), cwd="/", timeout_sec=2 * MARGIN_SEC)
+        text = f"exit code {result.return_code}: {result.stderr}" if result.return_code else ""
+    except Exception as error:
+        text = f"{type(error).__name__}: {error}"
+    if text:
+        raise RuntimeRequestError(f"the environment no longer runs scripts: {text}")
 
 
-async def start_program(
+async def run_program(
     program: str, mark: str, environment: BaseEnvironment, seconds: int
 ) -> tuple[str, bool]:
     """Run the program of a script, in the image's working directory or else in "/". Returns what it
-    printed, and whether it ran in "/". Raises TimeoutError, and any error of the environment."""
-    result = await exec_in_time(environment, program, None, seconds)
-    ran_in_root = result.return_code != 0 and f"begin:{mark}:" not in (result.stdout or "")
-    if ran_in_root:
-        # The script did not start, so a second call is safe. Docker cannot start a process in a
-        # working directory that an earlier script moved away or removed.
-        result = await exec_in_time(environment, program, "/", seconds)
+    printed, or the error of the environment, and whether it ran in "/"."""
+    in_root = False
+    # `run_script` stops waiting before this limit. Some environments ignore it, and Docker's leaves
+    # the script running.
+    limit = seconds + 3 * MARGIN_SEC
+    try:
+        result = await environment.exec(program, timeout_sec=limit)
+        if result.return_code != 0 and f"begin:{mark}:" not in (result.stdout or ""):
+            # The script did not start, so a second call is safe. Docker cannot start a process in a
+            # working directory that an earlier script moved away or removed.
+            in_root = True
+            result = await environment.exec(program, cwd="/", timeout_sec=limit)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}", in_root
     # stderr says why there is no report, such as "bash: not found".
-    return valid_text(result.stdout) + valid_text(result.stderr), ran_in_root
+    return valid_text(result.stdout) + valid_text(result.stderr), in_root
 
 
 async def run_script(
@@ -2299,38 +2363,39 @@ async def run_script(
     as the model is told them. Raises RuntimeRequestError if the environment no longer runs
     commands."""
     mark = uuid4().hex[:8]
-    program = script_program(blocks, mark, seconds, max_bytes)
-    # The program becomes one argument of a process: Linux takes 131,072 bytes, Modal 65,536.
-    if len(program) > 65_000:
+    program = script_program(blocks, mark, max_bytes)
+    # The program becomes one argument of a process. Linux takes 131,072 bytes.
+    if len(program) > 130_000:
         # 126 is bash's code for "cannot be run".
         return script_result("126", "[Nothing was run: the script is too long. Split it.]")
 
-    clock = asyncio.get_running_loop().time
-    started = clock()
-    ran_in_root = False
+    running = asyncio.create_task(run_program(program, mark, environment, seconds))
     try:
-        printed, ran_in_root = await start_program(program, mark, environment, seconds)
-    except Exception as error:
-        # Docker raises RuntimeError at `timeout_sec`. The script may be running.
-        printed = f"{type(error).__name__}: {error}"
-    except BaseException:
-        # The run was cancelled.
-        await kill_script(mark, environment)
+        await asyncio.wait([running], timeout=seconds)
+        timed_out = not running.done()
+        if timed_out:
+            # The program itself goes on, and reports.
+            await kill_script(mark, environment)
+            await asyncio.wait([running], timeout=MARGIN_SEC)
+    except asyncio.CancelledError:
+        # Harbor, or `max_seconds`, ends the run.
+        with contextlib.suppress(RuntimeRequestError):
+            await kill_script(mark, environment)
         raise
+    finally:
+        # Give up an environment that does not answer. A program that ended is not affected.
+        running.cancel()
+    printed, in_root = running.result() if running.done() else ("no answer", False)
     report = parse_report(printed, mark)
+    if not report:
+        # The script may still be running.
+        await kill_script(mark, environment)
     code, output = report or ("unknown", printed[-max_bytes:])
-    # `timeout` exits with 124 at its limit, or 137 if SIGTERM was not enough, and busybox's with
-    # 143. A script may exit with them earlier.
-    timed_out = code in ("124", "137", "143") and clock() - started >= seconds
-    if timed_out or not report:
-        still_runs_commands = await kill_script(mark, environment)
-        if not still_runs_commands:
-            raise RuntimeRequestError(f"the environment no longer runs scripts: {printed}")
     notices = []
     if not report:
         notices.append("[The script's result could not be read.]")
-    elif ran_in_root:
-        notices.append("[The working directory is gone, so the script ran in /.]")
+    elif in_root:
+        notices.append("[The working directory cannot be used, so the script ran in /.]")
     if timed_out:
         notices.append(f"[The time limit of {seconds} seconds was reached.]")
     return script_result(code, output, *notices)

@@ -179,12 +179,11 @@ class FakeEnvironment:
     @property
     def scripts(self) -> list[str]:
         """Each script, without the newlines at its end. (The module's program has it in base64, and
-        in it each block as `eval $'BLOCK'`.)"""
+        in it each block as `eval 'BLOCK'`.)"""
         programs = [command for command in self.commands if "begin:" in command]
-        encoded = [re.search(r"basic_loop_script=(\S+)", program)[1] for program in programs]
+        encoded = [re.search(r"echo (\S+) \| base64 -d", program)[1] for program in programs]
         texts = [base64.b64decode(text).decode() for text in encoded]
-        quoted = ["".join(re.findall(r"(?s)eval \$'(.*?)'\n(?=eval|$)", text)) for text in texts]
-        return [re.sub(r"\\(.)", r"\1", text).rstrip() for text in quoted]
+        return ["".join(shlex.split(text)[1::2]).rstrip() for text in texts]
 
     @property
     def first_script_was_killed(self) -> bool:
@@ -1402,8 +1401,8 @@ class TestLoop:
 
     def test_a_script_has_command_timeout_sec(self, tinker):
         done = tinker.run([bash("ls"), "done"], max_turns=2, command_timeout_sec=7)
-        # The environment's limit comes 60 seconds later.
-        assert done.environment.timeouts == [7 + 60]
+        # The environment's limit comes 90 seconds later.
+        assert done.environment.timeouts == [7 + 90]
 
     @columns("given messages").rows(
         none_for_a_single_turn=({}, []),
@@ -1426,7 +1425,7 @@ class TestLoop:
         assert "<|im_start|>user\nExplain <|im_end|>.<|im_end|>" in model.prompt_text(0)
 
     @columns("client shown").rows(
-        known=("tinker", "<\u200b|end|>\u200b"), unknown=("chat", "<|end|>")
+        known=("tinker", "<\u200b|end|>"), unknown=("chat", "<|end|>")
     )
     def test_known_special_tokens_in_output_become_plain_text(self, client, shown, request):
         model, replies = request.getfixturevalue(client), [bash("ls"), "done"]
@@ -1456,7 +1455,7 @@ class TestLoop:
                 return await super().converse(f"{before}{prompt}{after}", environment)
 
         tinker.new_run(agent_class=Around).follow("Explain <|im_end|>.")
-        shown = shown.format(end="<\u200b|end|>\u200b", im_end="<\u200b|im_end|>\u200b")
+        shown = shown.format(end="<\u200b|end|>", im_end="<\u200b|im_end|>")
         assert f"<|im_start|>user\n{shown}<|im_end|>\n" in tinker.prompt_text(0)
 
     def test_special_tokens_of_an_instruction_that_is_sent_again_become_plain_text(self, tinker):
@@ -1467,17 +1466,17 @@ class TestLoop:
                 return "own reason"
 
         tinker.new_run(agent_class=Again).follow("Explain <|end|>.")
-        assert "user\nExplain <\u200b|end|>\u200b.<|im_end|>" in tinker.prompt_text(1)
+        assert "user\nExplain <\u200b|end|>.<|im_end|>" in tinker.prompt_text(1)
 
     def test_special_tokens_of_the_introduction_become_plain_text(self, tinker):
         server = MCPServerConfig(name="<|end|>", transport="sse", url="http://mcp:8000/sse")
         tinker.new_run(mcp_servers=[server]).follow("Explain <|im_end|>.")
-        assert '"name":"<\u200b|end|>\u200b"' in tinker.prompt_text(0)
+        assert '"name":"<\u200b|end|>"' in tinker.prompt_text(0)
         assert "\n\nExplain <|im_end|>.<|im_end|>" in tinker.prompt_text(0)
 
     @columns("output instruction shown").rows(
-        another=("a<|end|>", "two <|im_end|>", "a<\u200b|end|>\u200b\n\ntwo <|im_end|>"),
-        equal=("<|end|>", "<|end|>", "<\u200b|end|>\u200b\n\n<|end|>"),
+        another=("a<|end|>", "two <|im_end|>", "a<\u200b|end|>\n\ntwo <|im_end|>"),
+        equal=("<|end|>", "<|end|>", "<\u200b|end|>\n\n<|end|>"),
     )
     def test_special_tokens_of_an_output_that_opens_a_step_become_plain_text(
         self, output, instruction, shown, tinker
@@ -1590,7 +1589,7 @@ class TestLoop:
 
     def test_what_a_loop_observes_is_sent_as_plain_text(self, tinker):
         done = tinker.run(agent_class=TestLoop.Tool, system_prompt="")
-        assert "user\na<\u200b|im_end|>\u200b\n\ngo on<|im_end|>" in tinker.prompt_text(1)
+        assert "user\na<\u200b|im_end|>\n\ngo on<|im_end|>" in tinker.prompt_text(1)
         assert done.observations == ["a<|im_end|>"] * 2
         # The step before has the observation.
         users = [step.message for step in done.steps if step.source == "user"]
@@ -3106,11 +3105,11 @@ class TestBlocks:
 
 LIMIT = "[The time limit of 1 seconds was reached.]"
 NO_REPORT = "[The script's result could not be read.]"
-MOVED = "[The working directory is gone, so the script ran in /.]"
+MOVED = "[The working directory cannot be used, so the script ran in /.]"
 # A command that no other process on the machine runs.
 SLEEP = f"sleep {60 + uuid4().int % 10**9}"
-# The id of the shell that writes the report: the parent of `timeout`, the parent of a script.
-REPORTER = "$(sed -n 's/PPid:[^0-9]*//p' /proc/$PPID/status)"
+# The id of the shell that writes the report: the parent of a script.
+REPORTER = "$PPID"
 
 
 def script_agent(seconds: int = 9, shown_bytes: int = 10_000) -> BasicLoopAgent:
@@ -3211,7 +3210,8 @@ class TestScripts:
     @columns("script code").rows(
         that_fails=("echo a; exit 3", 3),
         that_kills_its_group=("echo a; kill 0; echo b", 143),
-        that_kills_the_timeout_program=("echo a; kill -9 $PPID; sleep 0.1", 137),
+        that_kills_its_group_at_its_end=("trap 'kill 0' EXIT; echo a", 143),
+        that_kills_the_group_of_its_number=("echo a; kill -- -$$; echo b", 143),
     )
     def test_the_model_is_told_the_exit_code(self, script, code, shell):
         assert run_shell(shell, script) == told(code, "a")
@@ -3222,7 +3222,7 @@ class TestScripts:
         no_newline_at_the_end=(r"printf '\n\nx'", "\n\nx"),
         nothing=("true", "(none)"),
         invalid_utf8=(r"printf 'caf\351 x\344\270'", "caf\ufffd x\ufffd"),
-        of_a_script_of_46_kB=(f"cat <<E | wc -c\n{46_000 * 'x'}\nE", "46001"),
+        of_a_script_of_96_kB=(f"cat <<E | wc -c\n{96_000 * 'x'}\nE", "96001"),
         of_6000_apostrophes=(f"cat <<'E' | wc -c\n{25_000 * 'x' + 6000 * chr(39)}\nE", "31001"),
         of_backslashes_and_dollars=(r"""printf '%s' '\\$x\`\n'""", r"\\$x\`\n"),
         of_a_script_with_quotes=("""echo "it's" '"$HOME"'""", 'it\'s "$HOME"'),
@@ -3386,7 +3386,7 @@ class TestScripts:
         assert run_shell(shell, "compgen -e | LC_ALL=C sort") == told(0, "\n".join(names))
 
     def test_a_script_that_is_too_long_is_not_run(self):
-        text = run_shell(environment := FakeEnvironment(), 65_000 * "x")
+        text = run_shell(environment := FakeEnvironment(), 98_000 * "x")
         assert text == told(126, "[Nothing was run: the script is too long. Split it.]")
         assert environment.commands == []
 
@@ -3399,7 +3399,7 @@ class TestScripts:
         after_other_text=("12:30:45 99:1\nbegin:M:\nYQo=\n:M:3:", 0, told(3, "a")),
         before_other_text=("begin:M:\nYQo=\n:M:3:\nlogout: 99:1\n", 0, told(3, "a")),
         with_other_ends_of_lines=("begin:M:\r\nYWFh\r\nYQo=\r\n:M:3:\r\n", 0, told(3, "aaaa")),
-        another_code_at_the_limit=("begin:M:\n:M:3:", 9, told(3, "(none)")),
+        just_before_the_limit=("begin:M:\n:M:3:", 8.9, told(3, "(none)")),
         a_time_limit_of_its_own=("begin:M:\nYQo=\n:M:124:", 8, told(124, "a")),
         a_kill_before_the_limit=("begin:M:\nYQo=\n:M:137:", 8, told(137, "a")),
         a_SIGTERM_before_the_limit=("begin:M:\nYQo=\n:M:143:", 8, told(143, "a")),
@@ -3421,9 +3421,10 @@ class TestScripts:
     def test_a_report_that_is_not_whole_is_shown_as_it_is(self, printed):
         assert run_shell_that_prints(printed) == told("unknown", f"{printed}\n{NO_REPORT}")
 
-    @columns("code").rows(of_timeout=124, of_a_script_that_ignores_SIGTERM=137, of_busybox=143)
+    # The code of the script, which the kill ends, or which ends by itself just then.
+    @columns("code").rows(of_SIGTERM=143, of_SIGKILL=137, of_a_script_that_traps_SIGTERM=3)
     def test_a_time_limit_is_told(self, code):
-        text = run_shell_that_prints(f"begin:M:\nYQo=:M:{code}:", seconds=9)
+        text = run_shell_that_prints(f"begin:M:\nYQo=:M:{code}:", seconds=9.1)
         assert text == told(code, "a\n[The time limit of 9 seconds was reached.]")
 
     @columns("printed").rows(
@@ -3461,7 +3462,10 @@ class TestScripts:
     def test_a_pipe_in_the_place_of_the_output_costs_its_script_alone(self, shell, monkeypatch):
         monkeypatch.setattr(module, "MARGIN_SEC", 0.2)
         output = "/dev/shm/$BASIC_LOOP_MARK.output"
-        text = run_shell(shell, f"rm {output}; mkfifo {output}", seconds=1)
+        # Without this writer the reporter would read the pipe for ever.
+        writer = f"env -i bash -c 'sleep 2; : >{output.replace('$BASIC_LOOP_MARK', '$0')}'"
+        script = f"rm {output}; mkfifo {output}; {writer} $BASIC_LOOP_MARK &"
+        text = run_shell(shell, script, seconds=1)
         assert text.startswith("Exit code: unknown\n")
 
     def test_a_script_may_remove_its_output(self, shell):
@@ -3475,15 +3479,13 @@ class TestScripts:
         assert run_shell(shell, "echo aaaa; echo b >/dev/stderr; echo c") == told(0, "b\nc")
 
     @columns("missing output").rows(
-        bash=("bash", "timeout: failed to run command 'bash': No such file or directory"),
-        timeout=("timeout", "timeout: command not found"),
+        bash=("bash", "bash: command not found"),
         base64=("base64", "base64: command not found"),
     )
     def test_an_image_that_lacks_a_program_is_told(self, missing, output, shell, tmp_path):
-        needed = {"bash", "base64", "head", "rm", "stat", "tail", "timeout"}
+        needed = {"bash", "base64", "head", "rm", "stat", "tail"}
         for name in needed - {missing}:
             (tmp_path / name).symlink_to(shutil.which(name))
-        # (In UTF-8 `timeout` prints quotes that are not ASCII.)
         shell.variables |= {"PATH": str(tmp_path), "LC_ALL": "C"}
         assert output in run_shell(shell, "echo a")
 
@@ -3500,7 +3502,7 @@ class TestScripts:
 
     def test_the_time_limit_holds_in_an_image_with_such_variables(self, shell):
         shell.variables |= {"POSIXLY_CORRECT": "1", "SECONDS": "5000"}
-        assert run_shell(shell, "echo a; sleep 9", seconds=1) == told(124, f"a\n{LIMIT}")
+        assert run_shell(shell, "echo a; sleep 9", seconds=1) == told(143, f"a\n{LIMIT}")
 
     @needs_mounts
     def test_a_sandbox_without_dev_fd_runs_scripts(self, tmp_path):
@@ -3571,7 +3573,6 @@ class TestScripts:
         by_itself=("echo a", 9),
         at_the_limit=("sleep 9", 1),
         unread=("fi", 9),
-        with_the_program_killed=(f"kill -9 {REPORTER}", 9),
     )
     def test_a_script_leaves_no_file_of_its_own(self, script, seconds, shell):
         real_exec, commands = shell.exec, []
@@ -3589,11 +3590,9 @@ class TestScripts:
     # ---- what goes on, and what is killed
 
     def test_the_time_limit_ends_all_that_a_script_started(self, shell):
-        # A process in a session of its own, one with a time limit of its own, one without the mark,
-        # and one that ignores SIGTERM.
-        script = (
-            f"echo a; setsid {SLEEP} & timeout 90 {SLEEP} & env -i {SLEEP} & trap '' TERM; {SLEEP}"
-        )
+        # A process in a session of its own, one with a time limit of its own, and one that ignores
+        # SIGTERM.
+        script = f"echo a; setsid {SLEEP} & timeout 90 {SLEEP} & trap '' TERM; {SLEEP}"
         assert run_shell(shell, script, seconds=1) == told(137, f"a\n{LIMIT}")
         wait_until_sleep_ends()
 
@@ -3627,7 +3626,7 @@ class TestScripts:
     # How the script's exec ends, what the model reads, and the seconds until then: the limit of
     # 100, and 30 more until the agent gives up. The kill works.
     @columns("answer printed seconds").rows(
-        hangs=(forever, "TimeoutError: \n", 130),
+        hangs=(forever, "no answer\n", 130),
         ends_at_a_limit_of_the_environment=(TimeoutError("exec"), "TimeoutError: exec\n", 0),
         raises=(RuntimeError("no container"), "RuntimeError: no container\n", 0),
         cannot_decode=(UnicodeDecodeError("x", b"", 0, 1, "y"), "UnicodeDecodeError: 'x' codec", 0),
@@ -3641,13 +3640,13 @@ class TestScripts:
 
         text, end = asyncio.run(main(), loop_factory=virtual_loop)
         assert text.startswith(f"Exit code: unknown\nOutput:\n{printed}")
-        assert text.endswith(NO_REPORT)
+        assert NO_REPORT in text
         assert end == seconds
         assert environment.first_script_was_killed
-        # The environment's own limits come 30 seconds later than the agent's.
-        assert environment.timeouts == [100 + 60, 60]
+        # The environment's own limits come later than the agent's.
+        assert set(environment.timeouts) == {100 + 90, 60}
         # The kill runs in "/", because the script may have moved the working directory away.
-        assert environment.folders == [None, "/"]
+        assert set(environment.folders) == {None, "/"}
 
     def test_a_script_whose_report_is_lost_is_not_run_again(self):
         environment = PrintingEnvironment("begin:M:\n")
@@ -3656,9 +3655,10 @@ class TestScripts:
 
     # How the exec that kills the script ends, and the seconds until then: at most 30.
     @columns("killing seconds").rows(
-        fails=(RuntimeError("gone"), 130),
-        hangs=(forever, 160),
-        returns_an_error=(ExecResult(stdout="", stderr="gone", return_code=1), 130),
+        fails=(RuntimeError("gone"), 100),
+        hangs=(forever, 130),
+        returns_an_error=(ExecResult(stdout="", stderr="gone", return_code=1), 100),
+        returns_a_code=(ExecResult(return_code=1), 100),
     )
     def test_an_environment_that_cannot_even_kill_is_an_error(self, killing, seconds):
         environment = FakeEnvironment(forever, killing)
@@ -3679,7 +3679,7 @@ class TestScripts:
         assert environment.first_script_was_killed
         assert environment.folders == [None, "/"]
 
-    def test_a_cancellation_is_not_taken_for_the_end_of_a_wait(self):
+    def test_an_exec_that_is_slow_to_end_holds_no_run_up(self):
         """After 39 seconds the agent gives this exec up, which takes 5 more."""
 
         async def is_slow_to_end() -> str:
@@ -3688,17 +3688,15 @@ class TestScripts:
             finally:
                 await asyncio.sleep(5)
 
-        async def main() -> None:
-            async with asyncio.timeout(41):
-                await module.run_script(["ls"], FakeEnvironment(is_slow_to_end), 9, 99)
+        async def main() -> float:
+            await script_agent().execute(["ls"], FakeEnvironment(is_slow_to_end))
+            return asyncio.get_running_loop().time()
 
-        with pytest.raises(TimeoutError):
-            asyncio.run(main(), loop_factory=virtual_loop)
+        assert asyncio.run(main(), loop_factory=virtual_loop) == 39
 
-    # The last of these scripts also suspends the program that runs it.
     @columns("script").rows(
         that_ignores_SIGTERM=f"trap '' TERM; {SLEEP} & {SLEEP}",
-        that_stops_its_program=f"setsid {SLEEP} & kill -STOP $PPID; {SLEEP}",
+        in_a_session_of_its_own=f"setsid {SLEEP} & {SLEEP}",
     )
     def test_cancelling_a_script_kills_it(self, script, shell):
         run = script_agent(seconds=7000).execute([script], shell)
@@ -3710,7 +3708,7 @@ class TestScripts:
 
     def test_at_the_time_limit_a_child_has_two_seconds_to_clean_up(self, shell, tmp_path):
         assert run_shell(shell, cleaner(tmp_path, "trap '' TERM; sleep 1"), seconds=1) == told(
-            124, f"ready\n{LIMIT}"
+            143, f"ready\n{LIMIT}"
         )
         assert (tmp_path / "clean").exists()
 
@@ -3782,7 +3780,7 @@ class TestScripts:
     def test_a_script_that_takes_the_folder_away_is_killed_at_its_limit(self, tmp_path):
         environment = WorkdirEnvironment(tmp_path / "work")
         text = run_shell(environment, f"rm -r $PWD; setsid {SLEEP} & {SLEEP}", seconds=1)
-        assert text == told(124, LIMIT)
+        assert text == told(143, LIMIT)
         wait_until_sleep_ends()
 
     # What an environment may do for a folder that is gone, and which folders are tried.
@@ -5078,13 +5076,13 @@ class TestVllm:
     @pytest.mark.parametrize("name", f"{SPECIAL} {MORE}".split())
     def test_a_special_token_becomes_plain_text_on_vllm(self, vllm, name):
         (client,) = set_up(vllm.agent())
-        broken = f"{name[0]}\u200b{name[1:]}\u200b"
+        broken = f"{name[0]}\u200b{name[1:]}"
         assert client.escape_special_tokens(f"a{name}{name}b") == f"a{broken}{broken}b"
 
     def test_special_tokens_that_overlap_become_plain_text(self, vllm):
         (client,) = set_up(vllm.agent())
         text = client.escape_special_tokens("]~b]~!b[e~[")
-        assert text == "]\u200b~b]\u200b~!b[\u200be~[\u200b"
+        assert text == "]\u200b~b]\u200b~!b[\u200be~["
 
     # Ordinary text may look like special tokens.
     @pytest.mark.parametrize("text", ["[ARGS]", "<img>", "a<file_t>", "A<?>", "a[:]", "x<()>"])

@@ -16,6 +16,7 @@ import base64
 import importlib
 import os
 import re
+import shlex
 from asyncio.subprocess import PIPE
 from collections.abc import Sequence
 from pathlib import Path
@@ -151,12 +152,12 @@ class HostEnvironment(BaseEnvironment):
         """Run the agent's program for SCRIPT. Any other command is answered, but not run: the
         agent's kill, `rm -f /logs/agent/...` before a later run, and commands of Harbor, such as
         `pwd`. Raises RuntimeError for a program that holds any other block."""
-        # The agent's program has the text of a model only in base64, in this variable.
-        encoded = re.findall(r"basic_loop_script=(\S*)", command)
+        # The agent's program has the text of a model only in base64, as the argument of this `echo`.
+        encoded = re.findall(r"echo (\S*) \| base64 -d", command)
         if not encoded:
             return ExecResult(return_code=0, stderr="not run: this environment only runs SCRIPT")
-        expected = {f"eval $'{SCRIPT}\n'"}
-        if {base64.b64decode(text).decode().rstrip("\n") for text in encoded} != expected:
+        expected = {f"eval {shlex.quote(SCRIPT + chr(10))}\n"}
+        if {base64.b64decode(text).decode() for text in encoded} != expected:
             raise RuntimeError("this environment runs no script but its own")
         arguments = ("bash", "-c", command)
         process = await asyncio.create_subprocess_exec(*arguments, stdout=PIPE, stderr=PIPE)
