@@ -11,8 +11,8 @@ compact long conversations, call tools natively or run commands in parallel.
 
 Harbor calls `run` or `resume` once per instruction: once for most trials, once per step for a task
 with several steps. A run is one such call. A turn is one model call and its reply. A rollout is the
-token ids and log-probabilities of a run's turns. The answer is the text of the last reply (see the
-property `answer`).
+token ids and log-probabilities of a run's turns. The answer is the last reply that runs no script
+(see the property `answer`).
 
 The parts of this file, in order. To change the loop, read up to the end of `sample`.
 
@@ -254,8 +254,8 @@ class Turn(LLMResponse):
     Set by `sample`:
         prompt: The user message of this turn, as it was passed to `sample`.
         sent_at, timestamp: When the prompt was sent and when the reply came, in ISO 8601.
-        breaks_prefix: True if the prompt does not begin with the ids of the turn before. It is only
-            compared if both turns are trainable (see `is_trainable`).
+        breaks_prefix: True if the prompt does not begin with the ids of the turn before, and both
+            turns are trainable (see `is_trainable`).
 
     Set by the loop:
         script: The commands that ran after this reply, or that were running when the run ended.
@@ -359,9 +359,11 @@ _Init = TypeVar("_Init", bound=Callable[..., None])
 
 
 def remembers_arguments(init: _Init) -> _Init:  # noqa: UP047 (tools on Python 3.11 parse this file)
-    """Decorator of `__init__` that keeps the caller's arguments in `self._arguments`. Only these
-    become options: all others have the defaults of `options_model`, which a subclass may change.
-    `__init__` itself cannot tell an argument from a default of the same value."""
+    """Decorator of `__init__` that keeps the caller's arguments in `self._arguments`.
+
+    Only these become options. All other options have the defaults of `options_model`, which a
+    subclass may change, to max_tokens=4096 for example. `__init__` itself would receive the 512 of
+    its signature, and could not tell it from a 512 of the caller."""
 
     @functools.wraps(init)
     def wrapper(self: Any, **arguments: Any) -> None:
@@ -434,6 +436,7 @@ task is done, reply without such a block."""
 
     client: ModelClient
     _chat: Chat
+    _previous: Turn | None
     _arguments: dict[str, Any]
 
     @remembers_arguments
@@ -522,10 +525,10 @@ task is done, reply without such a block."""
         return text
 
     async def sample(self, prompt: str) -> Turn:
-        """Send a text, and record the reply as a turn, which counts toward `max_turns`. Until then
-        the text is `unanswered`. A subclass may override this, for instance to add to each prompt.
-        Raises ContextLengthExceededError if a prompt after the first reply is too long, ApiError if
-        the server failed, and RuntimeError if the first turn lacks ids."""
+        """Send a text, and record the reply as a turn, which counts toward `max_turns`. Until the
+        reply is there, the text is in `unanswered`. A subclass may override this, for instance to
+        add to each prompt. Raises ContextLengthExceededError if a prompt after the first reply is
+        too long, ApiError if the server failed, and RuntimeError if the first turn lacks ids."""
         prompt = valid_text(prompt)
         sent_at = datetime.now(UTC).isoformat()
         self.unanswered = prompt
@@ -563,9 +566,9 @@ task is done, reply without such a block."""
     @property
     def messages(self) -> tuple[Message, ...]:
         """The conversation so far, as copies. To edit it, assign a new list: the next prompt is
-        then rendered from it, and does not begin with the sampled ids. An assignment alone sends
-        nothing. The new messages are rendered as they are. Pass each reply that you keep through
-        `client.escape_special_tokens`: if the model typed <|im_end|>, it would become a token."""
+        then rendered from it, and does not begin with the sampled ids. The new messages are
+        rendered as they are. Pass each reply that you keep through `client.escape_special_tokens`:
+        if the model typed <|im_end|>, it would become a token."""
         return tuple(dict(message) for message in self._chat.messages)
 
     @messages.setter
@@ -580,8 +583,8 @@ task is done, reply without such a block."""
 
     @property
     def answer(self) -> str:
-        """The text for completion.txt: the last complete reply without a script and an observation;
-        if there is none, the last reply. A subclass may override this."""
+        """The text for completion.txt: the last complete reply that has neither a script nor an
+        observation; if there is none, the last reply. A subclass may override this."""
         complete = [turn for turn in self.turns if turn.finish_reason == "stop"]
         answers = [turn for turn in complete if not turn.script and not turn.observation]
         last = (answers or self.turns)[-1:]
@@ -677,7 +680,8 @@ task is done, reply without such a block."""
         self.introduction: list[str] = []
         self.client = await self._shared_llm()
         if self.skills_dir:
-            # Each path, and the start of the file, which has the skill's name and description.
+            # `head -v` prints each path, and then the start of the file, which has the skill's name
+            # and description.
             command = f"head -v -c 1500 -- {shlex.quote(self.skills_dir)}/*/SKILL.md 2>/dev/null"
             listing = valid_text((await environment.exec(command, timeout_sec=60)).stdout)
             if listing:
@@ -697,9 +701,7 @@ task is done, reply without such a block."""
             system = self.protocol.replace("{seconds}", str(self.options.command_timeout_sec))
         # Chat only uses its model's `call`, so a ModelClient need not be a BaseLLM.
         self._chat = Chat(cast(Any, self.client), self.options.interleaved_thinking)
-        if system:
-            self.messages = [{"role": "system", "content": valid_text(system)}]
-        self._previous: Turn | None = None
+        self.messages = [{"role": "system", "content": valid_text(system)}] if system else []
         self._has_replied = False
         await self._run_loop([*self.introduction, instruction], environment, context)
 
@@ -821,7 +823,7 @@ task is done, reply without such a block."""
             if message["role"] == "system":
                 # Not a step, because NeMo Gym treats the steps before the first reply as its input.
                 agent["extra"] = {"system_prompt": message["content"]}
-        # Unique for each file: readers join files of one session into one trace.
+        # Unique for each file, because viewers join the files of one session into one trace.
         name = f"{self._trial_name}-run{self._n_runs}"
         head = {
             # Version 1.8 adds audio, and some readers do not know it.
@@ -1300,8 +1302,8 @@ def check_access(
 
         if not (key or tinker_service or tinker_has_credentials()):
             raise ValueError(
-                "model_client=tinker needs a key: set TINKER_API_KEY, or model_client=vllm, sglang "
-                "or litellm"
+                "model_client=tinker needs a key: set TINKER_API_KEY. (tinker is the default. For "
+                "Claude, GPT, Gemini and the like set model_client=litellm)"
             )
     elif client != "litellm" and not url:
         raise ValueError(
@@ -1431,6 +1433,7 @@ class HarborClient(ModelClient):
         )
         try:
             response = await self.llm.call(prompt=message["content"], message_history=history)
+            # A Turn has all fields of Harbor's LLMResponse.
             turn = Turn(**vars(response))
         except OutputLengthExceededError as error:
             # Harbor's error has only the text, and no usage.
@@ -1450,8 +1453,10 @@ class ChatClient(ModelClient):
         try:
             _, self._provider, *_ = litellm.get_llm_provider(model, args.get("custom_llm_provider"))
         except litellm.exceptions.BadRequestError as error:
-            text = f"the model {model} names no provider: write -m PROVIDER/NAME"
-            raise ValueError(f"{text}, such as -m openai/{model}") from error
+            raise ValueError(
+                f"litellm knows no provider of {model}: write -m PROVIDER/NAME, such as "
+                "anthropic/claude-sonnet-4-5, or openai/NAME for a server that is set by api_base"
+            ) from error
         url, key = url_and_key(options, self._provider, agent_env)
         self.url = url and without_passwords(url)
         if options.model_info:
@@ -1676,7 +1681,8 @@ class TokenClient(ModelClient, ABC):
 
 
 def overlap(reply: list[int], tail: list[int]) -> int:
-    """How many ids at the end of the reply are the first ones of the tail, at most 32."""
+    """How many ids at the end of the reply are the first ones of the tail, at most 32. (Kimi K3 has
+    the most, 7.)"""
     longest = min(len(reply), len(tail), 32)
     return next((n for n in range(longest, 0, -1) if reply[-n:] == tail[:n]), 0)
 
@@ -1690,7 +1696,7 @@ _tokenizer_lock = threading.Lock()
 
 @functools.cache
 def shared_tinker_service(url: str | None, key: str | None) -> Any:
-    """The tinker.ServiceClient of all clients with this URL and key; the SDK looks up what is None.
+    """The tinker.ServiceClient of all clients with this URL and key. For None the SDK has defaults.
     A service has a session and about 11 file descriptors. After a failure of Tinker the next client
     opens a new session. Raises any error of the SDK."""
     import tinker
@@ -1784,7 +1790,8 @@ class TinkerClient(TokenClient):
         limit = {card.model_name: card.max_context_length for card in cards}.get(self._model)
         self.context_limit = min(filter(None, (limit, self._given_limit)), default=32_000)
         try:
-            # The SDK itself gives up after some minutes.
+            # Without a time limit, because a large checkpoint takes long. The SDK itself gives up
+            # after some minutes.
             await in_daemon_thread(self._open)
         except Exception:
             shared_tinker_service.cache_clear()
@@ -1897,7 +1904,7 @@ class ServerClient(TokenClient):
         self._is_sglang = options.model_client == "sglang"
         # In litellm the name of a model on vLLM begins with hosted_vllm/.
         self._model = model.removeprefix("hosted_vllm/")
-        # It is never closed, because Harbor does not say when a job ends.
+        # This client is never closed, because Harbor does not say when a job ends.
         self._http = AsyncOpenAI(
             # /tokenize is not under /v1.
             base_url=url.rstrip("/").removesuffix("/v1"),
@@ -1957,7 +1964,7 @@ class ServerClient(TokenClient):
         except APIStatusError as error:
             if error.status_code not in (404, 405):
                 raise
-            # A gateway may pass on /v1 only, so name the path.
+            # A gateway may pass on nothing but /v1, so the error names the path.
             place = f"{type(error).__name__} of {self.url}, {path}"
             raise ApiError(f"{place}: {error_text(error)}") from error
 
@@ -2253,6 +2260,7 @@ def script_program(blocks: list[str], mark: str, max_bytes: int) -> str:
         f"  echo {encoded} | base64 -d >$basic_loop_path.script && break",
         "  rm -f $basic_loop_path.script",
         "done 2>&1",
+        # Neither folder can be written.
         "[ -e $basic_loop_path.script ] || exit 1",
         f"echo begin:{mark}:",
         # Drop bash's own messages, such as "Killed".

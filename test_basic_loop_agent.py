@@ -421,7 +421,9 @@ class HttpHandler(BaseHTTPRequestHandler):
         content = json.dumps(answer).encode()
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
-        self.wfile.write(content)
+        # A client whose run was cancelled no longer reads.
+        with contextlib.suppress(BrokenPipeError):
+            self.wfile.write(content)
 
     do_GET = do_POST
 
@@ -1424,9 +1426,7 @@ class TestLoop:
         model.new_run().follow("Explain <|im_end|>.")
         assert "<|im_start|>user\nExplain <|im_end|>.<|im_end|>" in model.prompt_text(0)
 
-    @columns("client shown").rows(
-        known=("tinker", "<\u200b|end|>"), unknown=("chat", "<|end|>")
-    )
+    @columns("client shown").rows(known=("tinker", "<\u200b|end|>"), unknown=("chat", "<|end|>"))
     def test_known_special_tokens_in_output_become_plain_text(self, client, shown, request):
         model, replies = request.getfixturevalue(client), [bash("ls"), "done"]
         model.run(replies, FakeEnvironment("a<|end|>b"), max_turns=2)
@@ -3479,8 +3479,7 @@ class TestScripts:
         assert run_shell(shell, "echo aaaa; echo b >/dev/stderr; echo c") == told(0, "b\nc")
 
     @columns("missing output").rows(
-        bash=("bash", "bash: command not found"),
-        base64=("base64", "base64: command not found"),
+        bash=("bash", "bash: command not found"), base64=("base64", "base64: command not found")
     )
     def test_an_image_that_lacks_a_program_is_told(self, missing, output, shell, tmp_path):
         needed = {"bash", "base64", "head", "rm", "stat", "tail"}
@@ -3570,9 +3569,7 @@ class TestScripts:
         assert "Read-only file system" in text
 
     @columns("script seconds").rows(
-        by_itself=("echo a", 9),
-        at_the_limit=("sleep 9", 1),
-        unread=("fi", 9),
+        by_itself=("echo a", 9), at_the_limit=("sleep 9", 1), unread=("fi", 9)
     )
     def test_a_script_leaves_no_file_of_its_own(self, script, seconds, shell):
         real_exec, commands = shell.exec, []
@@ -6609,6 +6606,30 @@ class TestSkyrl:
         (body,) = vllm.bodies("/v1/completions")
         assert (body["top_p"], body["top_k"], body["min_p"]) == sent
         assert not body.keys() & {"timeout", "max_retries", "model_info"}
+
+
+# ------------------------------------------------------------------------------------- the pages
+
+PAGES = [
+    "README.md",
+    *(f"examples/{name}.md" for name in ["README", "recipes", "trainers", "limits", "changes"]),
+]
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall("(?m)^#+ (.*)", page.read_text())
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+class TestPages:
+    @pytest.mark.parametrize("page", PAGES)
+    def test_each_link_of_a_page_leads_somewhere(self, page):
+        path = ROOT / page
+        links = re.findall(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)", path.read_text())
+        targets = [(path.parent / file if file else path, anchor) for file, anchor in links]
+        assert [file for file, _ in targets if not file.exists()] == []
+        assert [anchor for file, anchor in targets if anchor and anchor not in anchors(file)] == []
 
 
 # ------------------------------------------------------------------------ what readers find

@@ -29,8 +29,8 @@ def print_trial(folder: Path) -> None:
     ):
         print(answer.read_text())
     for turn in data.turns if data else []:
-        print(turn.completion_token_ids)
-        print([round(logprob, 2) for logprob in turn.logprobs or []])
+        print("token ids:", turn.completion_token_ids)
+        print("logprobs:", [round(logprob, 2) for logprob in turn.logprobs or []])
     if data and (reason := why_ids_are_missing(trial)):
         print(reason)
 
