@@ -24,15 +24,14 @@ The parts of this file, in order. To change the loop, read up to the end of `sam
 6. Training data from a finished trial.
 7. Files, the time limit of a task, the blocks of a reply, and the scripts made of them.
 
-The model's scripts run in the task's container, where nothing limits the disk and the memory that
-they use. They can also write into the agent's log folder if it is mounted in the container.
+The model's scripts run in the task's container. Only what they print is limited, not the disk and
+the memory that they use. They can also write into the agent's log folder if it is mounted there.
 """
 
 from __future__ import annotations
 
 import asyncio
 import base64
-import concurrent.futures
 import contextlib
 import copy
 import functools
@@ -165,6 +164,8 @@ class BasicLoopOptions(
         if self.model_client != "tinker" and (self.model_path or self.renderer_name):
             raise ValueError("model_path and renderer_name are for model_client=tinker: drop them")
         extra_body = self.llm_kwargs.get("extra_body") or {}
+        if not isinstance(extra_body, dict):
+            raise ValueError("llm_kwargs: extra_body must be a JSON object")
         for name in OPTION_NAMES & extra_body.keys():
             raise ValueError(f"llm_kwargs must not hold {name}: the agent sets it")
         for name in REFUSED_ARGUMENTS.keys() & {*self.llm_kwargs, *extra_body}:
@@ -172,13 +173,13 @@ class BasicLoopOptions(
         return self
 
 
-# The options of this file. Harbor's AgentOptions has others, which the agent does not read, such as
-# reasoning_effort. For litellm, put reasoning_effort into llm_kwargs.
-OPTION_NAMES = BasicLoopOptions.model_fields.keys() - AgentOptions.model_fields.keys()
+# The options declared above. Harbor's AgentOptions has others, which the agent does not read, such
+# as reasoning_effort. For litellm, put reasoning_effort into llm_kwargs.
+OPTION_NAMES = BasicLoopOptions.__annotations__.keys()
 # What llm_kwargs must not hold, and why. Its extra_body must not hold options either.
 REFUSED_ARGUMENTS = {
     **dict.fromkeys(["model", "model_name", "stream"], "the agent sets it"),
-    # Arguments of Harbor's LiteLLM, in whose place `ChatClient` uses the litellm package.
+    # Arguments of Harbor's LiteLLM, which the litellm package does not have.
     "max_thinking_tokens": 'use thinking={"type": "enabled", "budget_tokens": ...}',
     "use_responses_api": "name the model openai/responses/NAME",
 }
@@ -423,8 +424,8 @@ task is done, reply without such a block."""
     languages: ClassVar[tuple[str, ...]] = ("bash", "sh", "shell")
     # What the model is told if `bash_blocks` returns None, or if `has_misplaced_fence`.
     unclosed_block: ClassVar[str] = (
-        "Nothing was run: a block has no closing ``` line, or its opening line has more than ``` "
-        "and the language."
+        "Nothing was run: a block has no closing ``` line, its opening line has more than ``` and "
+        "the language, or it holds a line such as ```python (then begin and end it with ````)."
     )
     misplaced_fence: ClassVar[str] = (
         "Nothing was run. Put ```bash on a line of its own, and the commands on the lines below "
@@ -508,11 +509,10 @@ task is done, reply without such a block."""
         return fenced_blocks(reply, *self.languages)
 
     def has_misplaced_fence(self, reply: str) -> bool:
-        """True if a line has a fence that names one of the `languages`, but opens no block, as in
-        "I will look: ```bash", "```bash ls```" or "~~~bash"."""
-        fence = f"(?i)(```|~~~) *({'|'.join(map(re.escape, self.languages))})\\b"
-        lines = [line for line in reply.splitlines() if re.search(fence, line)]
-        return any(line.startswith("~~~") or not _OPENING_FENCE.fullmatch(line) for line in lines)
+        """True if a reply without blocks names one of the `languages` after a fence, as in
+        "I will look: ```bash", "```{bash}" or "~~~bash"."""
+        names = "|".join(map(re.escape, self.languages))
+        return re.search(rf"(?i)(```|~~~)[^`\n]{{0,40}}\b({names})\b", reply) is not None
 
     async def execute(self, blocks: list[str], environment: BaseEnvironment) -> str:
         """Run blocks as one script in the environment. Returns its exit code and its output, as the
@@ -558,8 +558,9 @@ task is done, reply without such a block."""
         changes nothing.)"""
         escape = self.client.escape_special_tokens
         # Only a run's first prompt has the instruction. Later ones may repeat its text.
-        if self.turns or not self.instruction or self.instruction not in prompt:
+        if self.turns or not self.instruction:
             return escape(prompt)
+        # Without the instruction in it, the whole prompt is in `after`.
         before, instruction, after = prompt.rpartition(self.instruction)
         return escape(before) + instruction + escape(after)
 
@@ -607,8 +608,8 @@ task is done, reply without such a block."""
                 turn = await self._chat.chat(prompt, previous=self._previous, session_id=session_id)
                 return cast(Turn, turn)
             except asyncio.CancelledError:
-                # At the deadline `_converse_in_time` cancels the call. If an earlier call failed,
-                # the server is at fault, because the repeated one may fail as late as that one.
+                # If the deadline passed while the agent was repeating a failed call, the server is
+                # to blame. (`_converse_in_time` cancels at the deadline, and lets an ApiError pass.)
                 if n_failures and clock() >= self._deadline:
                     raise ApiError(
                         "max_seconds ended before the model's server recovered"
@@ -746,10 +747,8 @@ task is done, reply without such a block."""
             raise RuntimeRequestError(f"{type(error).__name__}: {error}") from error
         finally:
             self._record(stop_reason, context)
-            # In a thread, because converting the ids of a long run to JSON takes seconds. Without
-            # the shield, a cancellation would drop a write that still waits for a free thread.
-            loop = asyncio.get_running_loop()
-            await asyncio.shield(loop.run_in_executor(None, self._write_files, context))
+            # In a thread, because converting the ids of a long run to JSON takes seconds.
+            await asyncio.to_thread(self._write_files, context)
 
     async def _converse_in_time(
         self, prompt: str, environment: BaseEnvironment
@@ -769,9 +768,8 @@ task is done, reply without such a block."""
             return StopReason.ROLLOUT_TIMEOUT
 
     async def _remove_old_files(self, environment: BaseEnvironment) -> None:
-        """Remove the files of an earlier run from the container, into which Harbor copied them for
-        the tests. After this run, Harbor 0.25 and 0.26 copy the container's log folder over
-        `logs_dir`, and the earlier files would replace this run's."""
+        """Remove the container's copies of an earlier run's files. Harbor made them for the tests.
+        After this run, Harbor 0.25 and 0.26 would replace this run's files by them."""
         folder = getattr(self, "environment_logs_dir", "/logs/agent")
         names = shlex.join([f"{folder}/completion.txt", f"{folder}/trajectory.json"])
         await environment.exec(f"rm -f {names}", cwd="/", timeout_sec=60)
@@ -808,7 +806,7 @@ task is done, reply without such a block."""
         """Write what the run leaves in the log folder. Raises RuntimeRequestError, so that Harbor
         does not score a trial without its answer."""
         try:
-            # The file may hold the answer of the step before. Without a turn, this empties it.
+            # The file may hold the answer of the step before. A run without a turn empties it.
             write_file(self.logs_dir / "completion.txt", [valid_text(self.answer).encode()])
             write_file(self.logs_dir / "trajectory.json", self._trajectory(context))
         except Exception as error:
@@ -863,9 +861,10 @@ task is done, reply without such a block."""
             shown = valid_text(turn.observation)
 
     def trajectory_step(self, turn: Turn) -> dict[str, Any]:
-        """A turn as a step of trajectory.json (ATIF), without a step_id. If ids are recorded, the
-        step has the ids. Otherwise its script is a tool call, which readers count and show. A
-        subclass may override this, because some trainers skip steps with reasoning_content."""
+        """A turn as a step of trajectory.json (ATIF), without a step_id. With
+        collect_rollout_details it has the ids of a trainable turn, and no tool call. Without, the
+        script is a tool call, which viewers count and show. A subclass may override this, for
+        instance to leave out the reasoning_content."""
         usage = turn.usage or usage_of(0, 0)
         metrics: dict[str, Any] = {
             "prompt_tokens": usage.prompt_tokens,
@@ -875,13 +874,14 @@ task is done, reply without such a block."""
         }
         result = {"content": valid_text(turn.observation)}
         calls = []
-        if not self.options.collect_rollout_details and turn.script:
+        if self.options.collect_rollout_details:
+            # No tool call, because NeMo Gym drops the ids of a step that has one.
+            if turn.is_trainable:
+                metrics |= {name: getattr(turn, name) for name in (*_TOKEN_FIELDS, "extra")}
+        elif turn.script:
             result["source_call_id"] = call_id = f"bash-{turn.timestamp}"
             arguments = {"command": turn.script}
             calls = [{"tool_call_id": call_id, "function_name": "bash", "arguments": arguments}]
-        elif self.options.collect_rollout_details and turn.is_trainable:
-            # Without tool calls: NeMo Gym drops the ids of a step that has one.
-            metrics |= {name: getattr(turn, name) for name in (*_TOKEN_FIELDS, "extra")}
         is_complete = turn.finish_reason == "stop"
         step = {
             "source": "agent",
@@ -922,7 +922,8 @@ task is done, reply without such a block."""
     def _cache_key(self) -> tuple:
         """What the shared client depends on. Trials with equal keys share a client. Raises
         RuntimeError outside of an event loop."""
-        # The variables of the process that may hold a URL or a key.
+        # The variables of the process that may hold a URL or a key. A process may run several jobs,
+        # with another VLLM_BASE_URL for each.
         process_env = {k: v for k, v in os.environ.items() if CLIENT_VARIABLES.search(k)}
         return (
             # A client and its lock work in one event loop only.
@@ -956,6 +957,7 @@ FAILED_REASONS = {
     "abort",
     "aborted",
     "cancelled",
+    "canceled",
     "error",
     "failed",
     "time_limit",
@@ -965,6 +967,15 @@ FAILED_REASONS = {
     "engine_overloaded",
     "malformed_response",
     "malformed_model_output",
+}
+# Words for a truncated reply that litellm does not know: Mistral, Responses APIs, Cohere.
+TRUNCATED_REASONS = {
+    "model_length",
+    "max_output_tokens",
+    "incomplete",
+    "length_capped",
+    "context_length",
+    "error_limit",
 }
 # Phrases for a prompt that is too long, in lower case.
 CONTEXT_IS_FULL = (
@@ -1015,11 +1026,14 @@ CONTEXT_IS_FULL = (
     "exceeds the kv",
     "max_tokens must be at least 1, got",
     "length limit exceeded",
+    "tokens_limit_reached",
     "larger than the max_length",
 )
 # Phrases that hold one of those, and mean something else: a timeout, a long field, a rate limit.
 OTHER_LIMITS = (
     "took too long",
+    "taking too long",
+    "name too long",
     "string too long",
     "array too long",
     "key is too long",
@@ -1042,6 +1056,11 @@ QUOTA_IS_USED_UP = (
     "spend_limit_exceeded",
     "usage_limit_exceeded",
     "spending limit",
+    "usage limit reached",
+    "free-models-per-day",
+    "daily free allocation",
+    "credits are depleted",
+    "budget has been exceeded",
     "billing hard",
     "billing_hard",
     "billing_not",
@@ -1049,12 +1068,23 @@ QUOTA_IS_USED_UP = (
     "is suspended",
     "余额不足",
 )
-# The statuses of an error about the request.
+# The statuses of an error about the request: bad, too large, not valid.
 REFUSED_STATUSES = (400, 413, 422)
-# The statuses of a server that is overloaded, or paused for new weights. (529 is Anthropic's.)
-BUSY_STATUSES = (429, 498, 503, 529)
-# The statuses below 500 of a gateway that gave up waiting or lost its connection.
-DOWN_STATUSES = (408, 409, 425, 460, 499)
+# The statuses of a server that is overloaded, or paused for new weights.
+BUSY_STATUSES = (
+    429,  # too many requests
+    498,  # Groq: no capacity
+    503,  # unavailable
+    529,  # Anthropic: overloaded
+)
+# The statuses below 500 that pass by themselves, mostly of gateways.
+DOWN_STATUSES = (
+    408,  # timeout of the request
+    409,  # conflict
+    425,  # too early
+    460,  # AWS: the connection was closed
+    499,  # nginx: the connection was closed
+)
 
 Meaning = Literal["context is full", "refused", "busy", "down", "failed"]
 
@@ -1108,18 +1138,18 @@ def pause_sec(meaning: Meaning, n_failures: int, has_replied: bool) -> float | N
 
 
 def error_text(error: Exception) -> str:
-    """The texts of an error and of what first caused it, such as "Connection error. (Connection
-    refused)". Passwords of URLs are left out."""
-    texts = [str(part) or repr(part) for part in (error, first_cause(error))]
-    text = texts[0] if texts[1] in texts[0] else f"{texts[0]} ({texts[1]})"
+    """The text of an error, and of the OSError that first caused it, such as "Connection error.
+    ([Errno 111] Connection refused)". Passwords of URLs are left out."""
+    text = str(error) or repr(error)
+    cause = first_cause(error)
+    cause_text = str(cause) or repr(cause)
+    if isinstance(cause, OSError) and cause_text not in text:
+        text = f"{text} ({cause_text})"
     return without_passwords(text)
 
 
 def first_cause(error: BaseException) -> BaseException:
     """What first caused an error: the ConnectionRefusedError behind an APIConnectionError."""
-    if error.__suppress_context__ and not error.__cause__:
-        # Raised `from None`: the openai package hides an HTTP error that tells nothing more.
-        return error
     # A bound, because causes may form a cycle.
     for _ in range(20):
         if isinstance(error, BaseExceptionGroup):
@@ -1163,7 +1193,7 @@ def as_text(values: dict[str, Any]) -> str:
     """A text that is equal for equal dictionaries, for `_cache_key`."""
 
     def other(value: Any) -> str:
-        # A subclass's options may hold secrets, whose repr is the same for all.
+        # A subclass's options may hold a SecretStr, whose repr is '**********' for any secret.
         return value.get_secret_value() if isinstance(value, SecretStr) else repr(value)
 
     return json.dumps(values, sort_keys=True, default=other)
@@ -1269,7 +1299,7 @@ def url_and_key(
         if not (key.isascii() and key.isprintable()):
             # An HTTP client would show such a key in its error.
             raise ValueError(
-                f"{provider.upper()}_API_KEY contains an invalid character: copy it again"
+                f"the API key for {provider} contains an invalid character: copy it again"
             )
     if url and provider in ("openai", "hosted_vllm"):
         # A URL without a path is a server that has its API under /v1: http://host:8000 becomes
@@ -1314,10 +1344,10 @@ def check_access(
 
 # ---- thinking, and what a model wraps around its answer
 
-# The text with which thinking begins, and the text after which the answer begins: a pair of tags,
-# or for gpt-oss and some others the header of a message. What is between them is thinking, whatever
-# it holds. If the template writes the first one at the end of the prompt, `TokenClient.call` puts
-# it back in front of the reply. Add those of other models here.
+# The tag that opens the thinking, and the text after which the answer begins. For most models that
+# is the closing tag, and for gpt-oss and others the header of the final message. If a template ends
+# the prompt with an opening tag, `TokenClient.call` puts the tag in front of the reply. Add the tags
+# of other models here.
 THINKING_TAGS = {
     # <think>hm</think>hi
     "<think>": "</think>",
@@ -1458,6 +1488,8 @@ class ChatClient(ModelClient):
                 "anthropic/claude-sonnet-4-5, or openai/NAME for a server that is set by api_base"
             ) from error
         url, key = url_and_key(options, self._provider, agent_env)
+        if not url and self._provider in PROVIDERS_WITHOUT_URL:
+            raise ValueError(f"set api_base=http://...: litellm knows no URL for {self._provider}")
         self.url = url and without_passwords(url)
         if options.model_info:
             litellm.register_model({model: options.model_info})
@@ -1506,10 +1538,11 @@ class ChatClient(ModelClient):
         import litellm
         from litellm.exceptions import AuthenticationError
 
+        is_refused = isinstance(error, AuthenticationError)
+        if not is_refused and not re.search(KEY_IS_MISSING, str(error)):
+            return []
         names = litellm.validate_environment(self._args["model"])["missing_keys"]
-        if re.search(KEY_IS_MISSING, str(error)):
-            return names or [f"{self._provider.upper()}_API_KEY"]
-        return names if isinstance(error, AuthenticationError) else []
+        return names or [f"{self._provider.upper().replace('-', '_')}_API_KEY"]
 
     def _turn(self, response: Any) -> Turn:
         choice = response.choices[0]
@@ -1517,8 +1550,8 @@ class ChatClient(ModelClient):
         fields = getattr(choice, "provider_specific_fields", None) or {}
         if fields.get("error"):
             raise ApiError(f"the server ended the reply with an error: {fields['error']}")
-        # litellm reports a finish reason that it does not know as "stop", and keeps the server's
-        # word here. A word that is in neither of the two sets does mean "stop".
+        # litellm turns a finish reason that it does not know into "stop". So look up the server's
+        # own word, which it keeps here.
         server_reason = str(fields.get("native_finish_reason")).lower()
         reason = choice.finish_reason
         if server_reason in FAILED_REASONS:
@@ -1548,15 +1581,8 @@ class ChatClient(ModelClient):
         )
 
 
-# Words for a truncated reply that litellm does not know: Mistral, Responses APIs, Cohere.
-TRUNCATED_REASONS = {
-    "model_length",
-    "max_output_tokens",
-    "incomplete",
-    "length_capped",
-    "context_length",
-    "error_limit",
-}
+# Providers for which litellm, without a URL, would send the conversation and the key to OpenAI.
+PROVIDERS_WITHOUT_URL = ("hosted_vllm", "lm_studio", "litellm_proxy", "custom_openai", "xinference")
 KEY_IS_MISSING = r"(?i)missing (\w+ )?(api key|credentials)|api_key (is not set|client option must)"
 # Other fields that are recorded from replies of vLLM and SGLang.
 EXTRA_NAMES = ("routed_experts", "weight_versions")
@@ -1575,7 +1601,7 @@ class TokenClient(ModelClient, ABC):
     special_tokens: Sequence[str]
 
     def __init__(self) -> None:
-        # For `_tail`: the ids of a conversation up to its made-up reply, by system message.
+        # What `_tail` keeps.
         self._heads: dict[str, list[int]] = {}
 
     @abstractmethod
@@ -1595,10 +1621,8 @@ class TokenClient(ModelClient, ABC):
         tokenizer then makes ordinary tokens of it."""
         if not self.special_tokens:
             return text
-        # (?=...) matches where a token begins. A match of the whole token would hide another one
-        # that begins inside it, as in ]~b]~!b[, which holds ]~b] and ]~!b[.
-        first_character = f"(?=({'|'.join(self.special_tokens)}))."
-        return re.sub(first_character, "\\g<0>\u200b", text)
+        tokens = "|".join(self.special_tokens)
+        return re.sub(tokens, lambda match: match[0][0] + "\u200b" + match[0][1:], text)
 
     async def call(
         self,
@@ -1661,7 +1685,8 @@ class TokenClient(ModelClient, ABC):
             <|im_start|>user a<|im_end|><|im_start|>assistant c TAIL
             head: up to and with the reply                    |
 
-        As long as a rendering with "b" begins with the head found before, one rendering is enough.
+        The head is kept in `_heads`, by system message. The next rendering with "b" nearly always
+        begins with it, and then needs no rendering with "c".
         """
         # The tail may depend on the system message, which may turn thinking off.
         system = [message for message in messages[:1] if message["role"] == "system"]
@@ -1708,20 +1733,23 @@ async def in_daemon_thread(function: Callable[[], Any]) -> Any:
     """Like `asyncio.to_thread`, but Python's exit does not wait for the thread. If nothing answers
     at its URL, Tinker's SDK tries for up to twelve minutes, and Ctrl-C would hang.
 
-    1. A daemon thread runs the function, and sets the result of a future.
-    2. The caller awaits the future.
-    3. If the caller is cancelled, the thread goes on, and nobody reads its result."""
-    future: concurrent.futures.Future[Any] = concurrent.futures.Future()
+    If the caller is cancelled, the thread goes on, and nobody reads its result."""
+    results: list[Any] = []
+    errors: list[BaseException] = []
 
     def work() -> None:
         try:
-            future.set_result(function())
+            results.append(function())
         except BaseException as error:
-            future.set_exception(error)
+            errors.append(error)
 
-    threading.Thread(target=work, daemon=True).start()
-    # The shield keeps `future` open after a cancellation, so that the thread can still set it.
-    return await asyncio.shield(asyncio.wrap_future(future))
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    while thread.is_alive():  # noqa: ASYNC110 (an asyncio.Event is not for threads)
+        await asyncio.sleep(0.02)
+    if errors:
+        raise errors[0]
+    return results[0]
 
 
 class TinkerClient(TokenClient):
@@ -1863,9 +1891,9 @@ SPECIAL_TOKENS = [
     r"\[/?(?:INST|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_CALLS|TOOL_RESULTS)\]",
     r"\[[gs]MASK\]",
     r"<seed:[be]os>",
-    # ]~b] ]~!b[ [e~[
-    r"\]~b\]",
-    r"\]~!b\[",
+    # The first characters of ]~b] and ]~!b[. (The last one of a token may be the first one of
+    # another.)
+    r"\]~!?b",
     r"\[e~\[",
 ]
 # These values leave the model's distribution as it is. Without them vLLM uses those of the model's
@@ -1960,13 +1988,16 @@ class ServerClient(TokenClient):
         body = {"model": self._model, **body}
         options: Any = {"headers": headers or {}}
         try:
-            return await self._http.post(path, body=body, options=options, cast_to=object)
+            response: Any = await self._http.post(path, body=body, options=options, cast_to=object)
         except APIStatusError as error:
             if error.status_code not in (404, 405):
                 raise
             # A gateway may pass on nothing but /v1, so the error names the path.
             place = f"{type(error).__name__} of {self.url}, {path}"
             raise ApiError(f"{place}: {error_text(error)}") from error
+        if not isinstance(response, dict) or response.get("error"):
+            raise ApiError(f"{self.url}, {path} returned no result, but {str(response)[:200]}")
+        return response
 
     async def render(self, messages: list[Message]) -> list[int]:
         # The servers add the generation prompt, unless they are told not to.
@@ -2179,6 +2210,25 @@ _OPENING_FENCE = re.compile(
 )
 
 
+@dataclass
+class _Block:
+    # What is before the fence, the fence, and the words after it.
+    before: str
+    fence: str
+    words: list[str]
+    lines: list[str] = field(default_factory=list)
+    is_closed: bool = False
+
+    def has_fence(self, line: str) -> bool:
+        """True if a line of the block begins with a fence that is at least as long as the block's
+        own, and indented by at most three more blanks."""
+        n_blanks = len(line) - len(line.lstrip(" \t"))
+        return line.lstrip(" \t").startswith(self.fence) and n_blanks <= len(self.before) + 3
+
+    def content(self) -> str:
+        return "".join(f"{without_indent(line, self.before)}\n" for line in self.lines)
+
+
 def fenced_blocks(text: str, *languages: str) -> list[str] | None:
     """The contents of the ``` blocks of a Markdown text that are in one of these languages (in
     lower case). Their fences are lines of their own. A block inside another one, or inside ~~~,
@@ -2186,35 +2236,31 @@ def fenced_blocks(text: str, *languages: str) -> list[str] | None:
 
     An empty list: there is no such block. None: there is one, but it cannot be read safely, because
     it has more than the language on its first line, or because some block of the text, in whatever
-    language, is not closed."""
-    # Each block, as the words after its fence and its lines. The last one may still be open.
-    found: list[tuple[list[str], list[str]]] = []
-    opening: re.Match[str] | None = None
+    language, is not closed, or holds the fence of another block."""
+    blocks: list[_Block] = []
+    is_ambiguous = False
     for line in re.sub("\r\n?", "\n", text).split("\n"):
-        if opening is None:
-            opening = _OPENING_FENCE.fullmatch(line)
-            if opening:
-                # A block in ~~~ has no language that counts.
-                words = opening["words"] if opening["fence"].startswith("`") else ""
-                found.append((words.lower().split(), []))
-        elif is_closing_fence(line, opening):
-            opening = None
+        block = blocks[-1] if blocks else None
+        if block is None or block.is_closed:
+            if opening := _OPENING_FENCE.fullmatch(line):
+                before, fence, words = opening.groups()
+                blocks.append(_Block(before, fence, words.lower().split()))
+        elif block.has_fence(line) and not line.strip(f"{block.fence[0]} \t"):
+            block.is_closed = True
         else:
-            found[-1][1].append(without_indent(line, opening["before"]))
-    wanted = [(words, lines) for words, lines in found if words and words[0] in languages]
-    has_other_words = any(len(words) > 1 for words, _ in wanted)
-    if wanted and (opening or has_other_words):
+            block.lines.append(line)
+            # A line such as ```python in a block of bash: the next ``` may close either.
+            is_ambiguous = is_ambiguous or block.has_fence(line)
+    wanted = [
+        block
+        for block in blocks
+        if block.fence.startswith("`") and block.words and block.words[0] in languages
+    ]
+    is_unclosed = bool(blocks) and not blocks[-1].is_closed
+    has_other_words = any(len(block.words) > 1 for block in wanted)
+    if wanted and (is_unclosed or has_other_words or is_ambiguous):
         return None
-    return ["".join(f"{line}\n" for line in lines) for _, lines in wanted]
-
-
-def is_closing_fence(line: str, opening: re.Match[str]) -> bool:
-    """True if a line closes the block: its fence is at least as long as the opening one, and
-    indented by at most three more blanks."""
-    indent = len(line) - len(line.lstrip(" \t"))
-    ticks = line.strip(" \t")
-    is_fence = ticks.startswith(opening["fence"]) and not ticks.strip(opening["fence"][0])
-    return is_fence and indent <= len(opening["before"]) + 3
+    return [block.content() for block in wanted]
 
 
 def without_indent(line: str, before_fence: str) -> str:
@@ -2230,8 +2276,10 @@ def without_indent(line: str, before_fence: str) -> str:
 
 # ---- scripts
 #
-# `run_script` starts a bash program in the container. The program runs the model's script, and
-# prints a report. At the time limit, and when a run is cancelled, `kill_script` kills the script.
+# `run_script` starts a bash program in the container. The program writes the model's script to a
+# file, runs it, prints a report, and removes the files. `kill_script` runs another program, which
+# kills the script in three cases: at the time limit, when the run is cancelled, and when there is
+# no report.
 
 
 def script_program(blocks: list[str], mark: str, max_bytes: int) -> str:
@@ -2251,27 +2299,30 @@ def script_program(blocks: list[str], mark: str, max_bytes: int) -> str:
     # every process with this word among its arguments. Base64 hides the words.
     encoded = base64.b64encode(script.encode()).decode()
     half = max_bytes // 2
-    # The script inherits no variable but the mark. The prefix keeps the variables of this program
-    # apart from the image's.
+    # The prefix basic_loop_ keeps these variables from changing one that the image exports.
     lines = [
-        # Write the script to a file in /dev/shm, where endless output stops at 64 MB (in Docker).
-        # If /dev/shm is missing or full, remove what was written, and use /tmp. Errors are printed.
+        # Write the script to a file. Try /dev/shm first, which is in memory: there, endless output
+        # stops at its size (64 MB in Docker), and cannot fill the disk. If /dev/shm is missing or
+        # full, try /tmp. Errors are printed before the report.
         f"for basic_loop_path in /dev/shm/{mark} /tmp/{mark}; do",
         f"  echo {encoded} | base64 -d >$basic_loop_path.script && break",
         "  rm -f $basic_loop_path.script",
         "done 2>&1",
-        # Neither folder can be written.
+        # Neither folder could be written.
         "[ -e $basic_loop_path.script ] || exit 1",
         f"echo begin:{mark}:",
-        # Drop bash's own messages, such as "Killed".
+        # Drop bash's own messages, such as "Killed". Some environments join stderr and stdout.
         "exec 2>/dev/null",
-        # Give the script a process group of its own, so that its `kill 0` spares this program.
+        # A script may have `trap 'kill 0' EXIT`, which kills its process group. With -m, bash gives
+        # the script a group of its own. In the background (&), because otherwise bash would end
+        # itself when a SIGINT ends the script.
         "set -m",
         # Everything that the script starts inherits the mark, by which `kill_script` finds it. The
         # output is a file, because a process that is left behind would keep a pipe open. Append to
-        # it, because a script may also write to /dev/stderr by name.
+        # the file: if a script empties it by `>/dev/stderr`, no gap of NUL bytes remains.
         f"BASIC_LOOP_MARK={mark} bash $basic_loop_path.script \\",
-        "  </dev/null >>$basic_loop_path.output 2>&1",
+        "  </dev/null >>$basic_loop_path.output 2>&1 &",
+        "wait $!",
         "basic_loop_exit=$?",
         "basic_loop_size=$(stat -c %s $basic_loop_path.output)",
         f'if [ "$basic_loop_size" -gt {max_bytes} ]; then',
@@ -2293,7 +2344,8 @@ def script_program(blocks: list[str], mark: str, max_bytes: int) -> str:
 def kill_program(mark: str) -> str:
     """The bash program that kills a script and what it started. It needs /proc and grep."""
     lines = [
-        # The PIDs of all processes that inherited the mark.
+        # The PIDs of all processes that inherited the mark. (A process group would not do: daemons
+        # and `timeout` leave the group of the script.)
         f"marked() {{ grep -ls BASIC_LOOP_MARK={mark} /proc/[0-9]*/environ | cut -d / -f 3; }}",
         # SIGTERM first, because a program such as git then removes its lock. SIGKILL comes at most
         # two seconds later.
@@ -2310,8 +2362,8 @@ def kill_program(mark: str) -> str:
 
 
 def parse_report(printed: str, mark: str) -> tuple[str, str] | None:
-    """The exit code and the output, from what the program printed. None if the report is missing,
-    incomplete, or not in this form because the script wrote into it."""
+    """The exit code and the output, from what the program printed. None if the report is missing
+    or incomplete, or if the script spoiled it, through /proc/$PPID/fd/1."""
     _, _, report = printed.partition(f"begin:{mark}:")
     encoded, _, end = report.partition(f":{mark}:")
     code, colon, _ = end.partition(":")
@@ -2348,8 +2400,7 @@ async def run_program(
     """Run the program of a script, in the image's working directory or else in "/". Returns what it
     printed, or the error of the environment, and whether it ran in "/"."""
     in_root = False
-    # `run_script` stops waiting before this limit. Some environments ignore it, and Docker's leaves
-    # the script running.
+    # Only a backstop: `run_script` gives up after seconds + 2 * MARGIN_SEC.
     limit = seconds + 3 * MARGIN_SEC
     try:
         result = await environment.exec(program, timeout_sec=limit)
@@ -2379,21 +2430,21 @@ async def run_script(
 
     running = asyncio.create_task(run_program(program, mark, environment, seconds))
     try:
-        await asyncio.wait([running], timeout=seconds)
-        timed_out = not running.done()
+        done, _ = await asyncio.wait([running], timeout=seconds)
+        timed_out = not done
         if timed_out:
             # The program itself goes on, and reports.
             await kill_script(mark, environment)
-            await asyncio.wait([running], timeout=MARGIN_SEC)
+            done, _ = await asyncio.wait([running], timeout=MARGIN_SEC)
+        printed, in_root = running.result() if done else ("no answer", False)
     except asyncio.CancelledError:
         # Harbor, or `max_seconds`, ends the run.
         with contextlib.suppress(RuntimeRequestError):
             await kill_script(mark, environment)
         raise
     finally:
-        # Give up an environment that does not answer. A program that ended is not affected.
+        # This gives up an environment that does not answer, and has no effect on a finished task.
         running.cancel()
-    printed, in_root = running.result() if running.done() else ("no answer", False)
     report = parse_report(printed, mark)
     if not report:
         # The script may still be running.
