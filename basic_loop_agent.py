@@ -504,8 +504,9 @@ task is done, reply without such a block."""
         return StopReason.MAX_TURNS
 
     def bash_blocks(self, reply: str) -> list[str] | None:
-        """The blocks of a reply that `execute` receives, from those in `languages`. An empty list
-        ends the run. None means that a block cannot be read, so nothing may be run."""
+        """The blocks of a reply that `execute` receives: those in one of the `languages`. An empty
+        list ends the run. None means that a block cannot be read, so nothing may be run. A subclass
+        that runs another language sets `languages`."""
         return fenced_blocks(reply, *self.languages)
 
     def has_misplaced_fence(self, reply: str) -> bool:
