@@ -11,8 +11,8 @@ compact long conversations, call tools natively or run commands in parallel.
 
 Harbor calls `run` or `resume` once per instruction: once for most trials, once per step for a task
 with several steps. A run is one such call. A turn is one model call and its reply. A rollout is the
-token ids and log-probabilities of a run's turns. The answer is the last reply that runs no script
-(see the property `answer`).
+token ids and log-probabilities of a run's turns. The answer is the last complete reply after which
+nothing ran and the model was told nothing (see the property `answer`).
 
 The parts of this file, in order. To change the loop, read up to the end of `sample`.
 
@@ -24,8 +24,8 @@ The parts of this file, in order. To change the loop, read up to the end of `sam
 6. Training data from a finished trial.
 7. Files, the time limit of a task, the blocks of a reply, and the scripts made of them.
 
-The model's scripts run in the task's container. Only what they print is limited, not the disk and
-the memory that they use. They can also write into the agent's log folder if it is mounted there.
+The model's scripts run in the task's container. The agent limits what they print, but not the disk
+space and memory that they use. They can also write into the agent's log folder if it is mounted.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ OPTION_NAMES = BasicLoopOptions.__annotations__.keys()
 # What llm_kwargs must not hold, and why. Its extra_body must not hold options either.
 REFUSED_ARGUMENTS = {
     **dict.fromkeys(["model", "model_name", "stream"], "the agent sets it"),
-    # Arguments of Harbor's LiteLLM, which the litellm package does not have.
+    # Arguments of Harbor's LiteLLM that the litellm package does not accept.
     "max_thinking_tokens": 'use thinking={"type": "enabled", "budget_tokens": ...}',
     "use_responses_api": "name the model openai/responses/NAME",
 }
@@ -241,7 +241,7 @@ class Turn(LLMResponse):
             run's totals are the sums of these.
         prompt_token_ids: One id per token of the whole prompt, or None.
         completion_token_ids: One id per sampled token, the stop token included, or None.
-        logprobs: One natural logarithm per sampled token, or None. vLLM gives those of the raw
+        logprobs: One log-probability per sampled token, or None. vLLM gives those of the raw
             model, before temperature and top_p, unless it has --logprobs-mode processed_logprobs.
         extra: Other JSON values: sequence_id and prompt_cache_hit_tokens (for Tinker's trainer),
             routed_experts (vLLM, SGLang), weight_versions (vLLM 0.33, SGLang 0.5.21 and later:
@@ -260,7 +260,8 @@ class Turn(LLMResponse):
 
     Set by the loop:
         script: The commands that ran after this reply, or that were running when the run ended.
-        observation: What the model is told after this reply, such as the script's output.
+        observation: What the model is told after this reply, such as the script's output. A reply
+            with an observation is not an answer (see the property `answer`).
     """
 
     # LLMResponse gives defaults to its other fields, but not to `content`.
@@ -287,8 +288,8 @@ class Turn(LLMResponse):
 
     @property
     def is_trainable(self) -> bool:
-        """True if the prompt's ids are here, and there is at least one sampled token, each with a
-        finite logprob."""
+        """True if the turn has the prompt's ids and at least one sampled token, and every sampled
+        token has a finite logprob."""
         ids, logprobs = self.completion_token_ids, self.logprobs or []
         # vLLM writes -9999.0 for a logprob that it does not have. NaN fails any comparison.
         is_finite = all(isinstance(x, int | float) and -9999.0 < x < math.inf for x in logprobs)
@@ -338,9 +339,9 @@ class ModelClient(ABC):
         Args:
             prompt: The text of the new message, which is not in `message_history` yet.
             message_history: The messages before it.
-            previous: The turn before, for clients that send token ids: its prompt's ids and its
-                reply's ids are the start of the next prompt. None: this is the first turn, or the
-                conversation was edited, so the whole prompt is rendered.
+            previous: The previous turn, for clients that send token ids. Its prompt ids and its
+                reply ids begin the next prompt. None for the first turn and after an edit of the
+                conversation; the whole prompt is then rendered.
             session_id: For a router with sticky sessions.
             other: Arguments that Chat adds.
 
@@ -362,9 +363,9 @@ _Init = TypeVar("_Init", bound=Callable[..., None])
 def remembers_arguments(init: _Init) -> _Init:  # noqa: UP047 (tools on Python 3.11 parse this file)
     """Decorator of `__init__` that keeps the caller's arguments in `self._arguments`.
 
-    Only these become options. All other options have the defaults of `options_model`, which a
-    subclass may change, to max_tokens=4096 for example. `__init__` itself would receive the 512 of
-    its signature, and could not tell it from a 512 of the caller."""
+    Only these become options. All other options keep the defaults of `options_model`, which a
+    subclass may change, for example to max_tokens=4096. `__init__` itself would receive the 512 in
+    its signature, and could not tell it from a 512 that the caller passed."""
 
     @functools.wraps(init)
     def wrapper(self: Any, **arguments: Any) -> None:
@@ -381,16 +382,19 @@ class BasicLoopAgent(BaseAgent):
     rollout. `logs_dir` holds completion.txt, the last answer, and trajectory.json (ATIF).
 
     Attributes of the trial:
-        client: The model client, shared by the trials of a job. `setup` sets it.
-        introduction: What the model is told of skills and MCP servers before the first instruction.
+        client: The model client, shared by the trials of a job. `setup` sets it. To use or wrap
+            another one, override `_build_llm`.
+        introduction: Texts about skills and MCP servers, which begin the first prompt.
 
     Attributes of the conversation, which `run` begins and `resume` continues:
-        messages: The messages so far, as copies. To edit the conversation, assign a new list.
+        messages: The messages so far, as copies. To edit the conversation, assign a new list (see
+            the property).
         _chat: Harbor's Chat, which holds the messages. `run` makes it.
-        _previous: The turn before, whose ids the next prompt repeats. None: there is none, or the
-            messages were edited.
-        unanswered: The last prompt, as long as it has no reply. `resume` sends it again, before its
-            instruction. A loop may change it.
+        _previous: The previous turn, whose ids begin the next prompt. None if there is no such turn
+            or the messages were edited.
+        unanswered: The last prompt, as long as it has no reply. The next step opens with it, or
+            else with the last turn's observation. A loop that sends a text of its own, such as a
+            reminder, clears this or puts it back if no reply came.
         _has_replied: True once the server has replied, in this conversation.
 
     Attributes of one run:
@@ -420,12 +424,13 @@ exit code and output are the next message. Each script starts in a fresh shell (
 variables and the working directory do not) and may run for at most {seconds} seconds. Do not use \
 a pager or an editor. Send long output to a file, and look at it with head, tail or grep. When the \
 task is done, reply without such a block."""
-    # The languages of the blocks that are run, in lower case.
+    # The languages of the blocks that are run, in lower case. `protocol` and `misplaced_fence` name
+    # bash.
     languages: ClassVar[tuple[str, ...]] = ("bash", "sh", "shell")
     # What the model is told if `bash_blocks` returns None, or if `has_misplaced_fence`.
     unclosed_block: ClassVar[str] = (
-        "Nothing was run: a block has no closing ``` line, its opening line has more than ``` and "
-        "the language, or it holds a line such as ```python (then begin and end it with ````)."
+        "Nothing was run. Close each block with a ``` line. Write nothing but the language after "
+        "the opening ```. If a block holds ``` lines of its own, begin and end the block with ````."
     )
     misplaced_fence: ClassVar[str] = (
         "Nothing was run. Put ```bash on a line of its own, and the commands on the lines below "
@@ -457,8 +462,8 @@ task is done, reply without such a block."""
     ) -> None:
         """Create the agent of one trial. These nine keywords, with their defaults, are the
         interface that callers and editors see. `kw` holds the other options of BasicLoopOptions and
-        Harbor's arguments (logs_dir, extra_env, ...), of which extra_env holds the variables of
-        `--ae KEY=value`, such as API keys. Raises ValueError for a bad option."""
+        Harbor's arguments (logs_dir, extra_env, ...). extra_env holds the variables that
+        `--ae KEY=value` sets, such as API keys. Raises ValueError for a bad option."""
         # The parameters themselves are not read (see `remembers_arguments`).
         arguments = dict(self._arguments)
         # Harbor 0.16 and later would give `extra_env` to each command in the container, where
@@ -496,7 +501,7 @@ task is done, reply without such a block."""
             elif blocks is None:
                 turn.observation = self.unclosed_block
             elif self.has_misplaced_fence(turn.content) and prompt != self.misplaced_fence:
-                # The model is told once. If its next reply is like this one, it is the answer.
+                # Tell the model once. If its next reply does the same, that reply is the answer.
                 turn.observation = self.misplaced_fence
             else:
                 return StopReason.COMPLETED
@@ -516,9 +521,10 @@ task is done, reply without such a block."""
         return re.search(rf"(?i)(```|~~~)[^`\n]{{0,40}}\b({names})\b", reply) is not None
 
     async def execute(self, blocks: list[str], environment: BaseEnvironment) -> str:
-        """Run blocks as one script in the environment. Returns its exit code and its output, as the
-        model is told them. The reply that holds the blocks is `self.turns[-1].content`. To end the
-        run from here, raise an exception, and catch it in `converse`. Raises RuntimeRequestError if
+        """Run blocks as one script in the environment. Returns the text for the model: the exit
+        code and the output. The reply that holds the blocks is `self.turns[-1].content`. If the run
+        is cancelled here, the next step opens with what `self.turns[-1].observation` is by then. To
+        end the run, raise an exception, and catch it in `converse`. Raises RuntimeRequestError if
         the environment no longer runs commands."""
         limits = (self.options.command_timeout_sec, self.options.max_output_bytes)
         text = await run_script(blocks, environment, *limits)
@@ -527,9 +533,9 @@ task is done, reply without such a block."""
 
     async def sample(self, prompt: str) -> Turn:
         """Send a text, and record the reply as a turn, which counts toward `max_turns`. Until the
-        reply is there, the text is in `unanswered`. A subclass may override this, for instance to
-        add to each prompt. Raises ContextLengthExceededError if a prompt after the first reply is
-        too long, ApiError if the server failed, and RuntimeError if the first turn lacks ids."""
+        reply arrives, `unanswered` holds the text. A subclass may override this, for instance to
+        add text to each prompt. Raises ContextLengthExceededError if a prompt after the first reply
+        is too long, ApiError if the server failed, and RuntimeError if the first turn lacks ids."""
         prompt = valid_text(prompt)
         sent_at = datetime.now(UTC).isoformat()
         self.unanswered = prompt
@@ -555,13 +561,13 @@ task is done, reply without such a block."""
 
     def _escaped(self, prompt: str) -> str:
         """The prompt with its special tokens made plain text, except inside the task's instruction,
-        whose author may use them on purpose. (The litellm client knows no special tokens, and
-        changes nothing.)"""
+        whose author may use them on purpose. The litellm client knows no special tokens, and
+        changes nothing."""
         escape = self.client.escape_special_tokens
         # Only a run's first prompt has the instruction. Later ones may repeat its text.
         if self.turns or not self.instruction:
             return escape(prompt)
-        # Without the instruction in it, the whole prompt is in `after`.
+        # If the prompt lacks the instruction, `after` holds the whole prompt.
         before, instruction, after = prompt.rpartition(self.instruction)
         return escape(before) + instruction + escape(after)
 
@@ -569,8 +575,8 @@ task is done, reply without such a block."""
     def messages(self) -> tuple[Message, ...]:
         """The conversation so far, as copies. To edit it, assign a new list: the next prompt is
         then rendered from it, and does not begin with the sampled ids. The new messages are
-        rendered as they are. Pass each reply that you keep through `client.escape_special_tokens`:
-        if the model typed <|im_end|>, it would become a token."""
+        rendered as they are. If they hold a reply or an output, pass it through
+        `client.escape_special_tokens`, because an <|im_end|> in it would become a token."""
         return tuple(dict(message) for message in self._chat.messages)
 
     @messages.setter
@@ -610,7 +616,7 @@ task is done, reply without such a block."""
                 return cast(Turn, turn)
             except asyncio.CancelledError:
                 # If the deadline passed while the agent was repeating a failed call, the server is
-                # to blame. (`_converse_in_time` cancels at the deadline, and lets an ApiError pass.)
+                # to blame. (`_converse_in_time` cancels at the deadline, and passes on ApiError.)
                 if n_failures and clock() >= self._deadline:
                     raise ApiError(
                         "max_seconds ended before the model's server recovered"
@@ -642,6 +648,8 @@ task is done, reply without such a block."""
         if meaning == "context is full" and self._has_replied:
             raise ContextLengthExceededError(text) from failure
         server = self.client.url or "the server"
+        if isinstance(first_cause(failure), ConnectionError):
+            raise ApiError(f"nothing answers at {server}: {text}") from failure
         raise ApiError(f"{type(failure).__name__} of {server}: {text}") from failure
 
     def _add_turn(self, turn: Turn) -> None:
@@ -720,14 +728,14 @@ task is done, reply without such a block."""
     async def _run_loop(
         self, texts: list[str], environment: BaseEnvironment, context: AgentContext
     ) -> None:
-        """One run. Its first prompt is made of the texts, of which the last is the instruction."""
+        """Carry out a run. Its first prompt joins the texts; the last one is the instruction."""
         self.instruction = valid_text(texts[-1])
         self.turns: list[Turn] = []
         self.metadata: dict[str, Any] = {}
         self._n_runs += 1
         seconds = self.options.max_seconds
         if seconds is None:
-            # Less a margin to kill the script and write the files.
+            # Leave a margin for killing the script and writing the files.
             timeout = task_timeout_sec(self.logs_dir.parent)
             seconds = timeout - min(30, timeout / 10)
         elif seconds == 0:
@@ -769,8 +777,8 @@ task is done, reply without such a block."""
             return StopReason.ROLLOUT_TIMEOUT
 
     async def _remove_old_files(self, environment: BaseEnvironment) -> None:
-        """Remove the container's copies of an earlier run's files. Harbor made them for the tests.
-        After this run, Harbor 0.25 and 0.26 would replace this run's files by them."""
+        """Remove an earlier run's files from the container. After a run, Harbor 0.25 and 0.26 copy
+        the container's log folder over `logs_dir`, and the old files would replace the new ones."""
         folder = getattr(self, "environment_logs_dir", "/logs/agent")
         names = shlex.join([f"{folder}/completion.txt", f"{folder}/trajectory.json"])
         await environment.exec(f"rm -f {names}", cwd="/", timeout_sec=60)
@@ -814,9 +822,9 @@ task is done, reply without such a block."""
             raise RuntimeRequestError(f"the log folder cannot be written: {error}") from error
 
     def _trajectory(self, context: AgentContext) -> Iterator[bytes]:
-        """Yield trajectory.json in parts. It is a JSON object that ends in the list of steps. Each
-        step is converted alone. All ids at once would double the memory, and hold the GIL for
-        a long time."""
+        """Yield trajectory.json in parts. It is a JSON object that ends with the list of steps.
+        Each step is converted alone. Converting all ids at once would double the memory use, and
+        hold the GIL for a long time."""
         agent = {"name": self.name(), "version": self.version(), "model_name": self.model_name}
         for message in self._chat.messages[:1]:
             if message["role"] == "system":
@@ -863,8 +871,8 @@ task is done, reply without such a block."""
 
     def trajectory_step(self, turn: Turn) -> dict[str, Any]:
         """A turn as a step of trajectory.json (ATIF), without a step_id. With
-        collect_rollout_details it has the ids of a trainable turn, and no tool call. Without, the
-        script is a tool call, which viewers count and show. A subclass may override this, for
+        collect_rollout_details it has the ids of a trainable turn, and no tool call. Without it,
+        the script is a tool call, which viewers count and show. A subclass may override this, for
         instance to leave out the reasoning_content."""
         usage = turn.usage or usage_of(0, 0)
         metrics: dict[str, Any] = {
@@ -1030,7 +1038,8 @@ CONTEXT_IS_FULL = (
     "tokens_limit_reached",
     "larger than the max_length",
 )
-# Phrases that hold one of those, and mean something else: a timeout, a long field, a rate limit.
+# Phrases for a timeout, a long field or a rate limit. They hold one of those above, so they are
+# removed from a text first.
 OTHER_LIMITS = (
     "took too long",
     "taking too long",
@@ -1078,7 +1087,7 @@ BUSY_STATUSES = (
     503,  # unavailable
     529,  # Anthropic: overloaded
 )
-# The statuses below 500 that pass by themselves, mostly of gateways.
+# The statuses below 500 that go away by themselves, mostly from gateways.
 DOWN_STATUSES = (
     408,  # timeout of the request
     409,  # conflict
@@ -1091,8 +1100,8 @@ Meaning = Literal["context is full", "refused", "busy", "down", "failed"]
 
 
 def meaning_of(error: Exception) -> Meaning:
-    """What an error of a client means. "refused" is an error about the request, "failed" one that
-    does not pass by itself, such as a wrong key."""
+    """What an error of a client means. "refused" is an error in the request, and "failed" one that
+    does not go away by itself, such as a wrong key."""
     if isinstance(error, ContextLengthExceededError):
         return "context is full"
     if isinstance(error, AbortedError):
@@ -1115,7 +1124,7 @@ def meaning_of(error: Exception) -> Meaning:
 
 
 def has_phrase(text: str, phrases: Iterable[str]) -> bool:
-    """True if a text in lower case holds one of the phrases, and not only in OTHER_LIMITS."""
+    """True if a text in lower case holds one of the phrases, apart from OTHER_LIMITS."""
     for phrase in OTHER_LIMITS:
         text = text.replace(phrase, "")
     return any(phrase in text for phrase in phrases)
@@ -1231,9 +1240,9 @@ def forget_client(client: ModelClient) -> None:
     for key, entry in list(_clients.items()):
         if entry.client is client:
             del _clients[key]
-    if isinstance(client, TinkerClient):
-        # It may have failed because its session ended. The next client opens a new one.
-        shared_tinker_service.cache_clear()
+    # A client of Tinker, or one that wraps it, may have failed because its session ended. The next
+    # one opens a new session, which costs little.
+    shared_tinker_service.cache_clear()
 
 
 # ---- URLs and keys
@@ -1306,7 +1315,7 @@ def url_and_key(
         # A URL without a path is a server that has its API under /v1: http://host:8000 becomes
         # http://host:8000/v1.
         url = re.sub(r"^(https?://[^/]+)/?$", r"\1/v1", url)
-        # litellm wants a key. A server without keys takes any.
+        # litellm requires a key. A server without keys accepts any.
         key = key or "none"
     return url, key
 
@@ -1326,15 +1335,16 @@ def check_access(
         # Tinker's SDK has this module from 0.38 on.
         if not (find_spec("tinker_cookbook") and find_spec("tinker.auth")):
             raise ValueError(
-                "model_client=tinker needs its packages: `pip install 'harbor[tinker]' "
-                "'tinker>=0.38'`. Other clients: vllm, sglang, litellm"
+                "model_client=tinker, the default, needs its packages: `pip install "
+                "'tinker>=0.38' tinker-cookbook`. For Claude, GPT, Gemini and the like set "
+                "model_client=litellm"
             )
         from tinker.auth import tinker_has_credentials
 
         if not (key or tinker_service or tinker_has_credentials()):
             raise ValueError(
-                "model_client=tinker needs a key: set TINKER_API_KEY. (tinker is the default. For "
-                "Claude, GPT, Gemini and the like set model_client=litellm)"
+                "model_client=tinker, the default, needs a key: set TINKER_API_KEY. For Claude, "
+                "GPT, Gemini and the like set model_client=litellm"
             )
     elif client != "litellm" and not url:
         raise ValueError(
@@ -1347,8 +1357,8 @@ def check_access(
 
 # The tag that opens the thinking, and the text after which the answer begins. For most models that
 # is the closing tag, and for gpt-oss and others the header of the final message. If a template ends
-# the prompt with an opening tag, `TokenClient.call` puts the tag in front of the reply. Add the tags
-# of other models here.
+# the prompt with an opening tag, `TokenClient.call` puts the tag in front of the reply. Tags of
+# other models may be added here.
 THINKING_TAGS = {
     # <think>hm</think>hi
     "<think>": "</think>",
@@ -1602,7 +1612,7 @@ class TokenClient(ModelClient, ABC):
     special_tokens: Sequence[str]
 
     def __init__(self) -> None:
-        # What `_tail` keeps.
+        # By system message: the ids of the short conversation of `_tail`, up to its reply.
         self._heads: dict[str, list[int]] = {}
 
     @abstractmethod
@@ -1684,7 +1694,7 @@ class TokenClient(ModelClient, ABC):
 
             <|im_start|>user a<|im_end|><|im_start|>assistant b TAIL
             <|im_start|>user a<|im_end|><|im_start|>assistant c TAIL
-            head: up to and with the reply                    |
+            head: up to and including the reply               |
 
         The head is kept in `_heads`, by system message. The next rendering with "b" nearly always
         begins with it, and then needs no rendering with "c".
@@ -1722,7 +1732,7 @@ _tokenizer_lock = threading.Lock()
 
 @functools.cache
 def shared_tinker_service(url: str | None, key: str | None) -> Any:
-    """The tinker.ServiceClient of all clients with this URL and key. For None the SDK has defaults.
+    """The tinker.ServiceClient of all clients with this URL and key. None means the SDK's default.
     A service has a session and about 11 file descriptors. After a failure of Tinker the next client
     opens a new session. Raises any error of the SDK."""
     import tinker
@@ -1774,7 +1784,13 @@ class TinkerClient(TokenClient):
         super().__init__()
         self.url = url and without_passwords(url)
         self.max_tokens = options.max_tokens
-        name = options.renderer_name or get_recommended_renderer_name(model)
+        try:
+            name = options.renderer_name or get_recommended_renderer_name(model)
+        except Exception as error:
+            raise ValueError(
+                f"tinker-cookbook does not know {model}: set renderer_name, or for Claude, GPT, "
+                "Gemini and the like model_client=litellm"
+            ) from error
         self._tokenizer: Any = get_tokenizer(model)
         with _tokenizer_lock:
             self._renderer = get_renderer(name, self._tokenizer)
@@ -1788,7 +1804,7 @@ class TinkerClient(TokenClient):
                 for ending in endings
                 if ending is not None
             ]
-            # Some tokenizers have no such method, and make no special token of any text.
+            # Some tokenizers lack this method, and never turn text into special tokens.
             has_names = hasattr(self._tokenizer, "get_added_vocab")
             names = self._tokenizer.get_added_vocab() if has_names else []
         # Skip single characters and blanks, which some vocabularies add: any text may hold them.
@@ -1819,7 +1835,7 @@ class TinkerClient(TokenClient):
         limit = {card.model_name: card.max_context_length for card in cards}.get(self._model)
         self.context_limit = min(filter(None, (limit, self._given_limit)), default=32_000)
         try:
-            # Without a time limit, because a large checkpoint takes long. The SDK itself gives up
+            # Set no time limit, because a large checkpoint loads slowly. The SDK itself gives up
             # after some minutes.
             await in_daemon_thread(self._open)
         except Exception:
@@ -1892,8 +1908,7 @@ SPECIAL_TOKENS = [
     r"\[/?(?:INST|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_CALLS|TOOL_RESULTS)\]",
     r"\[[gs]MASK\]",
     r"<seed:[be]os>",
-    # The first characters of ]~b] and ]~!b[. (The last one of a token may be the first one of
-    # another.)
+    # The start of ]~b] and ]~!b[. In ]~b]~!b[ the middle ] belongs to both.
     r"\]~!?b",
     r"\[e~\[",
 ]
@@ -1937,10 +1952,10 @@ class ServerClient(TokenClient):
         self._http = AsyncOpenAI(
             # /tokenize is not under /v1.
             base_url=url.rstrip("/").removesuffix("/v1"),
-            # The openai package wants a key. A server without keys takes any.
+            # The openai package requires a key. A server without keys accepts any.
             api_key=key or "none",
             default_headers=args.pop("extra_headers", None),
-            # No time limit for a response, unless llm_kwargs has one: a call that is repeated would
+            # No time limit for a response, unless llm_kwargs has one, because a repeated call would
             # sample a second reply. `max_seconds` ends a call that takes too long.
             timeout=Timeout(args.pop("timeout", None), connect=FIRST_RESPONSE_SEC),
             # The agent repeats a call itself.
@@ -2160,7 +2175,7 @@ def write_file(path: Path, parts: Iterable[bytes]) -> None:
     # A script may have put a link or a pipe there, which must not be opened.
     path.unlink(missing_ok=True)
     try:
-        # "x" fails if a script puts another one there meanwhile.
+        # "x" fails if a script put another file there in the meantime.
         with open(path, "xb") as file:
             # The tests may run as another user, and the umask may be restrictive.
             os.chmod(file.fileno(), 0o644)
@@ -2221,10 +2236,14 @@ class _Block:
     is_closed: bool = False
 
     def has_fence(self, line: str) -> bool:
-        """True if a line of the block begins with a fence that is at least as long as the block's
-        own, and indented by at most three more blanks."""
+        """True if a line begins with a fence that is at least as long as the block's own, and
+        indented by at most three more blanks than it."""
         n_blanks = len(line) - len(line.lstrip(" \t"))
         return line.lstrip(" \t").startswith(self.fence) and n_blanks <= len(self.before) + 3
+
+    def is_closed_by(self, line: str) -> bool:
+        """True if there is nothing but such a fence."""
+        return self.has_fence(line) and not line.strip(f"{self.fence[0]} \t")
 
     def content(self) -> str:
         return "".join(f"{without_indent(line, self.before)}\n" for line in self.lines)
@@ -2246,7 +2265,7 @@ def fenced_blocks(text: str, *languages: str) -> list[str] | None:
             if opening := _OPENING_FENCE.fullmatch(line):
                 before, fence, words = opening.groups()
                 blocks.append(_Block(before, fence, words.lower().split()))
-        elif block.has_fence(line) and not line.strip(f"{block.fence[0]} \t"):
+        elif block.is_closed_by(line):
             block.is_closed = True
         else:
             block.lines.append(line)
@@ -2279,12 +2298,13 @@ def without_indent(line: str, before_fence: str) -> str:
 #
 # `run_script` starts a bash program in the container. The program writes the model's script to a
 # file, runs it, prints a report, and removes the files. `kill_script` runs another program, which
-# kills the script in three cases: at the time limit, when the run is cancelled, and when there is
-# no report.
+# kills the script in three cases: at the time limit, when the run is cancelled, and when the report
+# is missing.
 
 
-def script_program(blocks: list[str], mark: str, max_bytes: int) -> str:
-    """The bash program that runs the blocks as one script. For `echo hello` it reports
+def script_program(blocks: list[str], folder: str, mark: str, max_bytes: int) -> str:
+    """The bash program that runs the blocks as one script, whose files are in this folder. For
+    `echo hello` it reports
 
         begin:3f2a19bc:
         aGVsbG8K
@@ -2299,45 +2319,36 @@ def script_program(blocks: list[str], mark: str, max_bytes: int) -> str:
     # Harbor passes the program as an argument of bash. Models run `pkill -f WORD`, which kills
     # every process with this word among its arguments. Base64 hides the words.
     encoded = base64.b64encode(script.encode()).decode()
+    path = f"{folder}/{mark}"
     half = max_bytes // 2
-    # The prefix basic_loop_ keeps these variables from changing one that the image exports.
     lines = [
-        # Write the script to a file. Try /dev/shm first, which is in memory: there, endless output
-        # stops at its size (64 MB in Docker), and cannot fill the disk. If /dev/shm is missing or
-        # full, try /tmp. Errors are printed before the report.
-        f"for basic_loop_path in /dev/shm/{mark} /tmp/{mark}; do",
-        f"  echo {encoded} | base64 -d >$basic_loop_path.script && break",
-        "  rm -f $basic_loop_path.script",
-        "done 2>&1",
-        # Neither folder could be written.
-        "[ -e $basic_loop_path.script ] || exit 1",
+        f"echo {encoded} | base64 -d >{path}.script || {{ rm -f {path}.script; exit 1; }}",
         f"echo begin:{mark}:",
         # Drop bash's own messages, such as "Killed". Some environments join stderr and stdout.
         "exec 2>/dev/null",
-        # A script may have `trap 'kill 0' EXIT`, which kills its process group. With -m, bash gives
-        # the script a group of its own. In the background (&), because otherwise bash would end
-        # itself when a SIGINT ends the script.
+        # Run the script in the background, in a process group of its own (set -m). So no signal
+        # that it sends to itself or its group ends this program.
         "set -m",
         # Everything that the script starts inherits the mark, by which `kill_script` finds it. The
-        # output is a file, because a process that is left behind would keep a pipe open. Append to
-        # the file: if a script empties it by `>/dev/stderr`, no gap of NUL bytes remains.
-        f"BASIC_LOOP_MARK={mark} bash $basic_loop_path.script \\",
-        "  </dev/null >>$basic_loop_path.output 2>&1 &",
+        # output goes to a file, because a process that is left behind would keep a pipe open.
+        # `echo x >/dev/stderr` in a script empties this file. Appending (>>) leaves no gap then.
+        f"BASIC_LOOP_MARK={mark} bash {path}.script </dev/null >>{path}.output 2>&1 &",
         "wait $!",
+        # The prefix keeps these variables from changing one that the image exports.
         "basic_loop_exit=$?",
-        "basic_loop_size=$(stat -c %s $basic_loop_path.output)",
+        f"basic_loop_size=$(stat -c %s {path}.output)",
         f'if [ "$basic_loop_size" -gt {max_bytes} ]; then',
         "  {",
-        f"    head -c {half} $basic_loop_path.output",
+        f"    head -c {half} {path}.output",
         rf"    printf '\n[... %s bytes left out ...]\n' $((basic_loop_size - {2 * half}))",
-        f"    tail -c {half} $basic_loop_path.output",
+        f"    tail -c {half} {path}.output",
         "  } | base64",
         "else",
         # Not `cat`, because a process that was left behind may still print.
-        f"  head -c {max_bytes} $basic_loop_path.output | base64",
+        f"  head -c {max_bytes} {path}.output | base64",
         "fi",
         f"echo :{mark}:$basic_loop_exit:",
-        "rm -f $basic_loop_path.script $basic_loop_path.output",
+        f"rm -f {path}.script {path}.output",
     ]
     return "\n".join(lines)
 
@@ -2356,15 +2367,15 @@ def kill_program(mark: str) -> str:
         "  sleep 0.1",
         "done",
         "kill -KILL $(marked)",
-        # The exit code says whether the environment runs commands, not whether a process was left.
+        # Finding nothing to kill is not an error.
         "exit 0",
     ]
     return "\n".join(lines)
 
 
 def parse_report(printed: str, mark: str) -> tuple[str, str] | None:
-    """The exit code and the output, from what the program printed. None if the report is missing
-    or incomplete, or if the script spoiled it, through /proc/$PPID/fd/1."""
+    """The exit code and the output, from what the program printed. None if the report is missing,
+    incomplete or corrupted."""
     _, _, report = printed.partition(f"begin:{mark}:")
     encoded, _, end = report.partition(f":{mark}:")
     code, colon, _ = end.partition(":")
@@ -2377,17 +2388,22 @@ def parse_report(printed: str, mark: str) -> tuple[str, str] | None:
     return code, output.decode("utf-8", "replace").removesuffix("\n")
 
 
-# How long the agent waits for a kill, and for the report after it.
+# How long the agent waits for a kill, and then for the report.
 MARGIN_SEC = 30
+# The folder of a script's files, and its working directory (None is the image's). If the program
+# cannot start in one place, the next is tried. /dev/shm is in memory, so endless output stops at
+# 64 MB (in Docker) and cannot fill the disk, but it may be missing or full. The working directory
+# may be gone, because an earlier script moved it away.
+PLACES = (("/dev/shm", None), ("/tmp", None), ("/tmp", "/"))
 
 
 async def kill_script(mark: str, environment: BaseEnvironment) -> None:
-    """Kill a script and what it started. Raises RuntimeRequestError if the environment no longer
-    runs commands."""
+    """Kill all processes that inherited a script's mark. Raises RuntimeRequestError if the
+    environment no longer runs commands."""
     try:
         async with asyncio.timeout(MARGIN_SEC):
             # In "/", because the script may have moved the working directory away.
-            result = await environment.exec(kill_program(mark), cwd="/", timeout_sec=2 * MARGIN_SEC)
+            result = await environment.exec(kill_program(mark), cwd="/", timeout_sec=MARGIN_SEC)
         text = f"exit code {result.return_code}: {result.stderr}" if result.return_code else ""
     except Exception as error:
         text = f"{type(error).__name__}: {error}"
@@ -2396,56 +2412,62 @@ async def kill_script(mark: str, environment: BaseEnvironment) -> None:
 
 
 async def run_program(
-    program: str, mark: str, environment: BaseEnvironment, seconds: int
-) -> tuple[str, bool]:
-    """Run the program of a script, in the image's working directory or else in "/". Returns what it
-    printed, or the error of the environment, and whether it ran in "/"."""
-    in_root = False
-    # Only a backstop: `run_script` gives up after seconds + 2 * MARGIN_SEC.
-    limit = seconds + 3 * MARGIN_SEC
+    blocks: list[str], mark: str, environment: BaseEnvironment, max_bytes: int, timeout_sec: int
+) -> tuple[str, str | None]:
+    """Run the program of a script, in the first of PLACES where it starts. Returns what it printed,
+    or the error of the environment, and the working directory."""
+    printed, cwd = "", None
     try:
-        result = await environment.exec(program, timeout_sec=limit)
-        if result.return_code != 0 and f"begin:{mark}:" not in (result.stdout or ""):
-            # The script did not start, so a second call is safe. Docker cannot start a process in a
-            # working directory that an earlier script moved away or removed.
-            in_root = True
-            result = await environment.exec(program, cwd="/", timeout_sec=limit)
+        for folder, cwd in PLACES:
+            program = script_program(blocks, folder, mark, max_bytes)
+            result = await environment.exec(program, cwd=cwd, timeout_sec=timeout_sec)
+            # stderr says why there is no report, such as "bash: not found".
+            printed = valid_text(result.stdout) + valid_text(result.stderr)
+            if result.return_code == 0 or f"begin:{mark}:" in printed:
+                break
     except Exception as error:
-        return f"{type(error).__name__}: {error}", in_root
-    # stderr says why there is no report, such as "bash: not found".
-    return valid_text(result.stdout) + valid_text(result.stderr), in_root
+        printed = f"{type(error).__name__}: {error}"
+    return printed, cwd
 
 
-async def run_script(
-    blocks: list[str], environment: BaseEnvironment, seconds: int, max_bytes: int
-) -> str:
-    """Run blocks as one script with a time limit in seconds. Returns its exit code and its output,
-    as the model is told them. Raises RuntimeRequestError if the environment no longer runs
-    commands."""
-    mark = uuid4().hex[:8]
-    program = script_program(blocks, mark, max_bytes)
-    # The program becomes one argument of a process. Linux takes 131,072 bytes.
-    if len(program) > 130_000:
-        # 126 is bash's code for "cannot be run".
-        return script_result("126", "[Nothing was run: the script is too long. Split it.]")
-
-    running = asyncio.create_task(run_program(program, mark, environment, seconds))
+async def run_in_time(
+    blocks: list[str], mark: str, environment: BaseEnvironment, seconds: int, max_bytes: int
+) -> tuple[str, str | None, bool]:
+    """`run_program` with a time limit in seconds. Also returns whether the limit was reached."""
+    # The environment's own limit comes after the waits below.
+    timeout_sec = seconds + 3 * MARGIN_SEC
+    program = run_program(blocks, mark, environment, max_bytes, timeout_sec)
+    running = asyncio.create_task(program)
     try:
         done, _ = await asyncio.wait([running], timeout=seconds)
         timed_out = not done
         if timed_out:
-            # The program itself goes on, and reports.
+            # The program itself keeps running, and prints its report.
             await kill_script(mark, environment)
             done, _ = await asyncio.wait([running], timeout=MARGIN_SEC)
-        printed, in_root = running.result() if done else ("no answer", False)
+        printed, cwd = running.result() if done else ("no answer", None)
+        return printed, cwd, timed_out
     except asyncio.CancelledError:
-        # Harbor, or `max_seconds`, ends the run.
         with contextlib.suppress(RuntimeRequestError):
             await kill_script(mark, environment)
         raise
     finally:
         # This gives up an environment that does not answer, and has no effect on a finished task.
         running.cancel()
+
+
+async def run_script(
+    blocks: list[str], environment: BaseEnvironment, seconds: int, max_bytes: int
+) -> str:
+    """Run blocks as one script with a time limit in seconds. Returns its exit code and its output,
+    as the model is told them. A script that opens /dev/stdout or /dev/stderr with > erases its
+    earlier output. Raises RuntimeRequestError if the environment no longer runs commands."""
+    mark = uuid4().hex[:8]
+    # The program becomes one argument of a process. Linux accepts 131,072 bytes.
+    if len(script_program(blocks, "/dev/shm", mark, max_bytes)) > 130_000:
+        # 126 is bash's code for "cannot be run".
+        return script_result("126", "[Nothing was run: the script is too long. Split it.]")
+    printed, cwd, timed_out = await run_in_time(blocks, mark, environment, seconds, max_bytes)
     report = parse_report(printed, mark)
     if not report:
         # The script may still be running.
@@ -2454,8 +2476,8 @@ async def run_script(
     notices = []
     if not report:
         notices.append("[The script's result could not be read.]")
-    elif in_root:
-        notices.append("[The working directory cannot be used, so the script ran in /.]")
+    elif cwd:
+        notices.append(f"[The working directory cannot be used, so the script ran in {cwd}.]")
     if timed_out:
         notices.append(f"[The time limit of {seconds} seconds was reached.]")
     return script_result(code, output, *notices)

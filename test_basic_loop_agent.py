@@ -38,7 +38,7 @@ import time
 import traceback
 import weakref
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -830,7 +830,7 @@ def clean_process(monkeypatch) -> Iterator[None]:
 
 # -------------------------------------------------------------------------- options and errors
 
-NO_KEY = "model_client=tinker needs a key: set TINKER_API_KEY"
+NO_KEY = "model_client=tinker, the default, needs a key: set TINKER_API_KEY"
 NO_URL = "model_client=vllm needs the server's URL: set api_base=http://... or VLLM_BASE_URL"
 CHAT_OPTIONS = {"model_client": "litellm"}
 
@@ -1152,7 +1152,7 @@ class TestOptions:
     @pytest.mark.parametrize("missing", ["tinker_cookbook", "tinker.auth"])
     def test_setup_names_missing_or_old_tinker_packages(self, missing, tinker, monkeypatch):
         monkeypatch.setitem(sys.modules, missing, None)
-        command = r"pip install 'harbor\[tinker\]' 'tinker>=0.38'"
+        command = "pip install 'tinker>=0.38' tinker-cookbook"
         with pytest.raises(ValueError, match=f"needs its packages: `{command}`"):
             set_up(tinker.agent())
 
@@ -1329,7 +1329,7 @@ class TestOptions:
     )
     def test_a_key_with_a_strange_character_is_an_error_that_does_not_show_it(self, key, model):
         env = {f"{name}_API_KEY": key for name in ("TINKER", "VLLM", "OPENAI")}
-        with pytest.raises(ValueError, match="API key for .* contains an invalid chara") as error:
+        with pytest.raises(ValueError, match=r"API key for \w+ contains an invalid") as error:
             set_up(model.agent(extra_env=env))
         assert "secret" not in shown_text(error.value)
 
@@ -1610,7 +1610,7 @@ class TestLoop:
 
     def test_a_block_that_is_not_closed_is_told(self, tinker):
         done = tinker.run([TestLoop.OPEN, "done"], max_turns=2)
-        assert "a block has no closing ``` line" in tinker.prompt_text(1)
+        assert "Nothing was run. Close each block with a ``` line." in tinker.prompt_text(1)
         assert done.scripts == []
 
     @columns("reply").rows(
@@ -1841,6 +1841,16 @@ class TestLoop:
         replies = [bash("x()", language="python"), bash("ls")]
         assert tinker.run(replies, agent_class=PythonAgent, max_turns=9).scripts == ["x()"]
 
+    def test_the_example_with_a_tool_bounds_its_results(self, tinker, tmp_path):
+        from examples.search import MAX_CHARACTERS, Search
+
+        (tmp_path / "manual.md").write_text("word " * 1000)
+        replies = [60 * f"{bash('word', language='search')}\n", "done"]
+        done = tinker.run(replies, agent_class=Search, max_turns=2, docs=str(tmp_path))
+        (seen,) = done.observations
+        assert seen.startswith("Search results:\nmanual.md: word")
+        assert len(seen) == MAX_CHARACTERS
+
     def test_a_client_of_ones_own_may_give_harbors_response(self, chat):
         # ScriptedAgent's client asks no server. Its replies are in examples/fakes.py.
         done = chat.run((), ShellEnvironment(), agent_class=ScriptedAgent, max_turns=2)
@@ -2046,8 +2056,8 @@ each_way_to_wait = columns("replies results").rows(
 
 # The finish reasons of a server that has failed.
 FAILED = """
-abort aborted cancelled canceled error failed time_limit timeout insufficient_system_resource network_error
-engine_overloaded malformed_response malformed_model_output
+abort aborted cancelled canceled error failed time_limit timeout insufficient_system_resource
+network_error engine_overloaded malformed_response malformed_model_output
 """
 
 
@@ -2280,8 +2290,8 @@ class TestEndings:
     def test_an_environment_that_runs_nothing_any_more_ends_the_run(self, tinker):
         """As after `docker kill`. Further turns would cost money, and the trial would be scored."""
         gone = ExecResult(stdout="", stderr="the container is not running", return_code=1)
-        # The third result is for the same script, begun again in "/", and the fourth for its kill.
-        environment = FakeEnvironment("", gone, gone, gone)
+        # Three results are for the second script, begun in three places, and one for its kill.
+        environment = FakeEnvironment("", gone, gone, gone, gone)
         failed = tinker.new_run([bash("a"), bash("b"), bash("c")], environment, max_turns=9)
         with pytest.raises(RuntimeRequestError, match=r"^the environment .*: the container is"):
             failed.follow()
@@ -3049,7 +3059,7 @@ class TestBlocks:
         by_a_longer_fence_that_is_part_of_it="````bash\nrm x\n    ````\n",
         by_a_fence_of_its_own_text="```bash\ncat >f <<E\n```python\nx\n```\nE\nrm y\n```",
         beside_another_language="```bash\na\n```\n```python\nx",
-        a_fence_of_bash_in_its_text="```bash\ncat >f <<E\n```bash\nrm x\n```\nE\n```\n```bash\na\n```",
+        a_fence_of_bash_in_its_text="```bash\ncat <<E\n```bash\nrm x\n```\nE\n```\n```bash\na\n```",
         a_fence_of_python_in_its_text="```bash\ncat >f <<E\n```python\nx\n```\nE\n```\n",
         a_fence_in_a_block_that_was_not_closed="```bash\nls```\nNow:\n```bash\na\n```",
         a_fence_in_another_block="```bash\na\n```\n```\nout\n```bash\nrm x\n```\n",
@@ -3674,7 +3684,7 @@ class TestScripts:
         assert end == seconds
         assert environment.first_script_was_killed
         # The environment's own limits come later than the agent's.
-        assert set(environment.timeouts) == {100 + 90, 60}
+        assert set(environment.timeouts) == {100 + 90, 30}
         # The kill runs in "/", because the script may have moved the working directory away.
         assert set(environment.folders) == {None, "/"}
 
@@ -3820,10 +3830,10 @@ class TestScripts:
         prints_nothing=(ExecResult(return_code=127), ""),
     )
     def test_a_script_that_starts_nowhere_is_told(self, answer, printed):
-        environment = FakeEnvironment(answer, answer, ExecResult(return_code=0))
+        environment = FakeEnvironment(answer, answer, answer, ExecResult(return_code=0))
         text = run_shell(environment, "x")
         assert text == told("unknown", "\n".join(filter(None, [printed, NO_REPORT])))
-        assert environment.folders == [None, "/", "/"]
+        assert environment.folders == [None, None, "/", "/"]
 
 
 # ------------------------------------------------------------------------------ prompts on Tinker
@@ -4102,6 +4112,20 @@ class TestTinker:
         asyncio.run(finish(tinker.new_run([bash("ls"), reply], max_turns=2)))
         set_up(tinker.agent(max_tokens=1))
         assert len(tinker.sessions) == n_sessions
+
+    def test_an_error_of_a_wrapped_client_replaces_the_session(self, tinker):
+        """The agent does not see that the example's client is one of Tinker."""
+        from examples.two_candidates import TwoCandidates
+
+        failing = tinker.new_run([RuntimeError("gone")], agent_class=TwoCandidates)
+        asyncio.run(finish(failing))
+        set_up(tinker.agent(max_tokens=1))
+        assert len(tinker.sessions) == 2
+
+    def test_a_model_that_tinker_cookbook_does_not_know_is_told(self, tinker):
+        agent = tinker.agent(model_name="anthropic/claude-sonnet-4-5", renderer_name=None)
+        with pytest.raises(ValueError, match=r"does not know anthropic/.*model_client=litellm"):
+            set_up(agent)
 
     @columns("variable argument").rows(
         url=("TINKER_BASE_URL", "base_url"), key=("TINKER_API_KEY", "api_key")
@@ -5552,7 +5576,7 @@ class TestChat:
         agent = BasicLoopAgent(
             model_name=f"{provider}/x", model_client="litellm", logs_dir=ROOT, max_turns=1
         )
-        with pytest.raises(ValueError, match="^set api_base=http://...: litellm knows no URL"):
+        with pytest.raises(ValueError, match=r"^set api_base=http://\.\.\.: litellm knows no URL"):
             set_up(agent)
 
     def test_a_chat_endpoint_gets_no_session_id_by_default(self, chat):
@@ -5754,7 +5778,7 @@ class TestChat:
         failed = chat.new_run(api_base=url, llm_kwargs={"max_retries": 0})
         with pytest.raises(module.ApiError, match="Connection error") as error:
             failed.follow()
-        assert f"Error of {url}/v1: " in shown_text(error.value)
+        assert f"nothing answers at {url}/v1: " in shown_text(error.value)
 
     @pytest.mark.parametrize("provider", ["openai", "hosted_vllm", "anthropic"])
     @columns("url cause").rows(
@@ -5765,7 +5789,7 @@ class TestChat:
     def test_the_error_says_why_no_server_answers(self, url, cause, provider, chat, no_pause):
         url = url.format(port=chat.url.rpartition(":")[2])
         options = {"model_name": f"{provider}/tiny", "llm_kwargs": {"api_key": "sk-test"}}
-        with pytest.raises(module.ApiError, match=f"(?s) of {url}.*{cause}"):
+        with pytest.raises(module.ApiError, match=f"(?s) (of|at) {url}.*{cause}"):
             chat.new_run(api_base=url, **options).follow()
 
     @pytest.mark.parametrize("status", [408, 409, 425, 460, 499, 500, 502, 504, 520, 524])
@@ -6664,6 +6688,15 @@ def anchors(page: Path) -> set[str]:
 
 
 class TestPages:
+    def test_the_pages_tell_how_long_the_file_is(self):
+        n_lines = len((ROOT / "basic_loop_agent.py").read_text().splitlines())
+        for page, pattern in (
+            ("README.md", r"The file has ([\d,]+) lines"),
+            ("examples/README.md", r"lines to read \| ([\d,]+) \|"),
+        ):
+            told = re.search(pattern, (ROOT / page).read_text())[1]
+            assert abs(int(told.replace(",", "")) - n_lines) < 20
+
     @pytest.mark.parametrize("page", PAGES)
     def test_each_link_of_a_page_leads_somewhere(self, page):
         path = ROOT / page

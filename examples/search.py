@@ -18,6 +18,7 @@ from harbor.environments.base import BaseEnvironment
 
 from basic_loop_agent import BasicLoopAgent, BasicLoopOptions, fenced_blocks
 
+# The most that the model is shown of the results of one reply.
 MAX_CHARACTERS = 2_000
 
 
@@ -44,21 +45,24 @@ most of these words are the next message."""
 
     async def execute(self, blocks: list[str], environment: BaseEnvironment) -> str:
         turn = self.turns[-1]
-        texts = []
+        # The record has only what ran in the container, and nothing has run yet.
+        turn.script = ""
+        results = ""
         for words in fenced_blocks(turn.content, "search") or []:
-            texts.append(await asyncio.to_thread(search, words, Path(self.options.docs)))
+            result = await asyncio.to_thread(search, words, Path(self.options.docs))
+            results = f"{results}\n\n{result}".strip()[:MAX_CHARACTERS]
+            # The run may end here, or in the script. The next step then opens with the results.
+            turn.observation = results
         commands = fenced_blocks(turn.content, *BasicLoopAgent.languages)
-        # The record has only what ran in the container.
-        turn.script = "\n".join(commands or [])
-        # The script may be stopped. The next step then opens with the results.
-        turn.observation = "\n\n".join(texts)
-        if commands:
-            texts.append(await super().execute(commands, environment))
-        return "\n\n".join(texts)
+        if not commands:
+            return results
+        turn.script = "\n".join(commands)
+        output = await super().execute(commands, environment)
+        return f"{results}\n\n{output}".strip()
 
 
 def search(words: str, folder: Path) -> str:
-    """The paragraphs with most of these words, up to MAX_CHARACTERS."""
+    """The paragraphs with any of these words, those with most of them first."""
     wanted = set(words.lower().split())
     found = []
     for path in sorted(folder.rglob("*")):
@@ -69,4 +73,4 @@ def search(words: str, folder: Path) -> str:
                     found.append((-n_words, f"{path.name}: {paragraph.strip()}"))
     found.sort(key=lambda pair: pair[0])
     texts = "\n\n".join(text for _, text in found)
-    return f"Search results:\n{texts[:MAX_CHARACTERS] or '(none)'}"
+    return f"Search results:\n{texts or '(none)'}"

@@ -51,11 +51,12 @@ class PickingClient(ModelClient):
         return replace(picked, usage=total_usage(first, second))
 
 
-def worth(turn: Turn) -> tuple[bool, bool, float]:
+def worth(turn: Turn) -> tuple[bool, bool, bool, float]:
     """A complete reply is worth more than a truncated one, and that more than one at which the
-    server failed. Then the more probable one wins."""
+    server failed. Then a reply with a text wins, and then the more probable one."""
     mean = sum(turn.logprobs) / len(turn.logprobs) if turn.logprobs else 0.0
-    return turn.finish_reason == "stop", turn.finish_reason not in FAILED_REASONS, mean
+    did_not_fail = turn.finish_reason not in FAILED_REASONS
+    return turn.finish_reason == "stop", did_not_fail, bool(turn.content.strip()), mean
 
 
 def total_usage(*turns: Turn) -> UsageInfo:

@@ -2,8 +2,8 @@
 # SPDX-FileCopyrightText: 2026 The BasicLoopAgent authors
 # SPDX-License-Identifier: Apache-2.0
 #
-# AReaL: mask_no_eos_with_zero takes the reward from the longest rollout of each batch, though it is
-# complete.
+# AReaL: mask_no_eos_with_zero removes the reward of the longest rollout in each batch, even if that
+# rollout is complete.
 #
 # Versions: areal 1.0.4, its PPOActor.compute_advantages with mask_no_eos_with_zero=True, which is
 #   not the default, and stand-ins for the modules that this does not need; torch 2.13.0.

@@ -12,14 +12,14 @@
 #   remaining ones) is normalised over its three rollouts.
 # Behaviour: the batches are joined, and cut into groups of four by position. So each group from the
 #   missing rollout on takes its last members from the next prompt: a prompt whose four rollouts are
-#   all solved gets positive advantages, and a prompt with none solved negative ones. The rest, less
-#   than a group, has mean 0 and standard deviation 0, so its rewards are divided by eps: 1 becomes
-#   100000. A prompt with more rows than four, as of an agent whose turns are rows of their own, has
-#   the same effect.
+#   all solved has positive advantages, and a prompt with none solved has negative ones. The rest,
+#   less than a group, has mean 0 and standard deviation 0, so its rewards are divided by eps: 1
+#   becomes 100000. A prompt with more than four rows has the same effect, for instance if each turn
+#   of an agent is a separate row.
 # Why it matters: one such value of 100000 is the whole gradient of the batch, or, if the advantages
 #   are normalised afterwards, makes all others nearly 0. A warning names only the missing rollout.
-# Source: Normalization.__call__ of areal/utils/data.py. AReaL's pull request #1454 is to mend it;
-#   1.0.4, the newest release on PyPI, does not have it.
+# Source: Normalization.__call__ of areal/utils/data.py. AReaL's pull request #1454 is meant to fix
+#   this; 1.0.4, the newest release on PyPI, does not include it.
 # Seen on 28 November 2026: the lines between SEEN and SEEN below.
 set -euo pipefail
 dir=$(mktemp -d)

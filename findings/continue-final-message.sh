@@ -7,19 +7,19 @@
 #
 # Versions: transformers 5.24.0, its apply_chat_template(continue_final_message=True), with the
 #   templates of 13 models as trl 1.16.0 ships them; a tokenizer of single bytes.
-# Guess: the prompt is the one that the model was sampled from (add_generation_prompt=True), and
-#   behind it the message exactly as given, so that the model goes on where it stopped. There is an
-#   error if a template cannot do that.
-# Behaviour: with seven of the templates the newline and the spaces at the end of the message are
-#   lost, without a warning; a single space, too. If the message is a reply that the token limit cut
-#   inside its thought, Qwen3, Qwen3.5, Qwen3.8 and GLM 4 MoE put an empty thought, that is closed,
-#   in front of it. Text gets an empty thought, too, and with Nemotron 3, although Qwen3 and GLM
-#   sample from a prompt without one. The thought alone, as reasoning_content, and with
-#   continue_final_message="reasoning_content", is continued, but its last space is lost with three
-#   of the four.
+# Guess: the prompt is the one that the model sampled from (add_generation_prompt=True), followed by
+#   the message exactly as given, so that the model goes on where it stopped. A template that cannot
+#   do this raises an error.
+# Behaviour: seven of the templates strip the newline and the spaces at the end of the message, or
+#   even a single space, without a warning. If the token limit cut a reply inside its thought,
+#   Qwen3, Qwen3.5, Qwen3.8 and GLM 4 MoE put an empty, closed thought in front of the reply. These
+#   four and Nemotron 3 also put one in front of plain text, although Qwen3 and GLM sample from a
+#   prompt without one. If the thought alone is passed as reasoning_content, with
+#   continue_final_message="reasoning_content", it is continued, but three of the four strip its
+#   last space.
 # Why it matters: this is how an interrupted rollout is resumed, and how a reply is prefilled. The
-#   model goes on behind a thought that is over, or without its indent, so the joined code is
-#   broken, and the logprobs of the second part belong to another prompt than the joined one.
+#   model goes on after a thought that is already closed, or without its indent, so the joined code
+#   is broken, and the logprobs of the second part belong to a prompt other than the joined one.
 # Seen on 28 November 2026: the lines between SEEN and SEEN below.
 set -euo pipefail
 dir=$(mktemp -d)

@@ -7,13 +7,13 @@
 # Versions: pytest-json-ctrf 0.6.1, which Harbor's template for tasks uses, and pytest 9.2.0.
 # Guess: the summary of the CTRF report counts what pytest counts: an error is a failed test, or at
 #   least one with the status "other".
-# Behaviour: a file that fails at its import, with all its tests, is missing: the report has 0 tests
-#   and 0 failed, or with --continue-on-collection-errors the other files' tests, all passed. An
-#   error in the teardown is lost if the test was skipped. pytest's own JUnit report counts each of
-#   these as an error, and the exit code is 1 or 2.
-# Why it matters: a reward of passed / tests, or a check for failed == 0, takes a solution that no
-#   test could import for a perfect one. The file that breaks tests the module that the agent did
-#   not write, and what is left are the tests that passed before.
+# Behaviour: a file that fails to import is missing, with all its tests. The report has 0 tests and
+#   0 failed or, with --continue-on-collection-errors, only the other files' tests, all passed. A
+#   teardown error is lost if the test was skipped. pytest's own JUnit report counts each of these
+#   as an error, and the exit code is 1 or 2.
+# Why it matters: a reward of passed / tests, or a check for failed == 0, treats a solution that no
+#   test could import as perfect. The file that fails is the one that tests the module that the
+#   agent did not write, and only the tests that passed before remain.
 # Source: Report.collect of ctrf/Report.py, which sees no reports of the collection, and set_status
 #   of ctrf/TestObject.py.
 # Seen on 28 November 2026: the lines between SEEN and SEEN below.

@@ -9,15 +9,17 @@
 #   for CPU. There is no KL penalty.
 # Guess: if all rollouts of a prompt have the same reward, all advantages are 0, so the prompt
 #   teaches nothing. A tiny number is added to the standard deviation for this very case.
-# Behaviour: the mean of equal numbers like 0.1 is not always that number in float32, but its
-#   neighbour. The difference is then divided by a standard deviation that is as small. OpenRLHF
-#   adds 1e-9, which is less than the rounding of 0.1 already: eight rewards of 0.1 give eight
-#   advantages of -0.83, and 0.7 gives 0.92. verl adds 1e-6, so that 1.2 gives 0.11 and 123.4 gives
-#   -0.83. The sign depends on the number, and is the same for the whole group. Rewards of 0, 0.5
-#   and 1 are right, and so are groups of four. AReaL takes the mean in float64 and is right.
-# Why it matters: a prompt whose rollouts all fail in the same way, as with 0.1 for the format, is
-#   to be ignored. Instead all of them are pushed up or down, nearly as much as if they were solved
-#   or failed among others, and rewards like times or scores of a game do that in verl.
+# Behaviour: in float32, the mean of equal numbers such as 0.1 may be a neighbouring number instead.
+#   The difference is then divided by an equally small standard deviation. OpenRLHF adds only 1e-9,
+#   which is less than the rounding error of 0.1: eight rewards of 0.1 produce eight advantages of
+#   -0.83, and 0.7 produces 0.92. verl adds 1e-6, so 1.2 produces 0.11 and 123.4 produces -0.83. The
+#   sign depends on the number, and is the same for the whole group. Rewards of 0, 0.5 and 1 are
+#   handled correctly, and so are groups of four. AReaL computes the mean in float64, and is
+#   correct.
+# Why it matters: a prompt whose rollouts all fail in the same way, for example with 0.1 for the
+#   format, should be ignored. Instead, all its rollouts are pushed up or down, nearly as far as a
+#   solved or failed rollout of a mixed group. In verl, this happens with rewards such as times or
+#   game scores.
 # Source: compute_advantages_and_returns of openrlhf/trainer/ppo_utils/experience_maker.py, and
 #   compute_grpo_outcome_advantage of verl/trainer/ppo/core_algos.py.
 # Seen on 28 November 2026: the lines between SEEN and SEEN below.

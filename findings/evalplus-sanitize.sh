@@ -8,15 +8,15 @@
 #   on each sample, and what it returns is the solution that is then tested.
 # Guess: the clean-up removes the prose around the code, and tests and prints after it. What the
 #   function needs at run time stays, and the program behaves as before.
-# Behaviour: of the code it keeps imports, classes, assignments to one plain name, and functions
-#   with a return statement. All else at the top level goes: a loop that fills a table, a tuple
-#   assignment, a try around an import, a function with a decorator, even the one that was asked
-#   for, and a helper that works in place and returns nothing. Of two definitions of a name the
-#   first one wins, not the last. Of two code blocks the one with more lines wins, although it
-#   may be only the usage example.
-# Why it matters: the model's right program is scored as wrong, mostly by a NameError. It hits
-#   sieves, memo tables, @cache and in-place recursion, which the best answers use, and pass@1
-#   differs from that of a grader that runs the code as it is.
+# Behaviour: sanitize keeps only imports, classes, assignments to one plain name, and functions with
+#   a return statement. It deletes everything else at the top level: a loop that fills a table, a
+#   tuple assignment, a try around an import, a decorated function, even the one that was asked for,
+#   and a helper that works in place and returns nothing. If a name is defined twice, the first
+#   definition wins, not the last. Of two code blocks, the one with more lines wins, even if it is
+#   only the usage example.
+# Why it matters: the model's correct program is scored as wrong, usually because of a NameError.
+#   This affects sieves, memo tables, @cache and in-place recursion, which the best answers use, so
+#   pass@1 differs from that of a grader that runs the code as it is.
 # Source: extract_target_code_or_empty of evalplus/sanitize.py.
 # Seen on 28 November 2026: the lines between SEEN and SEEN below.
 set -euo pipefail

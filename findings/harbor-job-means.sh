@@ -8,14 +8,15 @@
 #   nothing, an agent with effort=high solves each task, and one with effort=low solves none.
 # Guess: the job's result.json has a mean and a pass@k for each agent of the job's configuration, on
 #   each dataset, and `harbor view` shows the same mean.
-# Behaviour: the row's key is agent name, model name and dataset, without the provider and the
-#   agent's kwargs. So high and low effort are one row with a mean of 0.5, and a pass@4 of 1.0 from
-#   two attempts each; so are two providers of one model, though the viewer shows them apart. If two
-#   tasks name their rewards differently, each name counts 0 for the other task in result.json, and
-#   the viewer leaves it out: 0.5 and 1.0 for the same job. A dataset folder with "__" in its name
-#   has no mean at all in result.json, because the dataset is read back from the end of that key.
-# Why it matters: a comparison of two settings in one job gives one number that belongs to neither,
-#   and a pass@k of a k that nobody ran. Which mean gets into a table depends on where one looks.
+# Behaviour: a row is keyed by agent name, model name and dataset, but not by the provider or the
+#   agent's kwargs. So high and low effort share one row, with a mean of 0.5 and a pass@4 of 1.0
+#   from two attempts each. Two providers of one model also share a row, though the viewer shows
+#   them apart. If two tasks name their rewards differently, result.json counts each name as 0 for
+#   the other task, and the viewer leaves it out: 0.5 and 1.0 for the same job. A dataset folder
+#   with "__" in its name has no mean in result.json, because the dataset is parsed from the end of
+#   that key.
+# Why it matters: a comparison of two settings in one job yields one number that belongs to neither,
+#   and a pass@k for a k that nobody ran. Which mean ends up in a table depends on where one looks.
 # Source: JobStats.format_agent_evals_key of harbor/models/job/result.py, Job.run of harbor/job.py,
 #   aggregate_reward_dicts of harbor/metrics/base.py, cohort_evals of harbor/viewer/queries.py.
 # Seen on 28 November 2026: the lines between SEEN and SEEN below.

@@ -5,17 +5,17 @@
 # json-repair: one trailing comma anywhere removes the last newline of each text.
 #
 # Version: json-repair 0.64.6.
-# Guess: of a tool call with a trailing comma, only the comma is repaired. The texts in it, which
-#   are valid JSON strings, are what json.loads makes of them.
-# Behaviour: valid JSON goes to json.loads. All else goes to a parser of its own, which also reads
-#   the strings that need no repair in another way. From a text that ends with a newline, all white
-#   space at its end is removed, also spaces before the newline. `\f` and `\/` keep their backslash,
-#   and an escaped emoji becomes two halves that no UTF-8 file can hold. Nothing warns of it,
-#   and the log of repairs, if one asks for it, calls each of these escapes a stray one.
-# Why it matters: a model's call that writes a file is valid but for one comma, and the file has no
-#   newline at its end, or a patch no longer applies, and the old text of an edit is not found.
-#   Whether a text arrives whole depends on a typo elsewhere in the call. In training data made
-#   from such calls, texts end differently.
+# Guess: in a tool call with a trailing comma, only the comma is repaired. The texts, which are
+#   valid JSON strings, are read as json.loads reads them.
+# Behaviour: valid JSON goes to json.loads. Everything else goes to json-repair's own parser, which
+#   reads strings differently, even those that need no repair. If a text ends with a newline, all
+#   white space at its end is removed, including spaces before the newline. `\f` and `\/` keep their
+#   backslash, and an escaped emoji becomes two halves that no UTF-8 file can hold. There is no
+#   warning, and the optional log of repairs calls each of these escapes a stray one.
+# Why it matters: a model's call that writes a file is valid except for one comma. Then the file has
+#   no newline at its end, a patch no longer applies, or the old text of an edit is not found.
+#   Whether a text arrives whole depends on a typo elsewhere in the call. In training data made from
+#   such calls, texts end differently.
 # Source: the end of _finalize_string_result in json_repair/parse_string.py.
 # Seen on 28 November 2026: the lines between SEEN and SEEN below.
 set -euo pipefail

@@ -10,11 +10,12 @@
 # Guess: the submission is what the last command printed, so `git diff` in it is a patch that
 #   `git apply` takes.
 # Behaviour: the output is read as text with universal newlines, so each CRLF becomes LF. The patch
-#   of a file with CRLF then fits nowhere: `git apply` and `patch` refuse it, also with the options
-#   that SWE-bench's harness (swebench 5.0.2) tries. The exit status is Submitted all the same.
+#   for a CRLF file then applies nowhere: `git apply` and `patch` reject it, even with the options
+#   that SWE-bench's harness (swebench 5.0.2) tries. The exit status is still Submitted.
 # Why it matters: the agent solved the task and tested its fix, but the harness applies the
-#   submission in a fresh container, and the instance counts as unresolved. It looks like a wrong
-#   patch of the model. The observations lack the CR, too, so no trajectory shows the cause.
+#   submission in a fresh container, and the instance counts as unresolved. The failure looks like a
+#   wrong patch from the model. The observations lack the CR as well, so no trajectory shows the
+#   cause.
 # Source: LocalEnvironment.execute and _run of minisweagent/environments/local.py.
 # Seen on 28 November 2026: the lines between SEEN and SEEN below.
 set -euo pipefail

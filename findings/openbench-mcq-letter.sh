@@ -8,15 +8,16 @@
 #   without the 600 MB that the rest of the package needs; inspect-ai 0.3.285.
 # Guess: the prompt asks for a last line "Answer: $LETTER". A reply with just that last line gets
 #   that letter, whatever stands above it.
-# Behaviour: a pattern of high priority takes any letter, also of a longer word and of a letter that
-#   is no choice, after "Answer" at the start of a line, with or without a colon. So a line that
-#   begins "Answer choices", "Answering" or "Answers" makes the answer C, I or S, although the last
-#   line says "Answer: B". "Answer: The correct option is B" is T. The first match in the reply
-#   counts, so a corrected answer is not seen. And "The answer is B." is no answer, while "Option A
-#   is tempting, but the answer is B." is A.
-# Why it matters: the same knowledge scores differently by the words before the last line. A model
-#   that goes through the answer choices one by one, as it is asked to think step by step, loses
-#   points, and where the right choice is C, every line with "Answer choice" is a right answer.
+# Behaviour: a high-priority pattern takes any letter after "Answer" at the start of a line, with or
+#   without a colon, even a letter inside a longer word or one that is not a choice. So a line that
+#   begins with "Answer choices", "Answering" or "Answers" makes the answer C, I or S, even if the
+#   last line says "Answer: B". "Answer: The correct option is B" yields T. The first match in the
+#   reply counts, so a corrected answer is ignored. "The answer is B." yields no answer, while
+#   "Option A is tempting, but the answer is B." yields A.
+# Why it matters: the same knowledge earns different scores depending on the words before the last
+#   line. A model that is asked to think step by step, and so goes through the answer choices one by
+#   one, loses points. Where C is the right choice, every line with "Answer choice" counts as a
+#   right answer.
 # Source: MCQ_PATTERNS and extract_mcq_answer of openbench/scorers/mcq.py.
 # Seen on 28 November 2026: the lines between SEEN and SEEN below.
 set -euo pipefail

@@ -9,12 +9,12 @@
 # Guess: the type of a column comes from the first 100 rows (infer_schema_length). A later row that
 #   does not fit is an error, since strict is True by default ("Throw an error if any data value
 #   does not exactly match the given or inferred data type"). All readers do the same.
-# Behaviour: pl.DataFrame, from rows, and pl.read_json cut the number: 0.9 becomes 0, and 1.9
+# Behaviour: pl.DataFrame, from rows, and pl.read_json truncate the number: 0.9 becomes 0, and 1.9
 #   becomes 1. If the first rows are booleans, 0.5 becomes false. Only read_ndjson raises an error.
-#   If the column is a list of lists, not 100 rows decide but the first one: [-0.25, -1.5] after
-#   [0, -1] becomes [0, -1]. A key that a nested object has for the first time after 100 rows is
-#   dropped by pl.DataFrame and read_ndjson; here read_json raises the error. If the first 100 lists
-#   are empty, read_ndjson makes null of each item of later lists.
+#   If the column is a list of lists, the first row alone decides, not the first 100: [-0.25, -1.5]
+#   after [0, -1] becomes [0, -1]. pl.DataFrame and read_ndjson drop a key that first appears in a
+#   nested object after 100 rows; here, read_json raises the error. If the first 100 lists are
+#   empty, read_ndjson turns each item of later lists into null.
 # Why it matters: partial rewards after a run of failures are counted as failures, and the mean is
 #   too low. Logprobs lose their fraction, so the ratios of importance sampling are wrong. Which
 #   rows are affected depends on the order of the rollouts.

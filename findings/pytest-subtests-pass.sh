@@ -8,14 +8,15 @@
 #   5.0.2 (get_eval_report) and pytest-json-report 1.5.0, each on the same run.
 # Guess: a test with a failed `with self.subTest()` of unittest is a failed test, as in unittest and
 #   in pytest 8 without plugins, and each grader says so.
-# Behaviour: since 9.0, pytest writes a line SUBFAILED for the subtest and a line PASSED for the
-#   test. Terminal-Bench and SWE-bench read only the second one. SWE-bench distrusts a log without
-#   a failure if pytest's exit code is not 0, but one other test that fails, also before the change,
-#   is enough, and the instance is resolved. With -q, pytest-json-report counts the test under
-#   "subtests passed". The same test with pytest's own fixture `subtests` is FAILED.
-# Why it matters: with a newer pytest in a task's image, failures become rewards. Of a table of
-#   cases in subtests all may fail, and the test counts as passed. A wrong solution is trained as a
-#   right one, and a change that breaks such a test passes for harmless.
+# Behaviour: since 9.0, pytest writes a SUBFAILED line for the subtest and a PASSED line for the
+#   test. Terminal-Bench and SWE-bench read only the second line. SWE-bench distrusts a log without
+#   a failure if pytest's exit code is not 0. But if one other test fails, even one that failed
+#   before the change, the log is trusted and the instance is resolved. With -q, pytest-json-report
+#   counts the test under "subtests passed". The same test with pytest's own fixture `subtests` is
+#   FAILED.
+# Why it matters: a newer pytest in a task's image turns failures into rewards. If a test checks a
+#   table of cases in subtests, all of them may fail, and the test counts as passed. A wrong
+#   solution is trained as a right one, and a change that breaks such a test passes for harmless.
 # Source: PytestParser of terminal_bench/parsers/pytest_parser.py; parse_log_pytest_v2 of
 #   swebench/harness/log_parsers/python.py, and get_logs_eval of swebench/harness/grading.py.
 # Seen on 28 November 2026: the lines between SEEN and SEEN below.

@@ -5,8 +5,8 @@
 # reasoning-gym: "0" solves nearly every coin flip, and any text solves game_of_life_halting.
 #
 # Version: reasoning-gym 0.1.25; 200 tasks of each dataset with its default options.
-# Guess: a reply that is the same for all tasks of a dataset earns full marks only where it is the
-#   answer: one half where the answer is True or False, and next to nothing for numbers.
+# Guess: a constant reply earns full marks only for the tasks whose answer it is: half of them where
+#   the answer is True or False, and next to none for numbers.
 # Behaviour: game_of_life_halting compares bool(reply) with bool(answer), and the answer is the text
 #   "True" or "False", so each reply that is not empty earns 1. coin_flip divides the length of the
 #   common prefix by the shorter length, so "0" earns 1 for 0.3125, as does each number that breaks

@@ -7,11 +7,11 @@
 # Version: harbor-rewardkit 0.2.3, the criterion diff_ratio, run by its command as in Harbor.
 # Guess: diff_ratio is, as documented, a "similarity ratio between file content and expected text".
 #   A file with one wrong character of 267 scores 0.996, wherever that character is.
-# Behaviour: it is difflib's ratio with autojunk on. From 200 characters of expected text on, each
-#   character that makes up more than one percent of it starts no match. In a table of numbers
-#   that is every character, so what counts is only what is equal from the start, up to the first
-#   difference. One wrong digit scores 0 at the start, 0.498 in the middle and 0.996 at the end. An
-#   extra header line scores 0. The same in a table of 199 characters scores 0.977 or more.
+# Behaviour: diff_ratio is difflib's ratio with autojunk on. If the expected text has 200 characters
+#   or more, no match can start at a character that makes up more than one percent of it. In a table
+#   of numbers, that applies to every character, so only the text before the first difference
+#   counts. One wrong digit scores 0 at the start, 0.498 in the middle and 0.996 at the end. An
+#   extra header line scores 0. The same mistakes in a table of 199 characters score 0.977 or more.
 # Why it matters: this is the criterion for partial reward. The reward depends on where the mistake
 #   is and not on how large it is, so a nearly right file is worth as much as no file. One more row
 #   in the expected file, past 200 characters, changes all rewards of a task.

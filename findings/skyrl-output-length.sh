@@ -7,16 +7,19 @@
 # Versions: skyrl 0.4.0, its RayPPOTrainer.compute_advantages_and_returns after
 #   convert_prompts_responses_to_batch_tensors, with stand-ins for the modules that this does not
 #   need. Python 3.11 and torch 2.13.0; SkyRL asks for 3.12, here only for its TypedDict.
-# Guess: REINFORCE++ and GAE normalise the advantages over the tokens that are trained. The tokens
-#   of a tool's output are in no loss (loss_mask), so their number changes nothing: of two rollouts
-#   with as many tokens of text, one solved and one not, one gets 0.99 and the other -0.99.
-# Behaviour: mean and standard deviation are taken over response_mask, which has the outputs, too.
-#   If a tool printed 2000 tokens in the failed rollout, the solved one gets 10.02, and the failed
-#   one -0.10. If it was the solved one, they get 0.10 and -10.02. GRPO is not affected.
+# Guess: REINFORCE++ and GAE normalise the advantages over the trained tokens. The tokens of a
+#   tool's output are in no loss (loss_mask), so their number changes nothing: of two rollouts whose
+#   texts have the same number of tokens, the solved one has an advantage of 0.99 and the failed one
+#   of -0.99.
+# Behaviour: mean and standard deviation are computed over response_mask, which includes the
+#   outputs. If a tool printed 2000 tokens in the failed rollout, the solved one has 10.02, and the
+#   failed one -0.10. If it printed them in the solved one, they have 0.10 and -10.02. GRPO is not
+#   affected.
 # Why it matters: the size of a step depends on what the tools printed. Failed rollouts of an agent
 #   are often the long ones, so they are hardly punished, and the few solved ones are pushed far
-#   beyond the usual range. The logged mean of the advantages is 0, since it has the outputs' tokens
-#   as well; for the same reason it is not 0 with GRPO, where the mean of the trained tokens is.
+#   beyond the usual range. The logged mean of the advantages includes the tokens of the outputs, so
+#   it is 0. With GRPO, whose mean over the trained tokens is 0, the logged mean is not 0 for the
+#   same reason.
 # Source: RayPPOTrainer.compute_advantages_and_returns of skyrl/train/trainer.py passes
 #   data["response_mask"] to masked_whiten.
 # Seen on 28 November 2026: the lines between SEEN and SEEN below.

@@ -9,13 +9,13 @@
 # Guess: Terminus 2's prompt says that "keystrokes are sent exactly as written", and libtmux's
 #   literal=True is to "send keys literally". So what is typed arrives.
 # Behaviour: tmux takes a semicolon at the end of any argument for the end of its own command, even
-#   after `--` and with -l, and neither package escapes it. `int x = 1;` arrives without it, `;;` as
-#   one, `\;` as a plain one, and ";" alone not at all. There is no error. With a newline in the
-#   same keystrokes all is well, so most commands work.
+#   after `--` and with -l, and neither package escapes it. `int x = 1;` arrives without the
+#   semicolon, `;;` and `\;` arrive as a single semicolon, and ";" alone does not arrive. There is
+#   no error. If the same keystrokes contain a newline, nothing is lost, so most commands work.
 # Why it matters: an agent that types a line and its newline in two steps, in an editor, a debugger
-#   or an SQL prompt, gets another program than it wrote. The trajectory has the semicolon, so it
-#   shows a model that typed the right thing and got an error for it. `find -exec ... \;` and the
-#   `;;` of a case fail through libtmux.
+#   or an SQL prompt, ends up with a different program from the one it wrote. The trajectory has the
+#   semicolon, so the model seems to have typed the right thing and received an error. With libtmux,
+#   `find -exec ... \;` and the `;;` of a case fail.
 # Source: _send_keys_command of harbor/agents/terminus_2/tmux_session.py; Pane.send_keys of
 #   libtmux/pane.py.
 # Seen on 28 November 2026: the lines between SEEN and SEEN below.

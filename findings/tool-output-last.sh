@@ -11,14 +11,15 @@
 # Guess: the tokens of a tool's output are not trained, but the rollout's reward reaches all tokens
 #   that the model wrote, wherever the last of them stands. That is the same for each estimator.
 # Behaviour: the reward is put on the rollout's last token. If that token is masked, verl's GAE,
-#   REINFORCE++ and ReMax, and AReaL, skip it together with its reward, so a solved rollout gets the
-#   same as a failed one: 0. verl's GRPO, RLOO and OPO sum the rewards before, and keep it.
+#   REINFORCE++ and ReMax skip it together with its reward, and so does AReaL. A solved rollout then
+#   receives the same as a failed one: 0. verl's GRPO, RLOO and OPO sum the rewards first, and keep
+#   it.
 # Why it matters: an agent's rollout often ends with an observation: the output of a tool that
 #   submits the answer, or of the last turn that a limit allows. The logged score is right, since it
 #   is summed before. Only the rollouts that end with the model's text teach anything, so the policy
 #   learns nothing from those that end otherwise, and another estimator gives another result.
-# Source: compute_gae_advantage_return and the next ones of verl/trainer/ppo/core_algos.py. verl's
-#   own ToolAgentLoop leaves out the last output, other agent loops need not.
+# Source: compute_gae_advantage_return and the functions after it in verl/trainer/ppo/core_algos.py.
+#   verl's own ToolAgentLoop leaves out the last output, but other agent loops may keep it.
 # Seen on 28 November 2026: the lines between SEEN and SEEN below.
 set -euo pipefail
 dir=$(mktemp -d)

@@ -2,8 +2,8 @@
 # SPDX-FileCopyrightText: 2026 The BasicLoopAgent authors
 # SPDX-License-Identifier: Apache-2.0
 #
-# TRL: a tool call that the token limit cut is a call without its last argument for some models, and
-# text for others.
+# TRL: for some models, a tool call truncated at the token limit is parsed as a call without its
+# last argument, for others as text.
 #
 # Versions: trl 1.16.0, its parse_response with its templates and parsers for each model;
 #   transformers 5.24.0, and a tokenizer of single bytes. The reply is the template's own rendering
@@ -11,15 +11,16 @@
 # Guess: a cut call is no call. parse_response falls back to the plain text, as it does for a call
 #   that is not well-formed, and that is the same for each model. The whole call gives the
 #   arguments that it was rendered from.
-# Behaviour: for Qwen3, gpt-oss, Llama 3.1 and Gemma 4 that is so. For Qwen3.5, Qwen3.8 and GLM 4
-#   MoE the cut call is a call with the arguments before the cut, without a sign that one is
-#   missing; for LFM2.5 it has the cut argument, with a quote in front. For Qwen3.5, Qwen3.8 and GLM
-#   4 MoE the whole call loses the argument's indent and its last newline, too.
-# Why it matters: GRPOTrainer runs each call that comes out of here, and only then looks at the
-#   length. It takes the tool's result out of a rollout that is full, but what the tool did to the
-#   environment stays, and the reward is computed from that. If the argument that was cut has a
-#   default, the tool did something that the policy did not ask for. Another model's tool is not run
-#   at the same limit.
+# Behaviour: this holds for Qwen3, gpt-oss, Llama 3.1 and Gemma 4. For Qwen3.5, Qwen3.8 and GLM 4
+#   MoE, the truncated call is parsed as a call with the arguments before the cut, and nothing shows
+#   that one is missing. For LFM2.5, it has the truncated argument, with a quote in front. For
+#   Qwen3.5, Qwen3.8 and GLM 4 MoE, even the whole call loses the argument's indent and its last
+#   newline.
+# Why it matters: GRPOTrainer runs each call that parse_response returns, and only then checks the
+#   length. It removes the tool's result from a rollout that is full, but what the tool did to the
+#   environment stays, and the reward is computed from that. If the truncated argument has a
+#   default, the tool did something that the policy did not ask for. With another model, the tool is
+#   not run at the same limit.
 # Seen on 28 November 2026: the lines between SEEN and SEEN below.
 set -euo pipefail
 dir=$(mktemp -d)

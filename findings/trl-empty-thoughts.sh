@@ -2,17 +2,17 @@
 # SPDX-FileCopyrightText: 2026 The BasicLoopAgent authors
 # SPDX-License-Identifier: Apache-2.0
 #
-# TRL: assistant_only_loss trains some models to think nothing in all turns but the last.
+# TRL: assistant_only_loss trains some models not to think in any turn but the last.
 #
 # Versions: trl 1.16.0, the templates that its SFTTrainer takes for assistant_only_loss=True
 #   (get_training_chat_template); transformers 5.24.0, and a tokenizer of single bytes.
 # Guess: TRL changes a model's template for training, so that each assistant message is trained as
 #   it was given, with its reasoning_content. It says so of Qwen3's ("Always include the thinking
 #   block regardless of message position"), since a template drops old thoughts for inference.
-# Behaviour: that is so for Qwen3, Qwen3.5, Qwen3.6, Qwen3.8 and Muse Glimmer. For GLM 4 MoE and the
-#   four Nemotron 3, each turn before the last user message is trained with an empty thought instead
-#   of its own: the tokens of <think></think> are in the mask. For gpt-oss and DiffusionGemma it is
-#   trained without a thought. There is no warning.
+# Behaviour: this holds for Qwen3, Qwen3.5, Qwen3.6, Qwen3.8 and Muse Glimmer. For GLM 4 MoE and the
+#   four Nemotron 3 models, each turn before the last user message is trained with an empty thought
+#   instead of its own: the tokens of <think></think> are in the mask. For gpt-oss and
+#   DiffusionGemma, such a turn is trained without a thought. There is no warning.
 # Why it matters: in a rollout whose observations are user messages, all turns but one teach the
 #   model to answer without thinking, and the last one teaches the opposite. The loss looks fine,
 #   since an empty thought is easy to learn.

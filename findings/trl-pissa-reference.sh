@@ -11,11 +11,12 @@
 # Guess: these options only choose how an adapter starts. The policy starts as the base model, and
 #   the reference is the base model, so at the first step the KL divergence is 0, DPO's loss is
 #   ln 2 = 0.693, and the implicit rewards are 0, as with LoRA's default.
-# Behaviour: the policy does start as the base model. But PEFT takes the adapter's start out of the
-#   base weights, and TRL computes the reference with the adapter switched off. So the reference is
-#   the base model without its largest singular directions (pissa), or minus a factor of its QR
-#   decomposition (olora), a model that nobody trained. Here, the KL divergence starts above 1, and
-#   DPO starts with margins that come from nothing. Nothing warns of it. "orthogonal" is right.
+# Behaviour: the policy does start as the base model. But PEFT subtracts the adapter's initial
+#   contribution from the base weights, and TRL computes the reference with the adapter switched
+#   off. So the reference is the base model without its largest singular directions (pissa), or
+#   minus a factor of its QR decomposition (olora), a model that nobody trained. Here, the KL
+#   divergence starts above 1, and DPO starts with spurious margins. There is no warning.
+#   "orthogonal" is correct.
 # Why it matters: the KL penalty of GRPO pulls the policy towards a broken model, at full strength
 #   from the first step, and DPO's loss, margins and accuracies are measured against it.
 # Source: pissa_init and olora_init of peft/tuners/lora/layer.py; use_adapter(adapter_name=None) in

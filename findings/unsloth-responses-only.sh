@@ -10,13 +10,13 @@
 #   of single bytes and of the model's own special tokens; torch 2.13.0, datasets 5.2.0.
 # Guess: the labels are the tokens that the model writes: each thought, tool call and answer, and
 #   the token that ends it. The system's, the user's and the tool's texts are not in the labels.
-# Behaviour: that is so for Llama 3.1, LFM2.5, Qwen2.5 and Qwen3. With GLM 4 MoE the output of a
-#   tool is trained, since only <|user|>, <|assistant|> and the EOS token end a response there, and
-#   the token that ends an answer is not trained. With Gemma 4 the output is trained, too. With
-#   gpt-oss and Muse Glimmer the marker has the channel or the receiver of an answer, so no tool
-#   call and no thought is trained. With Qwen3.8 the marker has the empty thought of the probe, so a
-#   turn with a real thought is left out altogether. There is an error only if no token of the whole
-#   dataset is left.
+# Behaviour: this holds for Llama 3.1, LFM2.5, Qwen2.5 and Qwen3. With GLM 4 MoE, the output of a
+#   tool is trained, because only <|user|>, <|assistant|> and the EOS token end a response there,
+#   and the token that ends an answer is not trained. With Gemma 4, tool outputs are trained as
+#   well. With gpt-oss and Muse Glimmer, the marker includes the channel or the recipient of an
+#   answer, so no tool call and no thought is trained. With Qwen3.8, the marker includes the empty
+#   thought of the probe, so a turn with a real thought is left out altogether. An error is raised
+#   only if no token of the whole dataset is left.
 # Why it matters: an agent's rollouts are mostly tool calls and outputs. The policy learns to write
 #   the outputs itself, or learns everything but its calls, and the loss looks normal.
 # Source: get_chat_template_parts and train_on_responses_only of unsloth_zoo/dataset_utils.py.
