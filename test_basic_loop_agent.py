@@ -1845,7 +1845,7 @@ class TestLoop:
         from examples.search import MAX_CHARACTERS, Search
 
         (tmp_path / "manual.md").write_text("word " * 1000)
-        replies = [60 * f"{bash('word', language='search')}\n", "done"]
+        replies = [9 * f"{bash('word', language='search')}\n", "done"]
         done = tinker.run(replies, agent_class=Search, max_turns=2, docs=str(tmp_path))
         (seen,) = done.observations
         assert seen.startswith("Search results:\nmanual.md: word")
