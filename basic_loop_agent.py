@@ -522,10 +522,10 @@ task is done, reply without such a block."""
 
     async def execute(self, blocks: list[str], environment: BaseEnvironment) -> str:
         """Run blocks as one script in the environment. Returns the text for the model: the exit
-        code and the output. The reply that holds the blocks is `self.turns[-1].content`. If the run
-        is cancelled here, the next step opens with what `self.turns[-1].observation` is by then. To
-        end the run, raise an exception, and catch it in `converse`. Raises RuntimeRequestError if
-        the environment no longer runs commands."""
+        code and the output. The reply that holds the blocks is `self.turns[-1].content`. An override
+        may set `self.turns[-1].observation` early: if the run is then cancelled, the next step opens
+        with that text. To end the run, raise an exception, and catch it in `converse`. Raises
+        RuntimeRequestError if the environment no longer runs commands."""
         limits = (self.options.command_timeout_sec, self.options.max_output_bytes)
         text = await run_script(blocks, environment, *limits)
         self.logger.debug(f"script: {text.splitlines()[0]}")
@@ -777,8 +777,9 @@ task is done, reply without such a block."""
             return StopReason.ROLLOUT_TIMEOUT
 
     async def _remove_old_files(self, environment: BaseEnvironment) -> None:
-        """Remove an earlier run's files from the container. After a run, Harbor 0.25 and 0.26 copy
-        the container's log folder over `logs_dir`, and the old files would replace the new ones."""
+        """Remove an earlier run's files from the container, where Harbor put them for the tests.
+        After a run, Harbor 0.25 and 0.26 copy the container's log folder over `logs_dir`, and the
+        old files would replace the new ones."""
         folder = getattr(self, "environment_logs_dir", "/logs/agent")
         names = shlex.join([f"{folder}/completion.txt", f"{folder}/trajectory.json"])
         await environment.exec(f"rm -f {names}", cwd="/", timeout_sec=60)
@@ -1038,8 +1039,8 @@ CONTEXT_IS_FULL = (
     "tokens_limit_reached",
     "larger than the max_length",
 )
-# Phrases for a timeout, a long field or a rate limit. They hold one of those above, so they are
-# removed from a text first.
+# These contain a phrase above ("took too long" contains "too long") but mean something else.
+# `has_phrase` removes them first.
 OTHER_LIMITS = (
     "took too long",
     "taking too long",
@@ -1397,9 +1398,7 @@ ANSWER_STARTS = (
     # Cohere: <|START_RESPONSE|>hi<|END_RESPONSE|>
     "<|START_RESPONSE|>",
     "<|START_TEXT|>",
-    # gpt-oss, Inkling, Muse and Solar without thinking
-    "<|channel|>final<|message|>",
-    "<|message_model|><|content_text|>",
+    # Muse and Solar without thinking
     "to=user<|message|>",
     "<|content|>",
     # MiniMax: </mm:think>hi
@@ -1612,7 +1611,7 @@ class TokenClient(ModelClient, ABC):
     special_tokens: Sequence[str]
 
     def __init__(self) -> None:
-        # By system message: the ids of the short conversation of `_tail`, up to its reply.
+        # A cache for `_tail`, which explains it.
         self._heads: dict[str, list[int]] = {}
 
     @abstractmethod
@@ -1908,7 +1907,7 @@ SPECIAL_TOKENS = [
     r"\[/?(?:INST|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_CALLS|TOOL_RESULTS)\]",
     r"\[[gs]MASK\]",
     r"<seed:[be]os>",
-    # The start of ]~b] and ]~!b[. In ]~b]~!b[ the middle ] belongs to both.
+    # MiniMax's ]~b] and ]~!b[, without the last bracket, because another one may begin with it.
     r"\]~!?b",
     r"\[e~\[",
 ]
@@ -2236,13 +2235,13 @@ class _Block:
     is_closed: bool = False
 
     def has_fence(self, line: str) -> bool:
-        """True if a line begins with a fence that is at least as long as the block's own, and
-        indented by at most three more blanks than it."""
+        """True if a line would close the block if nothing followed its fence. Markdown allows a
+        longer fence, and three blanks more than before the opening one."""
         n_blanks = len(line) - len(line.lstrip(" \t"))
         return line.lstrip(" \t").startswith(self.fence) and n_blanks <= len(self.before) + 3
 
     def is_closed_by(self, line: str) -> bool:
-        """True if there is nothing but such a fence."""
+        """True if nothing does follow."""
         return self.has_fence(line) and not line.strip(f"{self.fence[0]} \t")
 
     def content(self) -> str:
@@ -2254,9 +2253,11 @@ def fenced_blocks(text: str, *languages: str) -> list[str] | None:
     lower case). Their fences are lines of their own. A block inside another one, or inside ~~~,
     does not count.
 
-    An empty list: there is no such block. None: there is one, but it cannot be read safely, because
-    it has more than the language on its first line, or because some block of the text, in whatever
-    language, is not closed, or holds the fence of another block."""
+    An empty list: there is no such block. None: there is one, but nothing may run, because
+
+    1. a block of the text, in whatever language, is not closed,
+    2. a block of the text holds a line such as ```python, or
+    3. the block has more than the language on its first line."""
     blocks: list[_Block] = []
     is_ambiguous = False
     for line in re.sub("\r\n?", "\n", text).split("\n"):
@@ -2329,25 +2330,24 @@ def script_program(blocks: list[str], folder: str, mark: str, max_bytes: int) ->
         # Run the script in the background, in a process group of its own (set -m). So no signal
         # that it sends to itself or its group ends this program.
         "set -m",
-        # Everything that the script starts inherits the mark, by which `kill_script` finds it. The
-        # output goes to a file, because a process that is left behind would keep a pipe open.
-        # `echo x >/dev/stderr` in a script empties this file. Appending (>>) leaves no gap then.
+        # The mark is in the environment of all that the script starts, where `kill_script` finds it.
+        # A file, because a process that is left behind would keep a pipe open.
+        # >>, because a script may empty the file (echo x >/dev/stderr). With >, NULs would fill the
+        # gap.
         f"BASIC_LOOP_MARK={mark} bash {path}.script </dev/null >>{path}.output 2>&1 &",
         "wait $!",
-        # The prefix keeps these variables from changing one that the image exports.
-        "basic_loop_exit=$?",
-        f"basic_loop_size=$(stat -c %s {path}.output)",
-        f'if [ "$basic_loop_size" -gt {max_bytes} ]; then',
+        "code=$?",
+        f"size=$(stat -c %s {path}.output)",
+        f'if [ "$size" -gt {max_bytes} ]; then',
         "  {",
         f"    head -c {half} {path}.output",
-        rf"    printf '\n[... %s bytes left out ...]\n' $((basic_loop_size - {2 * half}))",
+        rf"    printf '\n[... %s bytes left out ...]\n' $((size - {2 * half}))",
         f"    tail -c {half} {path}.output",
         "  } | base64",
         "else",
-        # Not `cat`, because a process that was left behind may still print.
         f"  head -c {max_bytes} {path}.output | base64",
         "fi",
-        f"echo :{mark}:$basic_loop_exit:",
+        f"echo :{mark}:$code:",
         f"rm -f {path}.script {path}.output",
     ]
     return "\n".join(lines)
@@ -2390,11 +2390,12 @@ def parse_report(printed: str, mark: str) -> tuple[str, str] | None:
 
 # How long the agent waits for a kill, and then for the report.
 MARGIN_SEC = 30
-# The folder of a script's files, and its working directory (None is the image's). If the program
-# cannot start in one place, the next is tried. /dev/shm is in memory, so endless output stops at
-# 64 MB (in Docker) and cannot fill the disk, but it may be missing or full. The working directory
-# may be gone, because an earlier script moved it away.
-PLACES = (("/dev/shm", None), ("/tmp", None), ("/tmp", "/"))
+# Where to try to start the program: the folder of its files, and its working directory.
+PLACES = (
+    ("/dev/shm", None),  # in memory: endless output cannot fill the disk (64 MB in Docker)
+    ("/tmp", None),  # /dev/shm may be missing or full
+    ("/tmp", "/"),  # an earlier script may have moved the working directory away
+)
 
 
 async def kill_script(mark: str, environment: BaseEnvironment) -> None:
@@ -2423,7 +2424,9 @@ async def run_program(
             result = await environment.exec(program, cwd=cwd, timeout_sec=timeout_sec)
             # stderr says why there is no report, such as "bash: not found".
             printed = valid_text(result.stdout) + valid_text(result.stderr)
-            if result.return_code == 0 or f"begin:{mark}:" in printed:
+            # "begin" is printed before the script starts. Without it, nothing ran, and the next
+            # place is tried. (If the program succeeded, only its output was lost.)
+            if f"begin:{mark}:" in printed or result.return_code == 0:
                 break
     except Exception as error:
         printed = f"{type(error).__name__}: {error}"
@@ -2433,19 +2436,18 @@ async def run_program(
 async def run_in_time(
     blocks: list[str], mark: str, environment: BaseEnvironment, seconds: int, max_bytes: int
 ) -> tuple[str, str | None, bool]:
-    """`run_program` with a time limit in seconds. Also returns whether the limit was reached."""
-    # The environment's own limit comes after the waits below.
+    """`run_program`, but kill the script after some seconds. The program survives its script, and
+    still prints its report. Also returns whether the limit was reached."""
+    # Later than all waits below: the kill and the report take MARGIN_SEC each at most.
     timeout_sec = seconds + 3 * MARGIN_SEC
-    program = run_program(blocks, mark, environment, max_bytes, timeout_sec)
-    running = asyncio.create_task(program)
+    running = asyncio.create_task(run_program(blocks, mark, environment, max_bytes, timeout_sec))
     try:
-        done, _ = await asyncio.wait([running], timeout=seconds)
-        timed_out = not done
+        await asyncio.wait([running], timeout=seconds)
+        timed_out = not running.done()
         if timed_out:
-            # The program itself keeps running, and prints its report.
             await kill_script(mark, environment)
-            done, _ = await asyncio.wait([running], timeout=MARGIN_SEC)
-        printed, cwd = running.result() if done else ("no answer", None)
+            await asyncio.wait([running], timeout=MARGIN_SEC)
+        printed, cwd = running.result() if running.done() else ("no answer", None)
         return printed, cwd, timed_out
     except asyncio.CancelledError:
         with contextlib.suppress(RuntimeRequestError):
@@ -2460,8 +2462,8 @@ async def run_script(
     blocks: list[str], environment: BaseEnvironment, seconds: int, max_bytes: int
 ) -> str:
     """Run blocks as one script with a time limit in seconds. Returns its exit code and its output,
-    as the model is told them. A script that opens /dev/stdout or /dev/stderr with > erases its
-    earlier output. Raises RuntimeRequestError if the environment no longer runs commands."""
+    as the model is told them. Raises RuntimeRequestError if the environment no longer runs
+    commands."""
     mark = uuid4().hex[:8]
     # The program becomes one argument of a process. Linux accepts 131,072 bytes.
     if len(script_program(blocks, "/dev/shm", mark, max_bytes)) > 130_000:
