@@ -522,10 +522,10 @@ task is done, reply without such a block."""
 
     async def execute(self, blocks: list[str], environment: BaseEnvironment) -> str:
         """Run blocks as one script in the environment. Returns the text for the model: the exit
-        code and the output. The reply that holds the blocks is `self.turns[-1].content`. An override
-        may set `self.turns[-1].observation` early: if the run is then cancelled, the next step opens
-        with that text. To end the run, raise an exception, and catch it in `converse`. Raises
-        RuntimeRequestError if the environment no longer runs commands."""
+        code and the output. The reply that holds the blocks is `self.turns[-1].content`. An
+        override may set `self.turns[-1].observation` early. If the run is then cancelled, the next
+        step opens with that text. To end the run, raise an exception, and catch it in `converse`.
+        Raises RuntimeRequestError if the environment no longer runs commands."""
         limits = (self.options.command_timeout_sec, self.options.max_output_bytes)
         text = await run_script(blocks, environment, *limits)
         self.logger.debug(f"script: {text.splitlines()[0]}")
@@ -2330,7 +2330,7 @@ def script_program(blocks: list[str], folder: str, mark: str, max_bytes: int) ->
         # Run the script in the background, in a process group of its own (set -m). So no signal
         # that it sends to itself or its group ends this program.
         "set -m",
-        # The mark is in the environment of all that the script starts, where `kill_script` finds it.
+        # All that the script starts has the mark in its environment, where `kill_script` finds it.
         # A file, because a process that is left behind would keep a pipe open.
         # >>, because a script may empty the file (echo x >/dev/stderr). With >, NULs would fill the
         # gap.
