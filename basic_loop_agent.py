@@ -11,10 +11,10 @@ compact long conversations, call tools natively or run commands in parallel.
 
 Harbor calls `run` or `resume` once per instruction: once for most trials, once per step for a task
 with several steps. A run is one such call. A turn is one model call and its reply. A rollout is the
-token ids and log-probabilities of a run's turns. The answer is the last complete reply after which
-nothing ran and the model was told nothing (see the property `answer`).
+token ids and log-probabilities of a run's turns. The answer is normally the text of the last reply
+(see the property `answer`).
 
-The parts of this file, in order. To change the loop, read up to the end of `sample`.
+The parts of this file, in order. To change the loop, read up to the end of `answer`.
 
 1. Options, and the words and errors with which a run ends.
 2. `Turn`, which is what the agent records, and `ModelClient`, which samples turns.
@@ -441,9 +441,17 @@ task is done, reply without such a block."""
     tinker_service: ClassVar[Any] = None
 
     client: ModelClient
+    introduction: list[str]
+    unanswered: str
+    instruction: str
+    turns: list[Turn]
+    metadata: dict[str, Any]
+    _arguments: dict[str, Any]
     _chat: Chat
     _previous: Turn | None
-    _arguments: dict[str, Any]
+    _has_replied: bool
+    _n_runs: int
+    _deadline: float
 
     @remembers_arguments
     def __init__(
@@ -687,7 +695,7 @@ task is done, reply without such a block."""
         something is missing, and any error of the client or the environment."""
         if not self.model_name:
             raise ValueError("no model: name one with -m, such as Qwen/Qwen3-8B or openai/gpt-5")
-        self.introduction: list[str] = []
+        self.introduction = []
         self.client = await self._shared_llm()
         if self.skills_dir:
             # `head -v` prints each path, and then the start of the file, which has the skill's name
@@ -730,8 +738,8 @@ task is done, reply without such a block."""
     ) -> None:
         """Carry out a run. Its first prompt joins the texts; the last one is the instruction."""
         self.instruction = valid_text(texts[-1])
-        self.turns: list[Turn] = []
-        self.metadata: dict[str, Any] = {}
+        self.turns = []
+        self.metadata = {}
         self._n_runs += 1
         seconds = self.options.max_seconds
         if seconds is None:
@@ -1907,7 +1915,7 @@ SPECIAL_TOKENS = [
     r"\[/?(?:INST|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_CALLS|TOOL_RESULTS)\]",
     r"\[[gs]MASK\]",
     r"<seed:[be]os>",
-    # MiniMax's ]~b] and ]~!b[, without the last bracket, because another one may begin with it.
+    # MiniMax's ]~b] and ]~!b[. Their first characters are enough.
     r"\]~!?b",
     r"\[e~\[",
 ]
@@ -2235,13 +2243,13 @@ class _Block:
     is_closed: bool = False
 
     def has_fence(self, line: str) -> bool:
-        """True if a line would close the block if nothing followed its fence. Markdown allows a
-        longer fence, and three blanks more than before the opening one."""
+        """True if a line begins with the block's fence. As in Markdown, that may be a longer fence,
+        with up to three more blanks before it."""
         n_blanks = len(line) - len(line.lstrip(" \t"))
         return line.lstrip(" \t").startswith(self.fence) and n_blanks <= len(self.before) + 3
 
     def is_closed_by(self, line: str) -> bool:
-        """True if nothing does follow."""
+        """True if a line holds the block's fence and nothing else."""
         return self.has_fence(line) and not line.strip(f"{self.fence[0]} \t")
 
     def content(self) -> str:
@@ -2327,13 +2335,12 @@ def script_program(blocks: list[str], folder: str, mark: str, max_bytes: int) ->
         f"echo begin:{mark}:",
         # Drop bash's own messages, such as "Killed". Some environments join stderr and stdout.
         "exec 2>/dev/null",
-        # Run the script in the background, in a process group of its own (set -m). So no signal
-        # that it sends to itself or its group ends this program.
+        # `set -m` gives a background job (&) a process group of its own, so that `kill 0` in the
+        # script spares this program.
         "set -m",
-        # All that the script starts has the mark in its environment, where `kill_script` finds it.
-        # A file, because a process that is left behind would keep a pipe open.
-        # >>, because a script may empty the file (echo x >/dev/stderr). With >, NULs would fill the
-        # gap.
+        # `kill_script` finds the script's processes by the mark in their environment. The output
+        # goes to a file, because a background process would keep a pipe open. It is appended (>>),
+        # so that a script that empties the file (echo x >/dev/stderr) leaves no gap of NULs.
         f"BASIC_LOOP_MARK={mark} bash {path}.script </dev/null >>{path}.output 2>&1 &",
         "wait $!",
         "code=$?",
@@ -2354,7 +2361,8 @@ def script_program(blocks: list[str], folder: str, mark: str, max_bytes: int) ->
 
 
 def kill_program(mark: str) -> str:
-    """The bash program that kills a script and what it started. It needs /proc and grep."""
+    """The bash program that kills the processes with the mark in their environment, if this user
+    may. It needs /proc and grep."""
     lines = [
         # The PIDs of all processes that inherited the mark. (A process group would not do: daemons
         # and `timeout` leave the group of the script.)
