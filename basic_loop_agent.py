@@ -167,7 +167,7 @@ class BasicLoopOptions(
         if not isinstance(extra_body, dict):
             raise ValueError("llm_kwargs: extra_body must be a JSON object")
         for name in OPTION_NAMES & extra_body.keys():
-            raise ValueError(f"llm_kwargs must not hold {name}: the agent sets it")
+            raise ValueError(f"extra_body must not hold {name}: give it as an option")
         for name in REFUSED_ARGUMENTS.keys() & {*self.llm_kwargs, *extra_body}:
             raise ValueError(f"llm_kwargs must not hold {name}: {REFUSED_ARGUMENTS[name]}")
         return self
@@ -176,7 +176,7 @@ class BasicLoopOptions(
 # The options declared above. Harbor's AgentOptions has others, which the agent does not read, such
 # as reasoning_effort. For litellm, put reasoning_effort into llm_kwargs.
 OPTION_NAMES = BasicLoopOptions.__annotations__.keys()
-# What llm_kwargs must not hold, and why. Its extra_body must not hold options either.
+# What llm_kwargs must not hold, and why.
 REFUSED_ARGUMENTS = {
     **dict.fromkeys(["model", "model_name", "stream"], "the agent sets it"),
     # Arguments of Harbor's LiteLLM that the litellm package does not accept.
@@ -2352,6 +2352,7 @@ def script_program(blocks: list[str], folder: str, mark: str, max_bytes: int) ->
         f"    tail -c {half} {path}.output",
         "  } | base64",
         "else",
+        # Not `cat`, because a background process may still be printing.
         f"  head -c {max_bytes} {path}.output | base64",
         "fi",
         f"echo :{mark}:$code:",
@@ -2362,7 +2363,7 @@ def script_program(blocks: list[str], folder: str, mark: str, max_bytes: int) ->
 
 def kill_program(mark: str) -> str:
     """The bash program that kills the processes with the mark in their environment, if this user
-    may. It needs /proc and grep."""
+    may. It needs /proc and grep, and kills nothing without them."""
     lines = [
         # The PIDs of all processes that inherited the mark. (A process group would not do: daemons
         # and `timeout` leave the group of the script.)
@@ -2433,7 +2434,8 @@ async def run_program(
             # stderr says why there is no report, such as "bash: not found".
             printed = valid_text(result.stdout) + valid_text(result.stderr)
             # "begin" is printed before the script starts. Without it, nothing ran, and the next
-            # place is tried. (If the program succeeded, only its output was lost.)
+            # place is tried. If the program succeeded all the same, its output was lost: do not run
+            # the script again.
             if f"begin:{mark}:" in printed or result.return_code == 0:
                 break
     except Exception as error:
@@ -2446,7 +2448,8 @@ async def run_in_time(
 ) -> tuple[str, str | None, bool]:
     """`run_program`, but kill the script after some seconds. The program survives its script, and
     still prints its report. Also returns whether the limit was reached."""
-    # Later than all waits below: the kill and the report take MARGIN_SEC each at most.
+    # After `seconds` the kill starts. MARGIN_SEC later it must be done. Another MARGIN_SEC later
+    # the report must be there. The environment's own limit comes last.
     timeout_sec = seconds + 3 * MARGIN_SEC
     running = asyncio.create_task(run_program(blocks, mark, environment, max_bytes, timeout_sec))
     try:

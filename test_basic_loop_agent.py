@@ -1057,7 +1057,7 @@ class TestOptions:
         bad_option_in_llm_kwargs=({"llm_kwargs": {"max_tokens": 0}}, "max_tokens.*greater than 0"),
         option_in_extra_body=(
             {"llm_kwargs": {"extra_body": {"temperature": 0.5}}},
-            "llm_kwargs must not hold temperature: the",
+            "extra_body must not hold temperature: give",
         ),
         stream=({"llm_kwargs": {"stream": True}}, "llm_kwargs must not hold stream"),
         stream_in_extra_body=({"llm_kwargs": {"extra_body": {"stream": True}}}, "not hold stream"),
