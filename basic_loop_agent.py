@@ -2311,9 +2311,19 @@ def without_indent(line: str, before_fence: str) -> str:
 # is missing.
 
 
-def script_program(blocks: list[str], folder: str, mark: str, max_bytes: int) -> str:
-    """The bash program that runs the blocks as one script, whose files are in this folder. For
-    `echo hello` it reports
+def encoded_script(blocks: list[str]) -> str:
+    """The blocks as one bash script, in base64."""
+    # `eval` keeps the blocks apart: an open here-document, or a syntax error, ends with its block,
+    # and cannot swallow the next one.
+    script = "".join(f"eval {shlex.quote(block)}\n" for block in blocks)
+    # Harbor passes the program as an argument of bash. Models run `pkill -f WORD`, which kills
+    # every process with this word among its arguments. Base64 hides the words.
+    return base64.b64encode(script.encode()).decode()
+
+
+def script_program(encoded: str, folder: str, mark: str, max_bytes: int) -> str:
+    """The bash program that runs an encoded script, whose files are in this folder. For `echo
+    hello` it reports
 
         begin:3f2a19bc:
         aGVsbG8K
@@ -2322,12 +2332,6 @@ def script_program(blocks: list[str], folder: str, mark: str, max_bytes: int) ->
     which is the output in base64, because a script may print bytes that are not text, and the exit
     code. The mark is a random word. The program needs bash and coreutils.
     """
-    # `eval` keeps the blocks apart: an open here-document, or a syntax error, ends with its block,
-    # and cannot swallow the next one.
-    script = "".join(f"eval {shlex.quote(block)}\n" for block in blocks)
-    # Harbor passes the program as an argument of bash. Models run `pkill -f WORD`, which kills
-    # every process with this word among its arguments. Base64 hides the words.
-    encoded = base64.b64encode(script.encode()).decode()
     path = f"{folder}/{mark}"
     half = max_bytes // 2
     lines = [
@@ -2422,14 +2426,14 @@ async def kill_script(mark: str, environment: BaseEnvironment) -> None:
 
 
 async def run_program(
-    blocks: list[str], mark: str, environment: BaseEnvironment, max_bytes: int, timeout_sec: int
+    encoded: str, mark: str, environment: BaseEnvironment, max_bytes: int, timeout_sec: int
 ) -> tuple[str, str | None]:
     """Run the program of a script, in the first of PLACES where it starts. Returns what it printed,
     or the error of the environment, and the working directory."""
     printed, cwd = "", None
     try:
         for folder, cwd in PLACES:
-            program = script_program(blocks, folder, mark, max_bytes)
+            program = script_program(encoded, folder, mark, max_bytes)
             result = await environment.exec(program, cwd=cwd, timeout_sec=timeout_sec)
             # stderr says why there is no report, such as "bash: not found".
             printed = valid_text(result.stdout) + valid_text(result.stderr)
@@ -2444,14 +2448,14 @@ async def run_program(
 
 
 async def run_in_time(
-    blocks: list[str], mark: str, environment: BaseEnvironment, seconds: int, max_bytes: int
+    encoded: str, mark: str, environment: BaseEnvironment, seconds: int, max_bytes: int
 ) -> tuple[str, str | None, bool]:
     """`run_program`, but kill the script after some seconds. The program survives its script, and
     still prints its report. Also returns whether the limit was reached."""
     # After `seconds` the kill starts. MARGIN_SEC later it must be done. Another MARGIN_SEC later
     # the report must be there. The environment's own limit comes last.
     timeout_sec = seconds + 3 * MARGIN_SEC
-    running = asyncio.create_task(run_program(blocks, mark, environment, max_bytes, timeout_sec))
+    running = asyncio.create_task(run_program(encoded, mark, environment, max_bytes, timeout_sec))
     try:
         await asyncio.wait([running], timeout=seconds)
         timed_out = not running.done()
@@ -2475,14 +2479,15 @@ async def run_script(
     """Run blocks as one script with a time limit in seconds. Returns its exit code and its output,
     as the model is told them. Raises RuntimeRequestError if the environment no longer runs
     commands."""
-    mark = uuid4().hex[:8]
+    encoded = encoded_script(blocks)
     # The program becomes one argument of a process. Linux accepts 131,072 bytes.
-    if len(script_program(blocks, "/dev/shm", mark, max_bytes)) > 130_000:
+    if len(encoded) > 129_000:
         # 126 is bash's code for "cannot be run".
         return script_result("126", "[Nothing was run: the script is too long. Split it.]")
-    printed, cwd, timed_out = await run_in_time(blocks, mark, environment, seconds, max_bytes)
+    mark = uuid4().hex[:8]
+    printed, cwd, timed_out = await run_in_time(encoded, mark, environment, seconds, max_bytes)
     report = parse_report(printed, mark)
-    if not report:
+    if not report and not timed_out:
         # The script may still be running.
         await kill_script(mark, environment)
     code, output = report or ("unknown", printed[-max_bytes:])
