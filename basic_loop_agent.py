@@ -99,7 +99,7 @@ class BasicLoopOptions(
 ):
     """The options of `--ak key=value`."""
 
-    model_path: str | None = Field(None, pattern="^tinker://")
+    model_path: str | None = None
     """Only for tinker: the checkpoint to sample, tinker://...; default: the base model."""
     renderer_name: str | None = None
     """Only for tinker: tinker-cookbook's renderer; default: the one recommended for the model."""
@@ -114,8 +114,9 @@ class BasicLoopOptions(
     model_client: Literal["tinker", "litellm", "vllm", "sglang"] = "tinker"
     """Where replies are sampled: tinker; vllm or sglang, a server that receives token ids; or
     litellm, any chat API, which receives messages."""
-    api_base: str | None = Field(None, pattern="^https?://")
-    """URL of the server. Default: a variable such as VLLM_BASE_URL, or the provider's own URL."""
+    api_base: str | None = None
+    """URL of the server: http://... Default: a variable such as VLLM_BASE_URL, or the provider's
+    own URL."""
     top_p: PositiveFloat | None = Field(None, le=1)
     """Nucleus sampling: the smallest set of tokens with this total probability. null: 1.0 for vllm
     and sglang, omitted otherwise."""
@@ -129,6 +130,8 @@ class BasicLoopOptions(
     context_limit: PositiveInt | None = None
     """Not for litellm: maximum tokens of prompt and reply. Default: the server's limit, or 32000 if
     Tinker reports none."""
+    reasoning_effort: str | None = None
+    """Only for litellm: how much the model thinks, such as low or high."""
     interleaved_thinking: bool = False
     """Only for litellm: send the thinking back with each reply, as reasoning_content."""
     model_info: dict[str, Any] | None = None
@@ -163,6 +166,12 @@ class BasicLoopOptions(
             self.collect_rollout_details = self.model_client != "litellm"
         if self.model_client != "tinker" and (self.model_path or self.renderer_name):
             raise ValueError("model_path and renderer_name are for model_client=tinker: drop them")
+        if self.model_client != "litellm" and self.reasoning_effort:
+            raise ValueError("reasoning_effort is for model_client=litellm: drop it")
+        if self.model_path is not None and not self.model_path.startswith("tinker://"):
+            raise ValueError("model_path must begin with tinker://")
+        if self.api_base is not None and not re.match("https?://", self.api_base):
+            raise ValueError("api_base must begin with http:// or https://")
         extra_body = self.llm_kwargs.get("extra_body") or {}
         if not isinstance(extra_body, dict):
             raise ValueError("llm_kwargs: extra_body must be a JSON object")
@@ -173,8 +182,7 @@ class BasicLoopOptions(
         return self
 
 
-# The options declared above. Harbor's AgentOptions has others, which the agent does not read, such
-# as reasoning_effort. For litellm, put reasoning_effort into llm_kwargs.
+# The options declared above. Harbor's AgentOptions has others, which the agent does not read.
 OPTION_NAMES = BasicLoopOptions.__annotations__.keys()
 # What llm_kwargs must not hold, and why.
 REFUSED_ARGUMENTS = {
@@ -204,6 +212,8 @@ class StopReason(StrEnum):
     # An exception, which Harbor keeps as the exception_info of the trial or the step.
     ERROR = "error"
 
+
+NO_MODEL = "no model: name one with -m, such as Qwen/Qwen3-8B or openai/gpt-5"
 
 # Every run that fails raises ApiError or RuntimeRequestError. The names are Harbor's: it decides by
 # the name of an error's class whether to score a trial, and does not score these two (see its
@@ -412,7 +422,7 @@ class BasicLoopAgent(BaseAgent):
     capabilities = AgentCapabilities.model_validate(
         {
             name: True
-            for name in ("atif", "resume", "skills", "mcp_servers")
+            for name in ("atif", "resume", "skills", "mcp_servers", "reasoning_effort")
             if name in AgentCapabilities.model_fields
         }
     )
@@ -690,11 +700,26 @@ task is done, reply without such a block."""
         if cls._build_llm is BasicLoopAgent._build_llm:
             check_access(cast(BasicLoopOptions, options), env or {}, cls.tinker_service)
 
+    @classmethod
+    def check_model_credentials(
+        cls, connection: Any, *, kwargs: dict[str, Any], env: Any, explicit_env: Any = None
+    ) -> None:
+        """Check the model's name and, for litellm, its provider and API key. Harbor 0.25 and later
+        calls this before any trial, unless --skip-credential-checks is given. Raises ValueError."""
+        model = kwargs.get("model_name")
+        if not model:
+            raise ValueError(NO_MODEL)
+        options_model = cast(type[BasicLoopOptions], cls.options_model)
+        names = options_model.model_fields.keys() & kwargs.keys()
+        options = options_model(**{name: kwargs[name] for name in names})
+        if options.model_client == "litellm" and cls._build_llm is BasicLoopAgent._build_llm:
+            check_litellm_key(options, model, explicit_env or {})
+
     async def setup(self, environment: BaseEnvironment) -> None:
         """Build or reuse the model client, and list the task's skills. Raises ValueError if
         something is missing, and any error of the client or the environment."""
         if not self.model_name:
-            raise ValueError("no model: name one with -m, such as Qwen/Qwen3-8B or openai/gpt-5")
+            raise ValueError(NO_MODEL)
         self.introduction = []
         self.client = await self._shared_llm()
         if self.skills_dir:
@@ -926,7 +951,8 @@ task is done, reply without such a block."""
         options = self.options
         check_access(options, self._agent_env, self.tinker_service)
         args = copy.deepcopy(options.llm_kwargs)
-        args |= options.model_dump(include={"temperature", "top_p"}, exclude_none=True)
+        sampling = {"temperature", "top_p", "reasoning_effort"}
+        args |= options.model_dump(include=sampling, exclude_none=True)
         # The key comes from `url_and_key`.
         args.pop("api_key", None)
         model = str(self.model_name)
@@ -1345,20 +1371,61 @@ def check_access(
         if not (find_spec("tinker_cookbook") and find_spec("tinker.auth")):
             raise ValueError(
                 "model_client=tinker, the default, needs its packages: `pip install "
-                "'tinker>=0.38' tinker-cookbook`. For Claude, GPT, Gemini and the like set "
-                "model_client=litellm"
+                "'tinker>=0.38' tinker-cookbook`, or `uv sync` in a clone. For Claude, GPT, Gemini "
+                "and the like set -m PROVIDER/NAME and model_client=litellm"
             )
         from tinker.auth import tinker_has_credentials
 
         if not (key or tinker_service or tinker_has_credentials()):
             raise ValueError(
                 "model_client=tinker, the default, needs a key: set TINKER_API_KEY. For Claude, "
-                "GPT, Gemini and the like set model_client=litellm"
+                "GPT, Gemini and the like set -m PROVIDER/NAME and model_client=litellm"
             )
     elif client != "litellm" and not url:
         raise ValueError(
             f"model_client={client} needs the server's URL: set api_base=http://... or "
             f"{client.upper()}_BASE_URL"
+        )
+
+
+# Providers for which litellm, without a URL, would send the conversation and the key to OpenAI.
+PROVIDERS_WITHOUT_URL = ("hosted_vllm", "lm_studio", "litellm_proxy", "custom_openai", "xinference")
+
+
+def litellm_access(
+    options: BasicLoopOptions, model: str, agent_env: dict[str, str]
+) -> tuple[str, str | None, str | None]:
+    """litellm's name for the provider of a model, and the provider's URL and key (see
+    `url_and_key`). Raises ValueError if litellm knows no provider, or no URL for it."""
+    import litellm
+
+    try:
+        _, provider, *_ = litellm.get_llm_provider(
+            model, options.llm_kwargs.get("custom_llm_provider")
+        )
+    except litellm.exceptions.BadRequestError as error:
+        raise ValueError(
+            f"litellm knows no provider of {model}: write -m PROVIDER/NAME, such as "
+            "anthropic/claude-sonnet-4-5, or openai/NAME for a server that is set by api_base"
+        ) from error
+    url, key = url_and_key(options, provider, agent_env)
+    if not url and provider in PROVIDERS_WITHOUT_URL:
+        raise ValueError(f"set api_base=http://...: litellm knows no URL for {provider}")
+    return provider, url, key
+
+
+def check_litellm_key(options: BasicLoopOptions, model: str, agent_env: dict[str, str]) -> None:
+    """Raise ValueError if the model's provider has a public API that needs a key, and no key is
+    set. Raises the errors of `litellm_access`."""
+    import litellm
+
+    _, url, key = litellm_access(options, model, agent_env)
+    names = litellm.validate_environment(model)["missing_keys"]
+    # A custom URL may need no key. Clouds have other variables, and other ways to log in.
+    if names and not url and not key and all(name.endswith("_API_KEY") for name in names):
+        raise ValueError(
+            f"no API key: set {' or '.join(names)} (or use --skip-credential-checks if the model "
+            "needs none)"
         )
 
 
@@ -1498,16 +1565,7 @@ class ChatClient(ModelClient):
     ) -> None:
         import litellm
 
-        try:
-            _, self._provider, *_ = litellm.get_llm_provider(model, args.get("custom_llm_provider"))
-        except litellm.exceptions.BadRequestError as error:
-            raise ValueError(
-                f"litellm knows no provider of {model}: write -m PROVIDER/NAME, such as "
-                "anthropic/claude-sonnet-4-5, or openai/NAME for a server that is set by api_base"
-            ) from error
-        url, key = url_and_key(options, self._provider, agent_env)
-        if not url and self._provider in PROVIDERS_WITHOUT_URL:
-            raise ValueError(f"set api_base=http://...: litellm knows no URL for {self._provider}")
+        self._provider, url, key = litellm_access(options, model, agent_env)
         self.url = url and without_passwords(url)
         if options.model_info:
             litellm.register_model({model: options.model_info})
@@ -1599,8 +1657,6 @@ class ChatClient(ModelClient):
         )
 
 
-# Providers for which litellm, without a URL, would send the conversation and the key to OpenAI.
-PROVIDERS_WITHOUT_URL = ("hosted_vllm", "lm_studio", "litellm_proxy", "custom_openai", "xinference")
 KEY_IS_MISSING = r"(?i)missing (\w+ )?(api key|credentials)|api_key (is not set|client option must)"
 # Other fields that are recorded from replies of vLLM and SGLang.
 EXTRA_NAMES = ("routed_experts", "weight_versions")
@@ -2306,18 +2362,26 @@ def without_indent(line: str, before_fence: str) -> str:
 # ---- scripts
 #
 # `run_script` starts a bash program in the container. The program writes the model's script to a
-# file, runs it, prints a report, and removes the files. `kill_script` runs another program, which
-# kills the script in three cases: at the time limit, when the run is cancelled, and when the report
-# is missing.
+# file, runs it, prints a report, and removes its files. `kill_script` runs another program, which
+# kills the script at the time limit, when the run is cancelled, and when the report is missing.
+#
+# Models write scripts that a plain `bash -c SCRIPT` does not survive. Each of these was seen:
+#
+#     the script                    what it would do           so the programs
+#     cat <<EOF (never closed)      swallow the next block     `eval` each block alone
+#     pkill -f WORD                 kill its own shell         hide the words in base64
+#     trap 'kill 0' EXIT            kill the program, too      use a process group (`set -m`)
+#     python -m http.server &       keep the pipe open         send output to a file
+#     yes                           fill the disk              put it in /dev/shm, if they can
+#     cat /bin/ls                   print what is no text      report in base64
+#     mv /app /old                  move the working folder    start again, in /
+#     timeout 90 make               leave the process group    kill by a mark in the environment
+#     git commit                    leave git's lock behind    send SIGTERM before SIGKILL
 
 
 def encoded_script(blocks: list[str]) -> str:
     """The blocks as one bash script, in base64."""
-    # `eval` keeps the blocks apart: an open here-document, or a syntax error, ends with its block,
-    # and cannot swallow the next one.
     script = "".join(f"eval {shlex.quote(block)}\n" for block in blocks)
-    # Harbor passes the program as an argument of bash. Models run `pkill -f WORD`, which kills
-    # every process with this word among its arguments. Base64 hides the words.
     return base64.b64encode(script.encode()).decode()
 
 
@@ -2329,22 +2393,21 @@ def script_program(encoded: str, folder: str, mark: str, max_bytes: int) -> str:
         aGVsbG8K
         :3f2a19bc:0:
 
-    which is the output in base64, because a script may print bytes that are not text, and the exit
-    code. The mark is a random word. The program needs bash and coreutils.
+    which is the output in base64, and the exit code. The mark is a random word. The program needs
+    bash and coreutils.
     """
     path = f"{folder}/{mark}"
     half = max_bytes // 2
     lines = [
-        f"echo {encoded} | base64 -d >{path}.script || {{ rm -f {path}.script; exit 1; }}",
+        f"trap 'rm -f {path}.script {path}.output' EXIT",
+        # The folder may be missing or full. Then nothing runs.
+        f"echo {encoded} | base64 -d >{path}.script || exit 1",
         f"echo begin:{mark}:",
         # Drop bash's own messages, such as "Killed". Some environments join stderr and stdout.
         "exec 2>/dev/null",
-        # `set -m` gives a background job (&) a process group of its own, so that `kill 0` in the
-        # script spares this program.
         "set -m",
-        # `kill_script` finds the script's processes by the mark in their environment. The output
-        # goes to a file, because a background process would keep a pipe open. It is appended (>>),
-        # so that a script that empties the file (echo x >/dev/stderr) leaves no gap of NULs.
+        # The output is appended (>>), so that a script that empties the file (echo x >/dev/stderr)
+        # leaves no gap of NULs.
         f"BASIC_LOOP_MARK={mark} bash {path}.script </dev/null >>{path}.output 2>&1 &",
         "wait $!",
         "code=$?",
@@ -2360,7 +2423,6 @@ def script_program(encoded: str, folder: str, mark: str, max_bytes: int) -> str:
         f"  head -c {max_bytes} {path}.output | base64",
         "fi",
         f"echo :{mark}:$code:",
-        f"rm -f {path}.script {path}.output",
     ]
     return "\n".join(lines)
 
@@ -2369,12 +2431,10 @@ def kill_program(mark: str) -> str:
     """The bash program that kills the processes with the mark in their environment, if this user
     may. It needs /proc and grep, and kills nothing without them."""
     lines = [
-        # The PIDs of all processes that inherited the mark. (A process group would not do: daemons
-        # and `timeout` leave the group of the script.)
+        # The PIDs of all processes that inherited the mark.
         f"marked() {{ grep -ls BASIC_LOOP_MARK={mark} /proc/[0-9]*/environ | cut -d / -f 3; }}",
-        # SIGTERM first, because a program such as git then removes its lock. SIGKILL comes at most
-        # two seconds later.
         "kill -TERM $(marked)",
+        # At most two seconds.
         "for _ in {1..20}; do",
         '  [ -n "$(marked)" ] || break',
         "  sleep 0.1",
@@ -2403,12 +2463,9 @@ def parse_report(printed: str, mark: str) -> tuple[str, str] | None:
 
 # How long the agent waits for a kill, and then for the report.
 MARGIN_SEC = 30
-# Where to try to start the program: the folder of its files, and its working directory.
-PLACES = (
-    ("/dev/shm", None),  # in memory: endless output cannot fill the disk (64 MB in Docker)
-    ("/tmp", None),  # /dev/shm may be missing or full
-    ("/tmp", "/"),  # an earlier script may have moved the working directory away
-)
+# Where to try to start the program: the folder of its files, and its working directory. (None is
+# the container's own.)
+PLACES = (("/dev/shm", None), ("/tmp", None), ("/tmp", "/"))
 
 
 async def kill_script(mark: str, environment: BaseEnvironment) -> None:
@@ -2416,7 +2473,6 @@ async def kill_script(mark: str, environment: BaseEnvironment) -> None:
     environment no longer runs commands."""
     try:
         async with asyncio.timeout(MARGIN_SEC):
-            # In "/", because the script may have moved the working directory away.
             result = await environment.exec(kill_program(mark), cwd="/", timeout_sec=MARGIN_SEC)
         text = f"exit code {result.return_code}: {result.stderr}" if result.return_code else ""
     except Exception as error:
@@ -2437,40 +2493,13 @@ async def run_program(
             result = await environment.exec(program, cwd=cwd, timeout_sec=timeout_sec)
             # stderr says why there is no report, such as "bash: not found".
             printed = valid_text(result.stdout) + valid_text(result.stderr)
-            # "begin" is printed before the script starts. Without it, nothing ran, and the next
-            # place is tried. If the program succeeded all the same, its output was lost: do not run
-            # the script again.
+            # "begin" is printed before the script starts. Without it nothing ran, so try the next
+            # place. But if the program succeeded, its output was lost: do not run the script twice.
             if f"begin:{mark}:" in printed or result.return_code == 0:
                 break
     except Exception as error:
         printed = f"{type(error).__name__}: {error}"
     return printed, cwd
-
-
-async def run_in_time(
-    encoded: str, mark: str, environment: BaseEnvironment, seconds: int, max_bytes: int
-) -> tuple[str, str | None, bool]:
-    """`run_program`, but kill the script after some seconds. The program survives its script, and
-    still prints its report. Also returns whether the limit was reached."""
-    # After `seconds` the kill starts. MARGIN_SEC later it must be done. Another MARGIN_SEC later
-    # the report must be there. The environment's own limit comes last.
-    timeout_sec = seconds + 3 * MARGIN_SEC
-    running = asyncio.create_task(run_program(encoded, mark, environment, max_bytes, timeout_sec))
-    try:
-        await asyncio.wait([running], timeout=seconds)
-        timed_out = not running.done()
-        if timed_out:
-            await kill_script(mark, environment)
-            await asyncio.wait([running], timeout=MARGIN_SEC)
-        printed, cwd = running.result() if running.done() else ("no answer", None)
-        return printed, cwd, timed_out
-    except asyncio.CancelledError:
-        with contextlib.suppress(RuntimeRequestError):
-            await kill_script(mark, environment)
-        raise
-    finally:
-        # This gives up an environment that does not answer, and has no effect on a finished task.
-        running.cancel()
 
 
 async def run_script(
@@ -2485,11 +2514,28 @@ async def run_script(
         # 126 is bash's code for "cannot be run".
         return script_result("126", "[Nothing was run: the script is too long. Split it.]")
     mark = uuid4().hex[:8]
-    printed, cwd, timed_out = await run_in_time(encoded, mark, environment, seconds, max_bytes)
-    report = parse_report(printed, mark)
-    if not report and not timed_out:
-        # The script may still be running.
-        await kill_script(mark, environment)
+    # The environment's own limit comes last: after the kill, and the wait for the report.
+    limit = seconds + 3 * MARGIN_SEC
+    running = asyncio.create_task(run_program(encoded, mark, environment, max_bytes, limit))
+    try:
+        await asyncio.wait([running], timeout=seconds)
+        timed_out = not running.done()
+        if timed_out:
+            await kill_script(mark, environment)
+            # The program survives its script, and still prints the report.
+            await asyncio.wait([running], timeout=MARGIN_SEC)
+        printed, cwd = running.result() if running.done() else ("no answer", None)
+        report = parse_report(printed, mark)
+        if not report and not timed_out:
+            # The script may still be running.
+            await kill_script(mark, environment)
+    except asyncio.CancelledError:
+        with contextlib.suppress(RuntimeRequestError):
+            await kill_script(mark, environment)
+        raise
+    finally:
+        # Give up an environment that does not answer. (A finished task ignores this.)
+        running.cancel()
     code, output = report or ("unknown", printed[-max_bytes:])
     notices = []
     if not report:

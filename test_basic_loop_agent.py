@@ -99,12 +99,19 @@ from examples.fakes import SCRIPT, ScriptedAgent
 from examples.local import NEUTRAL_SAMPLING, LocalAgent
 from examples.one_script import OneScript
 
+# A shell starts a background job (`uv run pytest &`) with SIGINT ignored, and all processes would
+# inherit that. The tests of scripts that are interrupted need the default.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 try:
     from harbor.models.trial.error_policy import ERROR_POLICIES
 except ImportError:  # Harbor before 0.25
     ERROR_POLICIES = {}
 
 since_harbor_023 = pytest.mark.skipif(not hasattr(BaseAgent, "parse_options"), reason="Harbor 0.23")
+since_harbor_025 = pytest.mark.skipif(
+    not hasattr(BaseAgent, "check_model_credentials"), reason="Harbor 0.25"
+)
 ROOT = Path(__file__).parent
 
 
@@ -862,6 +869,26 @@ class OwnInit(OwnDefaults):
         self.n_checks = 0
 
 
+class OwnClient(BasicLoopAgent):
+    def _build_llm(self) -> Any:
+        raise NotImplementedError
+
+
+def preflight_of_harbor(
+    model: str | None,
+    given: dict[str, Any],
+    env: dict[str, str] | None = None,
+    agent_class: type[BasicLoopAgent] = BasicLoopAgent,
+) -> None:
+    """What `harbor run` does before it makes trials."""
+    from harbor.agents.factory import AgentFactory
+    from harbor.models.trial.config import AgentConfig
+
+    path = f"{__name__}:{agent_class.__name__}"
+    config = AgentConfig(import_path=path, model_name=model, kwargs=given, env=env or {})
+    AgentFactory.run_preflight(config)
+
+
 def miles_agent() -> type[BasicLoopAgent]:
     """The agent for the trainer Miles, from the examples' text on trainers."""
     recipes = fenced_blocks((ROOT / "examples/trainers.md").read_text(), "python")
@@ -1032,10 +1059,13 @@ class TestOptions:
         temperature_infinite=({"temperature": math.inf}, "temperature.*finite number"),
         top_p=({"top_p": 1.1}, "top_p.*less than or equal to 1"),
         more_than_a_week=({"command_timeout_sec": 604_801}, "less than or equal to 604800"),
-        model_path=({"model_path": ""}, "model_path.*tinker://"),
+        empty_path=({"model_path": ""}, "model_path must begin with tinker://"),
+        path_of_a_file=({"model_path": "/tmp/m"}, "model_path must begin with tinker://"),
         model_path_elsewhere=(CHAT_OPTIONS | {"model_path": "tinker://1"}, "=tinker: drop them"),
         renderer_elsewhere=(CHAT_OPTIONS | {"renderer_name": "x"}, "=tinker: drop them"),
-        url_without_http=({"api_base": "localhost:8000"}, "api_base.*https"),
+        url_without_http=({"api_base": "localhost:8000"}, "api_base must begin with http://"),
+        empty_url=(CHAT_OPTIONS | {"api_base": ""}, "api_base must begin with http://"),
+        effort_elsewhere=({"reasoning_effort": "high"}, "=litellm: drop it"),
         model_twice=({"llm_kwargs": {"model_name": 1}}, "llm_kwargs must not hold model_name: the"),
         model_named_otherwise=({"llm_kwargs": {"model": 1}}, "llm_kwargs must not hold model: the"),
         server_twice=(
@@ -1138,6 +1168,10 @@ class TestOptions:
         body = chat.bodies("/v1/chat/completions")[0]
         assert (body["top_p"], body["max_tokens"]) == (0.75, 7)
 
+    def test_a_chat_api_receives_the_reasoning_effort(self, chat):
+        chat.run(reasoning_effort="high")
+        assert chat.bodies("/v1/chat/completions")[0]["reasoning_effort"] == "high"
+
     @since_harbor_023
     def test_an_unknown_option_is_an_error(self, tmp_path):
         with pytest.raises(ValueError, match="max_turn"):
@@ -1157,9 +1191,39 @@ class TestOptions:
             set_up(tinker.agent())
 
     @since_harbor_023
-    @pytest.mark.parametrize("name", ["atif", "resume", "skills", "mcp_servers"])
+    @pytest.mark.parametrize(
+        "name", ["atif", "resume", "skills", "mcp_servers", "reasoning_effort"]
+    )
     def test_a_capability_is_declared(self, name):
         assert getattr(BasicLoopAgent.capabilities, name) is True
+
+    @columns("model given message").rows(
+        no_model=(None, {}, "no model: name one with -m"),
+        no_provider=("claude", CHAT_OPTIONS, "write -m PROVIDER/NAME"),
+        no_url=("hosted_vllm/x", CHAT_OPTIONS, "set api_base=http"),
+        no_key=("groq/x", CHAT_OPTIONS, "no API key: set GROQ_API_KEY"),
+        no_key_of_two=("gemini/x", CHAT_OPTIONS, "set GOOGLE_API_KEY or GEMINI_API_KEY"),
+    )
+    @since_harbor_025
+    def test_harbor_refuses_a_model_before_any_trial(self, model, given, message):
+        with pytest.raises(ValueError, match=message):
+            preflight_of_harbor(model, given)
+
+    @columns("model given env").rows(
+        key_of_the_agent=("groq/x", {}, {"GROQ_API_KEY": "any"}),
+        key_in_llm_kwargs=("groq/x", {"llm_kwargs": {"api_key": "any"}}, {}),
+        key_that_litellm_does_not_list=("gemini/x", {}, {"PALM_API_KEY": "any"}),
+        url_that_may_need_no_key=("groq/x", {"api_base": "http://localhost:1"}, {}),
+        provider_without_keys=("ollama_chat/x", {}, {}),
+        cloud_with_other_variables=("bedrock/x", {}, {}),
+    )
+    @since_harbor_025
+    def test_harbor_accepts_a_model_before_any_trial(self, model, given, env):
+        preflight_of_harbor(model, CHAT_OPTIONS | given, env)
+
+    @since_harbor_025
+    def test_an_agent_with_its_own_client_needs_no_key(self):
+        preflight_of_harbor("groq/x", CHAT_OPTIONS, agent_class=OwnClient)
 
     @columns("client given error_type message").rows(
         no_model=("tinker", {"model_name": None}, ValueError, "no model: name one with -m"),
@@ -3613,7 +3677,10 @@ class TestScripts:
         assert "Read-only file system" in text
 
     @columns("script seconds").rows(
-        by_itself=("echo a", 9), at_the_limit=("sleep 9", 1), unread=("fi", 9)
+        by_itself=("echo a", 9),
+        at_the_limit=("sleep 9", 1),
+        unread=("fi", 9),
+        that_ends_its_program=(f"kill {REPORTER}; sleep 9", 9),
     )
     def test_a_script_leaves_no_file_of_its_own(self, script, seconds, shell):
         real_exec, commands = shell.exec, []
