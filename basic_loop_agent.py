@@ -624,7 +624,8 @@ task is done, reply without such a block."""
         if self.options.model_client != "litellm":
             session_id = session_id or self._trial_name
         n_failures = 0
-        give_up_at = self._deadline
+        # The first failure sets this.
+        give_up_at = math.inf
         while True:
             try:
                 # Chat calls `self.client.call(prompt, message_history, ...)`, and then appends the
