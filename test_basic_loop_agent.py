@@ -3801,6 +3801,24 @@ class TestScripts:
         assert environment.first_script_was_killed
         assert environment.folders == [None, "/"]
 
+    def test_an_exec_that_does_not_answer_is_given_up(self):
+        ended = []
+
+        async def never_answers() -> None:
+            try:
+                await forever()
+            finally:
+                ended.append("here")
+
+        environment = FakeEnvironment(never_answers, ExecResult(stdout=None, return_code=0))
+
+        async def main() -> None:
+            await script_agent(seconds=100).execute(["x"], environment)
+            await asyncio.sleep(0)
+            assert ended
+
+        asyncio.run(main(), loop_factory=virtual_loop)
+
     def test_an_exec_that_is_slow_to_end_holds_no_run_up(self):
         """After 39 seconds the agent gives this exec up, which takes 5 more."""
 
