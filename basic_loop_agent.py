@@ -130,8 +130,6 @@ class BasicLoopOptions(
     context_limit: PositiveInt | None = None
     """Not for litellm: maximum tokens of prompt and reply. Default: the server's limit, or 32000 if
     Tinker reports none."""
-    reasoning_effort: str | None = None
-    """Only for litellm: how much the model thinks, such as low or high."""
     interleaved_thinking: bool = False
     """Only for litellm: send the thinking back with each reply, as reasoning_content."""
     model_info: dict[str, Any] | None = None
@@ -166,7 +164,8 @@ class BasicLoopOptions(
             self.collect_rollout_details = self.model_client != "litellm"
         if self.model_client != "tinker" and (self.model_path or self.renderer_name):
             raise ValueError("model_path and renderer_name are for model_client=tinker: drop them")
-        if self.model_client != "litellm" and self.reasoning_effort:
+        # Harbor 0.25 and later has this option.
+        if self.model_client != "litellm" and getattr(self, "reasoning_effort", None):
             raise ValueError("reasoning_effort is for model_client=litellm: drop it")
         if self.model_path is not None and not self.model_path.startswith("tinker://"):
             raise ValueError("model_path must begin with tinker://")
@@ -182,7 +181,8 @@ class BasicLoopOptions(
         return self
 
 
-# The options declared above. Harbor's AgentOptions has others, which the agent does not read.
+# The options declared above. Of the others in Harbor's AgentOptions, the agent reads only
+# reasoning_effort.
 OPTION_NAMES = BasicLoopOptions.__annotations__.keys()
 # What llm_kwargs must not hold, and why.
 REFUSED_ARGUMENTS = {
@@ -491,10 +491,15 @@ task is done, reply without such a block."""
         # options.
         super().__init__(**arguments)
         if not hasattr(BaseAgent, "parse_options"):
-            options_model = cast(type[BasicLoopOptions], self.options_model)
-            names = options_model.model_fields.keys() & arguments.keys()
-            self.options = options_model(**{name: arguments[name] for name in names})
+            self.options = self._options_among(arguments)
         self._n_runs = 0
+
+    @classmethod
+    def _options_among(cls, arguments: dict[str, Any]) -> BasicLoopOptions:
+        """The options among the arguments of an agent. Raises ValueError for a bad one."""
+        options_model = cast(type[BasicLoopOptions], cls.options_model)
+        names = options_model.model_fields.keys() & arguments.keys()
+        return options_model(**{name: arguments[name] for name in names})
 
     async def converse(self, prompt: str, environment: BaseEnvironment) -> StopReason | str:
         """Send the prompt, run the script of the reply, send the script's output, and so on. The
@@ -710,9 +715,7 @@ task is done, reply without such a block."""
         model = kwargs.get("model_name")
         if not model:
             raise ValueError(NO_MODEL)
-        options_model = cast(type[BasicLoopOptions], cls.options_model)
-        names = options_model.model_fields.keys() & kwargs.keys()
-        options = options_model(**{name: kwargs[name] for name in names})
+        options = cls._options_among(kwargs)
         if options.model_client == "litellm" and cls._build_llm is BasicLoopAgent._build_llm:
             check_litellm_key(options, model, explicit_env or {})
 
@@ -2371,11 +2374,11 @@ def without_indent(line: str, before_fence: str) -> str:
 #     the script                    what it would do           so the programs
 #     cat <<EOF (never closed)      swallow the next block     `eval` each block alone
 #     pkill -f WORD                 kill its own shell         hide the words in base64
-#     trap 'kill 0' EXIT            kill the program, too      use a process group (`set -m`)
+#     trap 'kill 0' EXIT            also kill the program      use a process group (`set -m`)
 #     python -m http.server &       keep the pipe open         send output to a file
-#     yes                           fill the disk              put it in /dev/shm, if they can
-#     cat /bin/ls                   print what is no text      report in base64
-#     mv /app /old                  move the working folder    start again, in /
+#     yes                           fill the disk              put the file in /dev/shm if possible
+#     cat /bin/ls                   print bytes, not text      report in base64
+#     mv /app /old                  move the working folder    start in / instead
 #     timeout 90 make               leave the process group    kill by a mark in the environment
 #     git commit                    leave git's lock behind    send SIGTERM before SIGKILL
 
@@ -2435,7 +2438,7 @@ def kill_program(mark: str) -> str:
         # The PIDs of all processes that inherited the mark.
         f"marked() {{ grep -ls BASIC_LOOP_MARK={mark} /proc/[0-9]*/environ | cut -d / -f 3; }}",
         "kill -TERM $(marked)",
-        # At most two seconds.
+        # Wait at most two seconds for them to end.
         "for _ in {1..20}; do",
         '  [ -n "$(marked)" ] || break',
         "  sleep 0.1",
@@ -2495,7 +2498,7 @@ async def run_program(
             # stderr says why there is no report, such as "bash: not found".
             printed = valid_text(result.stdout) + valid_text(result.stderr)
             # "begin" is printed before the script starts. Without it nothing ran, so try the next
-            # place. But if the program succeeded, its output was lost: do not run the script twice.
+            # place. A program that succeeded without it lost its output: do not run it twice.
             if f"begin:{mark}:" in printed or result.return_code == 0:
                 break
     except Exception as error:

@@ -777,7 +777,7 @@ def no_pause(monkeypatch) -> list[float]:
     pauses, sleep = [], asyncio.sleep
 
     def no_sleep(seconds: float) -> Any:
-        # On a busy machine litellm's own tasks sleep, too.
+        # litellm's own tasks also sleep, on a busy machine.
         is_own = sys._getframe(1).f_globals["__name__"] == module.__name__
         pauses.extend([seconds] if seconds and is_own else [])
         return sleep(0)
@@ -869,11 +869,6 @@ class OwnInit(OwnDefaults):
     def __init__(self, *args: Any, **kw: Any) -> None:
         super().__init__(*args, **kw)
         self.n_checks = 0
-
-
-class OwnClient(BasicLoopAgent):
-    def _build_llm(self) -> Any:
-        raise NotImplementedError
 
 
 def preflight_of_harbor(
@@ -1067,7 +1062,6 @@ class TestOptions:
         renderer_elsewhere=(CHAT_OPTIONS | {"renderer_name": "x"}, "=tinker: drop them"),
         url_without_http=({"api_base": "localhost:8000"}, "api_base must begin with http://"),
         empty_url=(CHAT_OPTIONS | {"api_base": ""}, "api_base must begin with http://"),
-        effort_elsewhere=({"reasoning_effort": "high"}, "=litellm: drop it"),
         model_twice=({"llm_kwargs": {"model_name": 1}}, "llm_kwargs must not hold model_name: the"),
         model_named_otherwise=({"llm_kwargs": {"model": 1}}, "llm_kwargs must not hold model: the"),
         server_twice=(
@@ -1170,8 +1164,20 @@ class TestOptions:
         body = chat.bodies("/v1/chat/completions")[0]
         assert (body["top_p"], body["max_tokens"]) == (0.75, 7)
 
+    @since_harbor_025
     def test_a_chat_api_receives_the_reasoning_effort(self, chat):
         chat.run(reasoning_effort="high")
+        assert chat.bodies("/v1/chat/completions")[0]["reasoning_effort"] == "high"
+
+    @since_harbor_025
+    def test_a_reasoning_effort_for_another_client_is_an_error(self):
+        with pytest.raises(ValueError, match="=litellm: drop it"):
+            BasicLoopOptions(reasoning_effort="high")
+
+    @pytest.mark.parametrize("place", ["llm_kwargs", "extra_body"])
+    def test_a_chat_api_receives_a_reasoning_effort_among_its_arguments(self, place, chat):
+        effort = {"reasoning_effort": "high"}
+        chat.run(llm_kwargs={"extra_body": effort} if place == "extra_body" else effort)
         assert chat.bodies("/v1/chat/completions")[0]["reasoning_effort"] == "high"
 
     @since_harbor_023
@@ -1193,9 +1199,7 @@ class TestOptions:
             set_up(tinker.agent())
 
     @since_harbor_023
-    @pytest.mark.parametrize(
-        "name", ["atif", "resume", "skills", "mcp_servers", "reasoning_effort"]
-    )
+    @pytest.mark.parametrize("name", ["atif", "resume", "skills", "mcp_servers"])
     def test_a_capability_is_declared(self, name):
         assert getattr(BasicLoopAgent.capabilities, name) is True
 
@@ -1225,7 +1229,7 @@ class TestOptions:
 
     @since_harbor_025
     def test_an_agent_with_its_own_client_needs_no_key(self):
-        preflight_of_harbor("groq/x", CHAT_OPTIONS, agent_class=OwnClient)
+        preflight_of_harbor("groq/x", CHAT_OPTIONS, agent_class=CountingAgent)
 
     @columns("client given error_type message").rows(
         no_model=("tinker", {"model_name": None}, ValueError, "no model: name one with -m"),
@@ -6792,6 +6796,9 @@ def anchors(page: Path) -> set[str]:
 
 
 class TestPages:
+    def test_the_readme_has_at_most_200_lines(self):
+        assert len((ROOT / "README.md").read_text().splitlines()) <= 200
+
     def test_the_pages_tell_how_long_the_file_is(self):
         n_lines = len((ROOT / "basic_loop_agent.py").read_text().splitlines())
         for page, pattern in (
