@@ -162,18 +162,18 @@ class BasicLoopOptions(
     def _check(self) -> Self:
         if self.collect_rollout_details is None:
             self.collect_rollout_details = self.model_client != "litellm"
-        if self.model_client != "tinker" and (self.model_path or self.renderer_name):
-            raise ValueError("model_path and renderer_name are for model_client=tinker: drop them")
-        # Harbor 0.25 and later has this option.
-        if self.model_client != "litellm" and getattr(self, "reasoning_effort", None):
-            raise ValueError("reasoning_effort is for model_client=litellm: drop it")
+        for name, clients in CLIENTS_WITH.items():
+            # Harbor before 0.25 has no reasoning_effort.
+            if self.model_client not in clients and getattr(self, name, None):
+                raise ValueError(f"{name} is for model_client={' or '.join(clients)}: drop it")
         if self.model_path is not None and not self.model_path.startswith("tinker://"):
             raise ValueError("model_path must begin with tinker://")
         if self.api_base is not None and not re.match("https?://", self.api_base):
             raise ValueError("api_base must begin with http:// or https://")
+        for name in ("extra_body", "extra_headers"):
+            if not isinstance(self.llm_kwargs.get(name) or {}, dict):
+                raise ValueError(f"llm_kwargs: {name} must be a JSON object")
         extra_body = self.llm_kwargs.get("extra_body") or {}
-        if not isinstance(extra_body, dict):
-            raise ValueError("llm_kwargs: extra_body must be a JSON object")
         for name in OPTION_NAMES & extra_body.keys():
             raise ValueError(f"extra_body must not hold {name}: give it as an option")
         for name in REFUSED_ARGUMENTS.keys() & {*self.llm_kwargs, *extra_body}:
@@ -184,9 +184,20 @@ class BasicLoopOptions(
 # The options declared above. Of the others in Harbor's AgentOptions, the agent reads only
 # reasoning_effort.
 OPTION_NAMES = BasicLoopOptions.__annotations__.keys()
+# Options for some of the clients only. (model_info and interleaved_thinking, which trainers set for
+# all, are ignored by the others.)
+CLIENTS_WITH = {
+    "model_path": ["tinker"],
+    "renderer_name": ["tinker"],
+    "reasoning_effort": ["litellm"],
+    "context_limit": ["tinker", "vllm", "sglang"],
+}
 # What llm_kwargs must not hold, and why.
 REFUSED_ARGUMENTS = {
-    **dict.fromkeys(["model", "model_name", "stream"], "the agent sets it"),
+    **dict.fromkeys(["model", "model_name", "messages", "prompt", "stream"], "the agent sets it"),
+    **dict.fromkeys(["n", "best_of", "echo"], "the agent reads one reply to each prompt"),
+    "truncate_prompt_tokens": "the ids that are recorded would not be those of the prompt",
+    "base_url": "use the option api_base",
     # Arguments of Harbor's LiteLLM that the litellm package does not accept.
     "max_thinking_tokens": 'use thinking={"type": "enabled", "budget_tokens": ...}',
     "use_responses_api": "name the model openai/responses/NAME",
@@ -225,7 +236,7 @@ class ApiError(RuntimeError):
 
 
 class RuntimeRequestError(RuntimeError):
-    """The environment, the loop or the log folder failed."""
+    """The environment, the loop or the recording failed."""
 
 
 class AbortedError(RuntimeError):
@@ -792,9 +803,13 @@ task is done, reply without such a block."""
         except Exception as error:
             raise RuntimeRequestError(f"{type(error).__name__}: {error}") from error
         finally:
-            self._record(stop_reason, context)
-            # In a thread, because converting the ids of a long run to JSON takes seconds.
-            await asyncio.to_thread(self._write_files, context)
+            try:
+                self._record(stop_reason, context)
+                # In a thread, because converting the ids of a long run to JSON takes seconds.
+                await asyncio.to_thread(self._write_files, context)
+            except Exception as error:
+                # So that Harbor does not score a trial without its answer.
+                raise RuntimeRequestError(f"the run cannot be recorded: {error!r}") from error
 
     async def _converse_in_time(
         self, prompt: str, environment: BaseEnvironment
@@ -850,14 +865,10 @@ task is done, reply without such a block."""
         )
 
     def _write_files(self, context: AgentContext) -> None:
-        """Write what the run leaves in the log folder. Raises RuntimeRequestError, so that Harbor
-        does not score a trial without its answer."""
-        try:
-            # The file may hold the answer of the step before. A run without a turn empties it.
-            write_file(self.logs_dir / "completion.txt", [valid_text(self.answer).encode()])
-            write_file(self.logs_dir / "trajectory.json", self._trajectory(context))
-        except Exception as error:
-            raise RuntimeRequestError(f"the log folder cannot be written: {error}") from error
+        """Write what the run leaves in the log folder. Raises OSError."""
+        # The file may hold the answer of the step before. A run without a turn empties it.
+        write_file(self.logs_dir / "completion.txt", [valid_text(self.answer).encode()])
+        write_file(self.logs_dir / "trajectory.json", self._trajectory(context))
 
     def _trajectory(self, context: AgentContext) -> Iterator[bytes]:
         """Yield trajectory.json in parts. It is a JSON object that ends with the list of steps.
@@ -1013,14 +1024,19 @@ FAILED_REASONS = {
     "insufficient_system_resource",
     "network_error",
     "engine_overloaded",
+    "overloaded",
+    "server_error",
     "malformed_response",
     "malformed_model_output",
 }
-# Words for a truncated reply that litellm does not know: Mistral, Responses APIs, Cohere.
+# Words for a truncated reply that litellm does not know: Mistral, Responses APIs, Cohere, and those
+# that a gateway writes in capitals.
 TRUNCATED_REASONS = {
+    "max_tokens",
     "model_length",
     "max_output_tokens",
     "incomplete",
+    "length",
     "length_capped",
     "context_length",
     "error_limit",
@@ -1039,6 +1055,8 @@ CONTEXT_IS_FULL = (
     # Anthropic, Bedrock, Ollama, SGLang
     "too long",
     "request_too_large",
+    "request exceeds the maximum size",
+    "request body too large for",
     # xAI, Fireworks, vLLM, SambaNova, TensorRT-LLM
     "maximum prompt length",
     "maximum model length",
@@ -1086,6 +1104,7 @@ OTHER_LIMITS = (
     "string too long",
     "array too long",
     "key is too long",
+    "argument list too long",
     "too many tokens, please wait",
     "too many tokens per",
 )
@@ -1115,6 +1134,10 @@ QUOTA_IS_USED_UP = (
     "billing_not",
     "arrearage",
     "is suspended",
+    "account balance",
+    # A request of more tokens than the limit for a minute, or the limit for a day: OpenAI, Groq
+    "request too large for",
+    "(tpd)",
     "余额不足",
 )
 # The statuses of an error about the request: bad, too large, not valid.
@@ -1128,6 +1151,7 @@ BUSY_STATUSES = (
 )
 # The statuses below 500 that go away by themselves, mostly from gateways.
 DOWN_STATUSES = (
+    200,  # a response that litellm cannot read
     408,  # timeout of the request
     409,  # conflict
     425,  # too early
@@ -1146,7 +1170,10 @@ def meaning_of(error: Exception) -> Meaning:
     if isinstance(error, AbortedError):
         return "busy"
     status = getattr(error, "status_code", None) or 0
-    text = f"{error} {getattr(error, 'body', '')}".lower()
+    # Look at the start only. Behind it, servers repeat the request, and litellm a response that it
+    # cannot read, whose text may hold any phrase.
+    message = re.split("Original Response|received_args", str(error))[0]
+    text = f"{message[:500]} {str(getattr(error, 'body', ''))[:500]}".lower()
     # Some errors of Tinker have no status. Their category is "user" if the request is at fault.
     is_refused = status in REFUSED_STATUSES or str(getattr(error, "category", "")) == "user"
     # A prompt that is too long has no status of its own, so look for phrases. (llama.cpp and Ollama
@@ -1245,7 +1272,7 @@ def as_text(values: dict[str, Any]) -> str:
         # A subclass's options may hold a SecretStr, whose repr is '**********' for any secret.
         return value.get_secret_value() if isinstance(value, SecretStr) else repr(value)
 
-    return json.dumps(values, sort_keys=True, default=other)
+    return json.dumps(values, default=other)
 
 
 async def shared_client(key: tuple, build: Callable[[], Any]) -> ModelClient:
@@ -1299,9 +1326,9 @@ VARIABLE_PREFIXES = {
     "azure_ai": ["AZURE_AI", "AZURE", "AZURE_OPENAI"],
     "cohere": ["COHERE", "CO"],
     "cohere_chat": ["COHERE", "CO"],
-    "featherless_ai": ["FEATHERLESS_AI", "FEATHERLESS"],
+    "featherless_ai": ["FEATHERLESS", "FEATHERLESS_AI"],
     "fireworks_ai": ["FIREWORKS", "FIREWORKS_AI", "FIREWORKSAI"],
-    "friendliai": ["FRIENDLIAI", "FRIENDLI"],
+    "friendliai": ["FRIENDLI", "FRIENDLIAI"],
     "gemini": ["GEMINI", "GOOGLE", "PALM"],
     "huggingface": ["HUGGINGFACE", "HF"],
     "lambda_ai": ["LAMBDA"],
@@ -1309,11 +1336,11 @@ VARIABLE_PREFIXES = {
     "nano-gpt": ["NANOGPT"],
     "ollama_chat": ["OLLAMA"],
     "openrouter": ["OPENROUTER", "OR"],
-    "perplexity": ["PERPLEXITYAI", "PERPLEXITY"],
+    "perplexity": ["PERPLEXITY", "PERPLEXITYAI"],
     "qwen_ai_platform": ["DASHSCOPE"],
     "qwencloud": ["QWENCLOUD", "DASHSCOPE"],
     "scaleway": ["SCW"],
-    "tensormesh": ["TENSORMESH_INFERENCE", "TENSORMESH_SERVERLESS"],
+    "tensormesh": ["TENSORMESH_SERVERLESS", "TENSORMESH_INFERENCE"],
     "text-completion-openai": ["OPENAI"],
     "together_ai": ["TOGETHER_AI", "TOGETHERAI", "TOGETHER"],
     "veniceai": ["VENICE_AI"],
@@ -1333,14 +1360,15 @@ def url_and_key(
     given = {name: text for name, text in agent_env.items() if "****" not in text}
     prefixes = VARIABLE_PREFIXES.get(provider, [provider.upper().replace("-", "_")])
 
-    def variable(*endings: str) -> str | None:
+    def variable(prefixes: list[str], *endings: str) -> str | None:
         names = [f"{prefix}_{ending}" for prefix in prefixes for ending in endings]
         values = [variables.get(name) for variables in (given, os.environ) for name in names]
         return next(filter(None, values), None)
 
-    url = options.api_base or variable("BASE_URL", "API_BASE", "ENDPOINT", "URL")
+    # Only the first prefix: HF_ENDPOINT is no model's URL, and must not receive the key.
+    url = options.api_base or variable(prefixes[:1], "BASE_URL", "API_BASE", "ENDPOINT", "URL")
     key = options.llm_kwargs.get("api_key") or variable(
-        "API_KEY", "TOKEN", "API_TOKEN", "KEY", "SECRET_KEY", "APIKEY", "JWT"
+        prefixes, "API_KEY", "TOKEN", "API_TOKEN", "KEY", "SECRET_KEY", "APIKEY", "JWT"
     )
     if key:
         # No blanks: a key from a file often ends in a newline.
@@ -1988,13 +2016,13 @@ def context_limits(cards: list[dict[str, Any]], is_sglang: bool) -> dict[str, in
     """The context limit of each model and LoRA adapter on a server, by the name that a request has
     to give: "sql" for an adapter of vLLM, "base:sql" for one of SGLang."""
     # An adapter has no limit of its own: take the largest, which is that of its base model.
-    largest = max((card.get("max_model_len") or 0 for card in cards), default=0)
+    largest = max((int(card.get("max_model_len") or 0) for card in cards), default=0)
 
     def name(card: dict[str, Any]) -> str:
         parent = card.get("parent") if is_sglang else None
         return f"{parent}:{card['id']}" if parent else card["id"]
 
-    return {name(card): card.get("max_model_len") or largest for card in cards}
+    return {name(card): int(card.get("max_model_len") or largest) for card in cards}
 
 
 class ServerClient(TokenClient):
@@ -2049,7 +2077,7 @@ class ServerClient(TokenClient):
         except AuthenticationError as error:
             name = "SGLANG_API_KEY" if self._is_sglang else "VLLM_API_KEY"
             raise ApiError(f"{self.url} wants another key: set {name} ({error})") from error
-        except (APIError, KeyError, TypeError, ValueError) as error:
+        except (APIError, AttributeError, KeyError, TypeError, ValueError) as error:
             # With `context_limit`, a server need not have /v1/models.
             if not self._given_limit:
                 raise ApiError(

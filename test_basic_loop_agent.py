@@ -425,7 +425,8 @@ class HttpHandler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", "application/json")
         # The openai package waits this long before the next attempt.
         self.send_header("retry-after-ms", "1")
-        content = json.dumps(answer).encode()
+        # What is no JSON is given as bytes.
+        content = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
         # A client whose run was cancelled no longer reads.
@@ -1058,8 +1059,8 @@ class TestOptions:
         more_than_a_week=({"command_timeout_sec": 604_801}, "less than or equal to 604800"),
         empty_path=({"model_path": ""}, "model_path must begin with tinker://"),
         path_of_a_file=({"model_path": "/tmp/m"}, "model_path must begin with tinker://"),
-        model_path_elsewhere=(CHAT_OPTIONS | {"model_path": "tinker://1"}, "=tinker: drop them"),
-        renderer_elsewhere=(CHAT_OPTIONS | {"renderer_name": "x"}, "=tinker: drop them"),
+        model_path_elsewhere=(CHAT_OPTIONS | {"model_path": "tinker://1"}, "=tinker: drop it"),
+        renderer_elsewhere=(CHAT_OPTIONS | {"renderer_name": "x"}, "=tinker: drop it"),
         url_without_http=({"api_base": "localhost:8000"}, "api_base must begin with http://"),
         empty_url=(CHAT_OPTIONS | {"api_base": ""}, "api_base must begin with http://"),
         model_twice=({"llm_kwargs": {"model_name": 1}}, "llm_kwargs must not hold model_name: the"),
@@ -1086,10 +1087,29 @@ class TestOptions:
             "extra_body must not hold temperature: give",
         ),
         stream=({"llm_kwargs": {"stream": True}}, "llm_kwargs must not hold stream"),
+        messages=({"llm_kwargs": {"messages": []}}, "not hold messages: the agent sets it"),
+        prompt=({"llm_kwargs": {"prompt": "x"}}, "not hold prompt: the agent sets it"),
+        two_replies=({"llm_kwargs": {"n": 2}}, "not hold n: the agent reads one reply"),
+        best_of=({"llm_kwargs": {"best_of": 2}}, "not hold best_of: the agent reads one reply"),
+        prompt_in_the_reply=({"llm_kwargs": {"echo": True}}, "not hold echo: the agent reads one"),
+        two_replies_in_extra_body=({"llm_kwargs": {"extra_body": {"n": 2}}}, "must not hold n:"),
+        truncated_prompt=(
+            {"llm_kwargs": {"truncate_prompt_tokens": 9}},
+            "not hold truncate_prompt_tokens: the ids",
+        ),
+        server_named_otherwise=(
+            {"llm_kwargs": {"base_url": "http://y"}},
+            "not hold base_url: use the option api_base",
+        ),
+        limit_elsewhere=(CHAT_OPTIONS | {"context_limit": 9}, "=tinker or vllm or sglang: drop it"),
         stream_in_extra_body=({"llm_kwargs": {"extra_body": {"stream": True}}}, "not hold stream"),
         text_as_extra_body=(
             {"llm_kwargs": {"extra_body": "x"}},
             "extra_body must be a JSON object",
+        ),
+        text_as_extra_headers=(
+            {"llm_kwargs": {"extra_headers": "x"}},
+            "extra_headers must be a JSON object",
         ),
         thinking_of_harbors_class=(
             {"llm_kwargs": {"max_thinking_tokens": 9}},
@@ -1314,7 +1334,7 @@ class TestOptions:
     gemini GEMINI_API_KEY GOOGLE_API_KEY PALM_API_KEY GEMINI_API_BASE
     groq GROQ_API_KEY GROQ_API_BASE
     hosted_vllm HOSTED_VLLM_API_KEY HOSTED_VLLM_API_BASE
-    huggingface HUGGINGFACE_API_KEY HF_TOKEN
+    huggingface HUGGINGFACE_API_KEY HF_TOKEN HUGGINGFACE_API_BASE
     lambda_ai LAMBDA_API_KEY LAMBDA_API_BASE
     meta_llama LLAMA_API_KEY LLAMA_API_BASE
     nano-gpt NANOGPT_API_KEY
@@ -1332,7 +1352,7 @@ class TestOptions:
     veniceai VENICE_AI_API_KEY
     vercel_ai_gateway VERCEL_AI_GATEWAY_API_KEY VERCEL_OIDC_TOKEN VERCEL_AI_GATEWAY_API_BASE
     volcengine VOLCENGINE_API_KEY VOLCENGINE_API_BASE
-    watsonx WATSONX_APIKEY WATSONX_API_KEY WX_API_KEY WATSONX_API_BASE WATSONX_URL WX_URL WML_URL
+    watsonx WATSONX_APIKEY WATSONX_API_KEY WX_API_KEY WATSONX_API_BASE WATSONX_URL
     xai XAI_API_KEY XAI_API_BASE
     """
     PAIRS = [
@@ -1351,6 +1371,18 @@ class TestOptions:
         options = BasicLoopOptions(**CHAT_OPTIONS)
         url, key = module.url_and_key(options, provider, {name: "agent"})
         assert (url if re.search("BASE|URL$", name) else key) == "agent"
+
+    # Variables of the same company for other servers: the model hub's mirror, Google's other APIs.
+    @columns("provider name").rows(
+        hugging_face=("huggingface", "HF_ENDPOINT"),
+        google=("gemini", "GOOGLE_BASE_URL"),
+        openrouter=("openrouter", "OR_URL"),
+        azure=("azure_ai", "AZURE_ENDPOINT"),
+    )
+    def test_a_url_of_another_server_is_not_the_models(self, provider, name, monkeypatch):
+        monkeypatch.setenv(name, "http://process")
+        options = BasicLoopOptions(**CHAT_OPTIONS)
+        assert module.url_and_key(options, provider, {name: "http://agent"})[0] is None
 
     def test_a_masked_key_does_not_hide_a_key_of_the_process(self, monkeypatch):
         monkeypatch.setenv("FIREWORKS_AI_API_KEY", "process")
@@ -2115,6 +2147,11 @@ class TestLoop:
         expected = {"stop_reason": "own reason", **counts, **seen}
         assert tinker.run(agent_class=OwnLoop).metadata == expected
 
+    def test_metadata_that_is_no_dict_is_an_error_that_is_not_scored(self, tinker, monkeypatch):
+        monkeypatch.setattr(OwnLoop, "after_turn", lambda agent: setattr(agent, "metadata", None))
+        with pytest.raises(RuntimeRequestError, match="the run cannot be recorded: TypeError"):
+            tinker.run(agent_class=OwnLoop)
+
 
 # ---------------------------------------------------------------------------- limits and endings
 
@@ -2128,7 +2165,7 @@ each_way_to_wait = columns("replies results").rows(
 # The finish reasons of a server that has failed.
 FAILED = """
 abort aborted cancelled canceled error failed time_limit timeout insufficient_system_resource
-network_error engine_overloaded malformed_response malformed_model_output
+network_error engine_overloaded overloaded server_error malformed_response malformed_model_output
 """
 
 
@@ -2454,7 +2491,8 @@ class TestEndings:
             400,
             "input length and `max_tokens` exceed context limit: 190000 + 20000 > 200000",
         ),
-        anthropic_bytes=(413, "request_too_large: Request exceeds the maximum size"),
+        anthropic_bytes=(413, "request_too_large"),
+        anthropic_bytes_in_words=(413, "Request exceeds the maximum size"),
         gemini=(
             400,
             "The input token count (1196265) exceeds the maximum number of tokens allowed "
@@ -2489,10 +2527,8 @@ class TestEndings:
             "The sum of prompt length (4000) and query length (0) max_tokens "
             "(2048) should not exceed max_seq_len (4096)",
         ),
-        github=(
-            413,
-            "Request body too large for gpt-4o. Max size: 8000 tokens. tokens_limit_reached",
-        ),
+        github=(413, "tokens_limit_reached"),
+        github_in_words=(413, "Request body too large for gpt-4o. Max size: 8000 tokens."),
         tensorrts_input=(500, "Prompt length (5056) exceeds maximum input length (2048)."),
         tensorrts_sequence=(500, "Prompt length (5056) exceeds maximum sequence length (2048)"),
         copilot=(400, "prompt token count of 9000 exceeds the limit of 8192"),
@@ -2533,6 +2569,8 @@ class TestEndings:
         a_key=(400, "API key is too long"),
         a_slow_server=(500, "The model is taking too long to respond"),
         a_file=(500, "[Errno 36] File name too long: 'x'"),
+        a_command=(400, "Field required: 'content' (bash: Argument list too long)"),
+        a_request_that_is_repeated=(400, "Field required: " + "x" * 500 + "context length"),
         tokens_per_minute=(429, "Request too large on tokens per min (TPM): Limit 30000"),
         tokens_per_minute_of_groq=(
             413,
@@ -2811,6 +2849,11 @@ class TestWaiting:
         gemini_prepaid=("Your prepayment credits are depleted.", None),
         litellms_proxy=("Budget has been exceeded! Current cost: 1.2, Max budget: 1.0", None),
         glm=("\u4f59\u989d\u4e0d\u8db3\u6216\u65e0\u53ef\u7528\u8d44\u6e90\u5305", "1113"),
+        an_account=("Your account balance is too low.", None),
+        more_than_a_minute_allows=(
+            "Request too large for gpt-4o on tokens per min (TPM): Limit 30000, Requested 40000.",
+            "rate_limit_exceeded",
+        ),
     )
     def test_a_quota_that_is_used_up_is_not_waited_for(self, message, code, server, no_pause):
         error = {"message": message, "type": code, "code": code}
@@ -5277,6 +5320,7 @@ class TestVllm:
         no_list=({"data": None}, "is not a vLLM or SGLang server"),
         another_answer=({"models": []}, "is not a vLLM or SGLang server"),
         no_path=(Refusal(404, "gone"), "is not a vLLM or SGLang server"),
+        names=({"data": [VLLM_MODEL]}, "is not a vLLM or SGLang server"),
     )
 
     @columns("options").rows(default={}, with_a_limit={"context_limit": 500})
@@ -5638,6 +5682,7 @@ class FakeClaude(FakeServer):
 FAILED_WORDS = [
     *("aborted", "cancelled", "error", "ERROR", "failed", "time_limit", "timeout", "TIMEOUT"),
     *("insufficient_system_resource", "network_error", "engine_overloaded"),
+    *("overloaded", "server_error"),
     *("malformed_response", "malformed_model_output"),
 ]
 
@@ -5737,6 +5782,7 @@ class TestChat:
     @pytest.mark.parametrize("provider", ["openai", "hosted_vllm"])
     @columns("reason stop_reason").rows(
         length=("length", "max_tokens"),
+        capitals=("LENGTH", "max_tokens"),
         max_tokens=("MAX_TOKENS", "max_tokens"),
         context_window=("model_context_window_exceeded", "max_tokens"),
         mistrals=("model_length", "max_tokens"),
@@ -5781,6 +5827,44 @@ class TestChat:
         upstream = {"error": {"code": 502, "message": "Upstream went away"}, "choices": []}
         with pytest.raises(module.ApiError, match="Upstream went away"):
             chat.new_run([Reply(answer=upstream)] * 3).follow()
+
+    # The openai package reads such a page as a text, the others raise an error with status 200.
+    @pytest.mark.parametrize(
+        "provider",
+        [
+            "anthropic",
+            "deepseek",
+            "fireworks_ai",
+            "hosted_vllm",
+            "openrouter",
+            "together_ai",
+            "xai",
+        ],
+    )
+    def test_a_page_in_place_of_a_reply_is_waited_for(self, provider, chat, no_pause, monkeypatch):
+        pages, real_answer = iter([b"<html>"]), chat.answer
+        if provider == "anthropic":
+            real_answer = lambda *request: FakeClaude.says("hello")  # noqa: E731
+        monkeypatch.setattr(
+            chat, "answer", lambda *request: next(pages, None) or real_answer(*request)
+        )
+        done = chat.run(model_name=f"{provider}/tiny", llm_kwargs={"api_key": "sk-test"})
+        assert (done.stop_reason, done.completion) == ("completed", "hello")
+
+    def test_a_reply_of_claude_that_breaks_off_is_no_full_context(self, claude, no_pause):
+        """The text of litellm's error holds the whole response."""
+        broken = b'{"content": [{"type": "text", "text": "This file is too long'
+        claude.answers = iter([claude.says(bash("ls")), broken, claude.says("done")])
+        done = claude.run(max_turns=3)
+        assert (done.stop_reason, done.completion) == ("completed", "done")
+
+    def test_a_reply_that_litellm_cannot_read_is_no_full_context(self, chat, no_pause):
+        """The text of litellm's error holds the whole response."""
+        usage = {"prompt_tokens": 1.5, "completion_tokens": 1, "total_tokens": 2.5}
+        unreadable = Reply("This file is too long", answer={"usage": usage})
+        failed = chat.new_run([bash("ls"), *[unreadable] * 999], max_turns=3)
+        asyncio.run(finish(failed), loop_factory=virtual_loop)
+        assert failed.stop_reason == "error"
 
     def test_a_reply_of_litellm_that_the_server_aborts_is_sampled_again(self, chat, no_pause):
         aborted = Reply(bash("rm x"), choice={"finish_reason": "abort"})
@@ -6226,7 +6310,7 @@ class TestFiles:
 
     def test_a_log_folder_that_cannot_be_written_is_an_error(self, no_logs, tinker):
         failed = tinker.new_run(logs_dir=no_logs)
-        with pytest.raises(RuntimeRequestError, match=r"log folder cannot be written: .*exists"):
+        with pytest.raises(RuntimeRequestError, match=r"run cannot be recorded: .*exists"):
             failed.follow()
         # The context is complete.
         assert (failed.recorded, failed.stop_reason) == (tinker.sampled, "completed")
@@ -6235,7 +6319,7 @@ class TestFiles:
     @pytest.mark.parametrize("name", ["completion.txt", "trajectory.json"])
     def test_a_folder_at_a_files_name_is_an_error(self, name, tinker, tmp_path):
         (tmp_path / name).mkdir()
-        with pytest.raises(module.RuntimeRequestError, match="the log folder cannot be written"):
+        with pytest.raises(module.RuntimeRequestError, match="the run cannot be recorded"):
             tinker.run()
 
     def test_no_half_written_file_is_left(self, tinker, tmp_path):
@@ -6243,7 +6327,7 @@ class TestFiles:
             def trajectory_step(self, turn: Turn) -> dict:
                 raise ValueError("no step")
 
-        with pytest.raises(RuntimeRequestError, match="cannot be written: no step"):
+        with pytest.raises(RuntimeRequestError, match=r"recorded: ValueError\('no step'\)"):
             tinker.run(agent_class=BrokenAgent)
         assert os.listdir(tmp_path) == ["completion.txt"]
 
@@ -6256,12 +6340,12 @@ class TestFiles:
         self, reply, option, reason, no_logs, tinker
     ):
         ended = tinker.new_run([reply], logs_dir=no_logs, **option)
-        with pytest.raises(module.RuntimeRequestError, match="the log folder cannot be written"):
+        with pytest.raises(module.RuntimeRequestError, match="the run cannot be recorded"):
             asyncio.run(ended.go(), loop_factory=virtual_loop)
         assert ended.stop_reason == reason
 
     def test_a_write_error_shows_the_error_of_the_run(self, no_logs, tinker):
-        with pytest.raises(RuntimeRequestError, match="cannot be written") as failed:
+        with pytest.raises(RuntimeRequestError, match="cannot be recorded") as failed:
             tinker.new_run([RuntimeError("gone")], logs_dir=no_logs).follow()
         assert "gone" in "".join(traceback.format_exception(failed.value))
 
