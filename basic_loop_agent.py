@@ -44,6 +44,7 @@ import threading
 import urllib.parse
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -162,7 +163,7 @@ class BasicLoopOptions(
     def _check(self) -> Self:
         if self.collect_rollout_details is None:
             self.collect_rollout_details = self.model_client != "litellm"
-        for name, clients in CLIENTS_WITH.items():
+        for name, clients in CLIENTS_OF_OPTION.items():
             # Harbor before 0.25 has no reasoning_effort.
             if self.model_client not in clients and getattr(self, name, None):
                 raise ValueError(f"{name} is for model_client={' or '.join(clients)}: drop it")
@@ -184,9 +185,9 @@ class BasicLoopOptions(
 # The options declared above. Of the others in Harbor's AgentOptions, the agent reads only
 # reasoning_effort.
 OPTION_NAMES = BasicLoopOptions.__annotations__.keys()
-# Options for some of the clients only. (model_info and interleaved_thinking, which trainers set for
-# all, are ignored by the others.)
-CLIENTS_WITH = {
+# Options that only some clients use. (model_info and interleaved_thinking are missing here, because
+# trainers set them whatever the client is.)
+CLIENTS_OF_OPTION = {
     "model_path": ["tinker"],
     "renderer_name": ["tinker"],
     "reasoning_effort": ["litellm"],
@@ -281,8 +282,9 @@ class Turn(LLMResponse):
 
     Set by the loop:
         script: The commands that ran after this reply, or that were running when the run ended.
-        observation: What the model is told after this reply, such as the script's output. A reply
-            with an observation is not an answer (see the property `answer`).
+        observation: What the model is told after this reply, such as the script's output. If the
+            run ends before the model has seen it, the next step opens with it. A reply with an
+            observation is not an answer (see the property `answer`).
     """
 
     # LLMResponse gives defaults to its other fields, but not to `content`.
@@ -384,9 +386,8 @@ _Init = TypeVar("_Init", bound=Callable[..., None])
 def remembers_arguments(init: _Init) -> _Init:  # noqa: UP047 (tools on Python 3.11 parse this file)
     """Decorator of `__init__` that keeps the caller's arguments in `self._arguments`.
 
-    Only these become options. All other options keep the defaults of `options_model`, which a
-    subclass may change, for example to max_tokens=4096. `__init__` itself would receive the 512 in
-    its signature, and could not tell it from a 512 that the caller passed."""
+    A default in the signature of `__init__` must not override that of a subclass's `options_model`.
+    So only the arguments that the caller passed become options."""
 
     @functools.wraps(init)
     def wrapper(self: Any, **arguments: Any) -> None:
@@ -406,6 +407,7 @@ class BasicLoopAgent(BaseAgent):
         client: The model client, shared by the trials of a job. `setup` sets it. To use or wrap
             another one, override `_build_llm`.
         introduction: Texts about skills and MCP servers, which begin the first prompt.
+        _n_runs: How many runs have begun.
 
     Attributes of the conversation, which `run` begins and `resume` continues:
         messages: The messages so far, as copies. To edit the conversation, assign a new list (see
@@ -413,17 +415,14 @@ class BasicLoopAgent(BaseAgent):
         _chat: Harbor's Chat, which holds the messages. `run` makes it.
         _previous: The previous turn, whose ids begin the next prompt. None if there is no such turn
             or the messages were edited.
-        unanswered: The last prompt, as long as it has no reply. The next step opens with it, or
-            else with the last turn's observation. A loop that sends a text of its own, such as a
-            reminder, clears this or puts it back if no reply came.
         _has_replied: True once the server has replied, in this conversation.
 
     Attributes of one run:
         instruction: What Harbor asks for.
-        turns: The turns so far.
+        first_prompt: The instruction, after any text that precedes it.
+        turns: The turns so far. They stay until the next run begins.
         metadata: The loop may keep JSON values here, for the context's metadata.
         seconds_left: Seconds until `max_seconds` ends the run; math.inf without a limit.
-        _n_runs: The number of this run, from 1.
         _deadline: When the run ends, in the time of the event loop.
     """
 
@@ -463,8 +462,8 @@ task is done, reply without such a block."""
 
     client: ModelClient
     introduction: list[str]
-    unanswered: str
     instruction: str
+    first_prompt: str
     turns: list[Turn]
     metadata: dict[str, Any]
     _arguments: dict[str, Any]
@@ -515,9 +514,9 @@ task is done, reply without such a block."""
     async def converse(self, prompt: str, environment: BaseEnvironment) -> StopReason | str:
         """Send the prompt, run the script of the reply, send the script's output, and so on. The
         first prompt of a run ends with the instruction. It begins with the task's skills, or with
-        what the last step left unanswered. Returns why the run ended: a StopReason, or any
-        other string. A subclass may call this again with another prompt. After `max_turns` turns, a
-        further call returns MAX_TURNS at once."""
+        what the model has not seen of the step before. Returns why the run ended: a StopReason, or
+        any other string. A subclass may call this again with another prompt. After `max_turns`
+        turns, a further call returns MAX_TURNS at once."""
         while len(self.turns) < self.options.max_turns:
             try:
                 turn = await self.sample(prompt)
@@ -545,7 +544,7 @@ task is done, reply without such a block."""
     def bash_blocks(self, reply: str) -> list[str] | None:
         """The blocks of a reply that `execute` receives: those in one of the `languages`. An empty
         list ends the run. None means that a block cannot be read, so nothing may be run. A subclass
-        that runs another language sets `languages`."""
+        that runs another language sets `languages`, and overrides `execute`."""
         return fenced_blocks(reply, *self.languages)
 
     def has_misplaced_fence(self, reply: str) -> bool:
@@ -556,30 +555,27 @@ task is done, reply without such a block."""
 
     async def execute(self, blocks: list[str], environment: BaseEnvironment) -> str:
         """Run blocks as one script in the environment. Returns the text for the model: the exit
-        code and the output. The reply that holds the blocks is `self.turns[-1].content`. An
-        override may set `self.turns[-1].observation` early. If the run is then cancelled, the next
-        step opens with that text. To end the run, raise an exception, and catch it in `converse`.
-        Raises RuntimeRequestError if the environment no longer runs commands."""
+        code and the output. The reply that holds the blocks is `self.turns[-1].content`. To end the
+        run, raise an exception, and catch it in `converse`. Raises RuntimeRequestError if the
+        environment no longer runs commands."""
         limits = (self.options.command_timeout_sec, self.options.max_output_bytes)
         text = await run_script(blocks, environment, *limits)
         self.logger.debug(f"script: {text.splitlines()[0]}")
         return text
 
     async def sample(self, prompt: str) -> Turn:
-        """Send a text, and record the reply as a turn, which counts toward `max_turns`. Until the
-        reply arrives, `unanswered` holds the text. A subclass may override this, for instance to
-        add text to each prompt. Raises ContextLengthExceededError if a prompt after the first reply
-        is too long, ApiError if the server failed, and RuntimeError if the first turn lacks ids."""
+        """Send a text, and record the reply as a turn, which counts toward `max_turns`. A subclass
+        may override this, for instance to add text to each prompt. Raises
+        ContextLengthExceededError if a prompt after the first reply is too long, ApiError if the
+        server failed, and RuntimeError if the first turn lacks ids."""
         prompt = valid_text(prompt)
         sent_at = datetime.now(UTC).isoformat()
-        self.unanswered = prompt
         turn = await self._call_model(self._escaped(prompt))
         # Nothing is awaited from here on, so that a cancellation cannot lose the reply.
         turn.prompt = prompt
         turn.sent_at = sent_at
         self._add_turn(turn)
         self._previous = turn
-        self.unanswered = ""
         self._has_replied = True
         # The turn is recorded before these checks, so that its reply can be inspected.
         if turn.finish_reason in FAILED_REASONS:
@@ -598,10 +594,10 @@ task is done, reply without such a block."""
         whose author may use them on purpose. The litellm client knows no special tokens, and
         changes nothing."""
         escape = self.client.escape_special_tokens
-        # Only a run's first prompt has the instruction. Later ones may repeat its text.
-        if self.turns or not self.instruction:
+        # Only a run's first prompt has the instruction. An output may repeat its text.
+        if self.turns or not self.instruction or self.instruction not in prompt:
             return escape(prompt)
-        # If the prompt lacks the instruction, `after` holds the whole prompt.
+        # Its last occurrence, because texts before it, such as a skill, may repeat it.
         before, instruction, after = prompt.rpartition(self.instruction)
         return escape(before) + instruction + escape(after)
 
@@ -650,8 +646,8 @@ task is done, reply without such a block."""
                 turn = await self._chat.chat(prompt, previous=self._previous, session_id=session_id)
                 return cast(Turn, turn)
             except asyncio.CancelledError:
-                # If the deadline passed while the agent was repeating a failed call, the server is
-                # to blame. (`_converse_in_time` cancels at the deadline, and passes on ApiError.)
+                # At the deadline `_converse_in_time` cancels this call. If an earlier attempt
+                # failed, report the server, not a timeout.
                 if n_failures and clock() >= self._deadline:
                     raise ApiError(
                         "max_seconds ended before the model's server recovered"
@@ -759,6 +755,7 @@ task is done, reply without such a block."""
             system = self.protocol.replace("{seconds}", str(self.options.command_timeout_sec))
         # Chat only uses its model's `call`, so a ModelClient need not be a BaseLLM.
         self._chat = Chat(cast(Any, self.client), self.options.interleaved_thinking)
+        self._previous = None
         self.messages = [{"role": "system", "content": valid_text(system)}] if system else []
         self._has_replied = False
         await self._run_loop([*self.introduction, instruction], environment, context)
@@ -766,12 +763,11 @@ task is done, reply without such a block."""
     async def resume(
         self, instruction: str, environment: BaseEnvironment, context: AgentContext
     ) -> None:
-        """Continue the conversation of the last `run`, for the later steps of a task. The last
-        step's observation, or its prompt without a reply, comes before the instruction. Raises the
-        errors of `run`."""
-        observation = self.turns[-1].observation if self.turns else ""
-        texts = [self.unanswered or observation, instruction]
-        await self._run_loop(texts, environment, context)
+        """Continue the conversation of the last `run`, for the later steps of a task. What the
+        model has not seen of the step before comes before the instruction: the last observation,
+        or the first prompt if it has no reply. Raises the errors of `run`."""
+        unseen = self.turns[-1].observation if self.turns else self.first_prompt
+        await self._run_loop([unseen, instruction], environment, context)
 
     async def _run_loop(
         self, texts: list[str], environment: BaseEnvironment, context: AgentContext
@@ -789,12 +785,10 @@ task is done, reply without such a block."""
         elif seconds == 0:
             seconds = math.inf
         self._deadline = asyncio.get_running_loop().time() + seconds
-        prompt = valid_text("\n\n".join(filter(None, texts)))
-        # The run may fail before the loop calls `sample`.
-        self.unanswered = prompt
+        self.first_prompt = valid_text("\n\n".join(filter(None, texts)))
         stop_reason: StopReason | str = StopReason.ERROR
         try:
-            stop_reason = await self._converse_in_time(prompt, environment)
+            stop_reason = await self._converse_in_time(environment)
         except asyncio.CancelledError:
             stop_reason = StopReason.CANCELLED
             raise
@@ -811,16 +805,14 @@ task is done, reply without such a block."""
                 # So that Harbor does not score a trial without its answer.
                 raise RuntimeRequestError(f"the run cannot be recorded: {error!r}") from error
 
-    async def _converse_in_time(
-        self, prompt: str, environment: BaseEnvironment
-    ) -> StopReason | str:
+    async def _converse_in_time(self, environment: BaseEnvironment) -> StopReason | str:
         """Call `converse`, and stop it at the deadline. Raises any error of the loop."""
         timer = asyncio.timeout_at(self._deadline)
         try:
             async with timer:
                 if self._n_runs > 1:
                     await self._remove_old_files(environment)
-                return await self.converse(prompt, environment)
+                return await self.converse(self.first_prompt, environment)
         except TimeoutError:
             if not timer.expired():
                 # Another timeout, of the environment or the loop.
@@ -908,7 +900,7 @@ task is done, reply without such a block."""
         """Yield the steps of trajectory.json, without their numbers. ATIF wants at least one."""
         if not self.turns:
             now = datetime.now(UTC).isoformat()
-            yield {"source": "user", "message": self.unanswered, "timestamp": now}
+            yield {"source": "user", "message": self.first_prompt, "timestamp": now}
         shown = ""
         for turn in self.turns:
             # The step before already shows its observation. Do not repeat it.
@@ -919,10 +911,10 @@ task is done, reply without such a block."""
             shown = valid_text(turn.observation)
 
     def trajectory_step(self, turn: Turn) -> dict[str, Any]:
-        """A turn as a step of trajectory.json (ATIF), without a step_id. With
-        collect_rollout_details it has the ids of a trainable turn, and no tool call. Without it,
-        the script is a tool call, which viewers count and show. A subclass may override this, for
-        instance to leave out the reasoning_content."""
+        """A turn as a step of trajectory.json (ATIF), without a step_id. If collect_rollout_details
+        is true, the step has the ids of a trainable turn, and no tool call. Otherwise the script is
+        a tool call, which viewers count and show. A subclass may override this, for instance to
+        leave out the reasoning_content."""
         usage = turn.usage or usage_of(0, 0)
         metrics: dict[str, Any] = {
             "prompt_tokens": usage.prompt_tokens,
@@ -1029,8 +1021,8 @@ FAILED_REASONS = {
     "malformed_response",
     "malformed_model_output",
 }
-# Words for a truncated reply that litellm does not know: Mistral, Responses APIs, Cohere, and those
-# that a gateway writes in capitals.
+# Words for a truncated reply that litellm does not know: Mistral, Responses APIs, Cohere. (It does
+# not know "LENGTH" and "MAX_TOKENS" in capitals, which gateways write. Compare in lower case.)
 TRUNCATED_REASONS = {
     "max_tokens",
     "model_length",
@@ -1170,8 +1162,8 @@ def meaning_of(error: Exception) -> Meaning:
     if isinstance(error, AbortedError):
         return "busy"
     status = getattr(error, "status_code", None) or 0
-    # Look at the start only. Behind it, servers repeat the request, and litellm a response that it
-    # cannot read, whose text may hold any phrase.
+    # Search the start only. After it, some servers repeat the request, and litellm quotes a
+    # response that it cannot read. Either may contain any phrase.
     message = re.split("Original Response|received_args", str(error))[0]
     text = f"{message[:500]} {str(getattr(error, 'body', ''))[:500]}".lower()
     # Some errors of Tinker have no status. Their category is "user" if the request is at fault.
@@ -1306,8 +1298,8 @@ def forget_client(client: ModelClient) -> None:
     for key, entry in list(_clients.items()):
         if entry.client is client:
             del _clients[key]
-    # A client of Tinker, or one that wraps it, may have failed because its session ended. The next
-    # one opens a new session, which costs little.
+    # All clients of Tinker, and those that wrap one, share a session, and its end may be the cause.
+    # The next client opens a new session, which costs little.
     shared_tinker_service.cache_clear()
 
 
@@ -1365,7 +1357,8 @@ def url_and_key(
         values = [variables.get(name) for variables in (given, os.environ) for name in names]
         return next(filter(None, values), None)
 
-    # Only the first prefix: HF_ENDPOINT is no model's URL, and must not receive the key.
+    # The other prefixes are for keys only. HF_ENDPOINT, for example, is the URL of the model hub,
+    # which must not receive a conversation.
     url = options.api_base or variable(prefixes[:1], "BASE_URL", "API_BASE", "ENDPOINT", "URL")
     key = options.llm_kwargs.get("api_key") or variable(
         prefixes, "API_KEY", "TOKEN", "API_TOKEN", "KEY", "SECRET_KEY", "APIKEY", "JWT"
@@ -1765,7 +1758,9 @@ class TokenClient(ModelClient, ABC):
             reply    REPLY<|im_end|>
             tail     <|im_end|><|im_start|>user NEW<|im_end|><|im_start|>assistant
 
-        <|im_end|> is in the reply and in the tail, and is kept once. If the prompt cannot be built
+            next prompt = prompt + reply + tail without what the reply ends with
+
+        Here that is <|im_end|>. If the prompt cannot be built
         this way, the whole conversation is rendered.
         """
         if not (previous and previous.prompt_token_ids and previous.completion_token_ids):
@@ -1796,19 +1791,20 @@ class TokenClient(ModelClient, ABC):
         """
         # The tail may depend on the system message, which may turn thinking off.
         system = [message for message in messages[:1] if message["role"] == "system"]
-        start = [*system, {"role": "user", "content": "a"}]
-        ids = await self.render([*start, {"role": "assistant", "content": "b"}, messages[-1]])
+        before = [*system, {"role": "user", "content": "a"}]
+        with_b = await self.render([*before, {"role": "assistant", "content": "b"}, messages[-1]])
         key = json.dumps(system)
         head = self._heads.get(key, [])
-        if not head or ids[: len(head)] != head:
+        if not head or with_b[: len(head)] != head:
             with_c = await self.render(
-                [*start, {"role": "assistant", "content": "c"}, messages[-1]]
+                [*before, {"role": "assistant", "content": "c"}, messages[-1]]
             )
-            differs = [x != y for x, y in zip(ids, with_c, strict=False)]
+            differs = [b != c for b, c in zip(with_b, with_c, strict=False)]
             if True not in differs:
                 return []
-            head = self._heads[key] = ids[: differs.index(True) + 1]
-        return ids[len(head) :]
+            # "b" is one token in all vocabularies.
+            head = self._heads[key] = with_b[: differs.index(True) + 1]
+        return with_b[len(head) :]
 
 
 def overlap(reply: list[int], tail: list[int]) -> int:
@@ -1837,25 +1833,19 @@ def shared_tinker_service(url: str | None, key: str | None) -> Any:
 
 async def in_daemon_thread(function: Callable[[], Any]) -> Any:
     """Like `asyncio.to_thread`, but Python's exit does not wait for the thread. If nothing answers
-    at its URL, Tinker's SDK tries for up to twelve minutes, and Ctrl-C would hang.
-
-    If the caller is cancelled, the thread goes on, and nobody reads its result."""
-    results: list[Any] = []
-    errors: list[BaseException] = []
+    at its URL, Tinker's SDK tries for up to twelve minutes, and Ctrl-C would hang."""
+    result: Future[Any] = Future()
+    # If the caller is cancelled, the thread goes on, and nobody reads its result.
+    result.set_running_or_notify_cancel()
 
     def work() -> None:
         try:
-            results.append(function())
+            result.set_result(function())
         except BaseException as error:
-            errors.append(error)
+            result.set_exception(error)
 
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    while thread.is_alive():  # noqa: ASYNC110 (an asyncio.Event is not for threads)
-        await asyncio.sleep(0.02)
-    if errors:
-        raise errors[0]
-    return results[0]
+    threading.Thread(target=work, daemon=True).start()
+    return await asyncio.wrap_future(result)
 
 
 class TinkerClient(TokenClient):
@@ -2351,9 +2341,9 @@ def fenced_blocks(text: str, *languages: str) -> list[str] | None:
 
     An empty list: there is no such block. None: there is one, but nothing may run, because
 
-    1. a block of the text, in whatever language, is not closed,
-    2. a block of the text holds a line such as ```python, or
-    3. the block has more than the language on its first line."""
+    1. the text's last block, in whatever language, is not closed (`is_unclosed`),
+    2. some block holds a line such as ```python (`is_ambiguous`), or
+    3. a block in one of the languages has other words on its first line (`has_other_words`)."""
     blocks: list[_Block] = []
     is_ambiguous = False
     for line in re.sub("\r\n?", "\n", text).split("\n"):
@@ -2404,78 +2394,78 @@ def without_indent(line: str, before_fence: str) -> str:
 #     pkill -f WORD                 kill its own shell         hide the words in base64
 #     trap 'kill 0' EXIT            also kill the program      use a process group (`set -m`)
 #     python -m http.server &       keep the pipe open         send output to a file
-#     yes                           fill the disk              put the file in /dev/shm if possible
+#     yes                           fill the disk              use /dev/shm (64 MB in Docker)
 #     cat /bin/ls                   print bytes, not text      report in base64
 #     mv /app /old                  move the working folder    start in / instead
 #     timeout 90 make               leave the process group    kill by a mark in the environment
 #     git commit                    leave git's lock behind    send SIGTERM before SIGKILL
+#
+# Each program begins with a line that sets its variables. loop_mark is a random word. The names
+# begin with loop_, because a variable of the image with the same name would be passed on.
 
 
-def encoded_script(blocks: list[str]) -> str:
-    """The blocks as one bash script, in base64."""
-    script = "".join(f"eval {shlex.quote(block)}\n" for block in blocks)
-    return base64.b64encode(script.encode()).decode()
+def without_comments(program: str) -> str:
+    """A program without its comments, whose words `pkill -f WORD` in a script would find."""
+    return re.sub(r"(?m)^ *#.*\n", "", program)
 
 
-def script_program(encoded: str, folder: str, mark: str, max_bytes: int) -> str:
-    """The bash program that runs an encoded script, whose files are in this folder. For `echo
-    hello` it reports
+# Runs the base64 text loop_script as a script. It needs bash and coreutils. For `echo hello` it
+# reports the output in base64, and the exit code:
+#
+#     begin:3f2a19bc:
+#     aGVsbG8K
+#     :3f2a19bc:0:
+SCRIPT_PROGRAM = without_comments(r"""
+trap 'rm -f $loop_file.script $loop_file.output' EXIT
+loop_file=/dev/shm/$loop_mark
+decode() { echo $loop_script | base64 -d >$loop_file.script; }
+# The folder may be missing or full.
+if ! decode 2>/dev/null; then
+  rm -f $loop_file.script
+  loop_file=/tmp/$loop_mark
+  decode || exit 1
+fi
+# From here on the script may have run, so `run_program` does not try again.
+echo begin:$loop_mark:
+# Drop bash's own messages, such as "Killed". Some environments join stderr and stdout.
+exec 2>/dev/null
+set -m
+# Only the script has the mark, so `kill_script` spares this program, which still reports.
+# `echo x >/dev/stderr` in a script empties the output file. After `>`, bash would then write on at
+# the old position, with NULs before it. So append with `>>`.
+BASIC_LOOP_MARK=$loop_mark bash $loop_file.script </dev/null >>$loop_file.output 2>&1 &
+wait $!
+code=$?
+size=$(stat -c %s $loop_file.output)
+if [ "$size" -gt $loop_max_bytes ]; then
+  half=$((loop_max_bytes / 2))
+  {
+    head -c $half $loop_file.output
+    printf '\n[... %s bytes left out ...]\n' $((size - 2 * half))
+    tail -c $half $loop_file.output
+  } | base64
+else
+  # Not `cat`, because a background process may still be printing.
+  head -c $loop_max_bytes $loop_file.output | base64
+fi
+echo :$loop_mark:$code:
+""")
 
-        begin:3f2a19bc:
-        aGVsbG8K
-        :3f2a19bc:0:
-
-    which is the output in base64, and the exit code. The mark is a random word. The program needs
-    bash and coreutils.
-    """
-    path = f"{folder}/{mark}"
-    half = max_bytes // 2
-    lines = [
-        f"trap 'rm -f {path}.script {path}.output' EXIT",
-        # The folder may be missing or full. Then nothing runs.
-        f"echo {encoded} | base64 -d >{path}.script || exit 1",
-        f"echo begin:{mark}:",
-        # Drop bash's own messages, such as "Killed". Some environments join stderr and stdout.
-        "exec 2>/dev/null",
-        "set -m",
-        # The output is appended (>>), so that a script that empties the file (echo x >/dev/stderr)
-        # leaves no gap of NULs.
-        f"BASIC_LOOP_MARK={mark} bash {path}.script </dev/null >>{path}.output 2>&1 &",
-        "wait $!",
-        "code=$?",
-        f"size=$(stat -c %s {path}.output)",
-        f'if [ "$size" -gt {max_bytes} ]; then',
-        "  {",
-        f"    head -c {half} {path}.output",
-        rf"    printf '\n[... %s bytes left out ...]\n' $((size - {2 * half}))",
-        f"    tail -c {half} {path}.output",
-        "  } | base64",
-        "else",
-        # Not `cat`, because a background process may still be printing.
-        f"  head -c {max_bytes} {path}.output | base64",
-        "fi",
-        f"echo :{mark}:$code:",
-    ]
-    return "\n".join(lines)
-
-
-def kill_program(mark: str) -> str:
-    """The bash program that kills the processes with the mark in their environment, if this user
-    may. It needs /proc and grep, and kills nothing without them."""
-    lines = [
-        # The PIDs of all processes that inherited the mark.
-        f"marked() {{ grep -ls BASIC_LOOP_MARK={mark} /proc/[0-9]*/environ | cut -d / -f 3; }}",
-        "kill -TERM $(marked)",
-        # Wait at most two seconds for them to end.
-        "for _ in {1..20}; do",
-        '  [ -n "$(marked)" ] || break',
-        "  sleep 0.1",
-        "done",
-        "kill -KILL $(marked)",
-        # Finding nothing to kill is not an error.
-        "exit 0",
-    ]
-    return "\n".join(lines)
+# Kills the processes with the mark in their environment, if this user may. It needs /proc and grep,
+# and kills nothing without them.
+KILL_PROGRAM = without_comments(r"""
+# The PIDs of all processes that inherited the mark.
+marked() { grep -ls BASIC_LOOP_MARK=$loop_mark /proc/[0-9]*/environ | cut -d / -f 3; }
+kill -TERM $(marked)
+# Wait at most two seconds for them to end.
+for _ in {1..20}; do
+  [ -n "$(marked)" ] || break
+  sleep 0.1
+done
+kill -KILL $(marked)
+# Finding nothing to kill is not an error.
+exit 0
+""")
 
 
 def parse_report(printed: str, mark: str) -> tuple[str, str] | None:
@@ -2495,17 +2485,15 @@ def parse_report(printed: str, mark: str) -> tuple[str, str] | None:
 
 # How long the agent waits for a kill, and then for the report.
 MARGIN_SEC = 30
-# Where to try to start the program: the folder of its files, and its working directory. (None is
-# the container's own.)
-PLACES = (("/dev/shm", None), ("/tmp", None), ("/tmp", "/"))
 
 
 async def kill_script(mark: str, environment: BaseEnvironment) -> None:
     """Kill all processes that inherited a script's mark. Raises RuntimeRequestError if the
     environment no longer runs commands."""
+    program = f"loop_mark={mark}{KILL_PROGRAM}"
     try:
         async with asyncio.timeout(MARGIN_SEC):
-            result = await environment.exec(kill_program(mark), cwd="/", timeout_sec=MARGIN_SEC)
+            result = await environment.exec(program, cwd="/", timeout_sec=MARGIN_SEC)
         text = f"exit code {result.return_code}: {result.stderr}" if result.return_code else ""
     except Exception as error:
         text = f"{type(error).__name__}: {error}"
@@ -2514,24 +2502,50 @@ async def kill_script(mark: str, environment: BaseEnvironment) -> None:
 
 
 async def run_program(
-    encoded: str, mark: str, environment: BaseEnvironment, max_bytes: int, timeout_sec: int
+    program: str, mark: str, environment: BaseEnvironment, timeout_sec: int
 ) -> tuple[str, str | None]:
-    """Run the program of a script, in the first of PLACES where it starts. Returns what it printed,
-    or the error of the environment, and the working directory."""
+    """Run the program of a script. Returns what it printed, or the error of the environment, and
+    its working directory: None for the container's own, or / if that cannot be used."""
     printed, cwd = "", None
     try:
-        for folder, cwd in PLACES:
-            program = script_program(encoded, folder, mark, max_bytes)
+        for cwd in (None, "/"):
             result = await environment.exec(program, cwd=cwd, timeout_sec=timeout_sec)
             # stderr says why there is no report, such as "bash: not found".
             printed = valid_text(result.stdout) + valid_text(result.stderr)
-            # "begin" is printed before the script starts. Without it nothing ran, so try the next
-            # place. A program that succeeded without it lost its output: do not run it twice.
+            # Without "begin" nothing ran. (Except with exit code 0: then the output was lost.)
             if f"begin:{mark}:" in printed or result.return_code == 0:
                 break
     except Exception as error:
         printed = f"{type(error).__name__}: {error}"
     return printed, cwd
+
+
+async def run_or_kill(
+    program: str, mark: str, environment: BaseEnvironment, seconds: int
+) -> tuple[str, str | None, bool]:
+    """Run the program of a script. Kill the script at the time limit, when the run is cancelled,
+    and when the report is missing, because the script may still be running then. Returns the result
+    of `run_program`, and whether the time limit was reached. Raises RuntimeRequestError if the
+    environment no longer runs commands."""
+    # The environment's own limit comes last: the kill and the report take a margin each.
+    limit = seconds + 3 * MARGIN_SEC
+    running = asyncio.create_task(run_program(program, mark, environment, limit))
+    try:
+        await asyncio.wait([running], timeout=seconds)
+        timed_out = not running.done()
+        if timed_out or not parse_report(running.result()[0], mark):
+            await kill_script(mark, environment)
+            # The program survives its script, and still prints the report.
+            await asyncio.wait([running], timeout=MARGIN_SEC)
+        printed, cwd = running.result() if running.done() else ("no answer", None)
+        return printed, cwd, timed_out
+    except asyncio.CancelledError:
+        with contextlib.suppress(RuntimeRequestError):
+            await kill_script(mark, environment)
+        raise
+    finally:
+        # Give up an environment that does not answer. (A finished task ignores this.)
+        running.cancel()
 
 
 async def run_script(
@@ -2540,34 +2554,17 @@ async def run_script(
     """Run blocks as one script with a time limit in seconds. Returns its exit code and its output,
     as the model is told them. Raises RuntimeRequestError if the environment no longer runs
     commands."""
-    encoded = encoded_script(blocks)
+    script = "".join(f"eval {shlex.quote(block)}\n" for block in blocks)
+    encoded = base64.b64encode(script.encode()).decode()
     # The program becomes one argument of a process. Linux accepts 131,072 bytes.
     if len(encoded) > 129_000:
         # 126 is bash's code for "cannot be run".
         return script_result("126", "[Nothing was run: the script is too long. Split it.]")
     mark = uuid4().hex[:8]
-    # The environment's own limit comes last: after the kill, and the wait for the report.
-    limit = seconds + 3 * MARGIN_SEC
-    running = asyncio.create_task(run_program(encoded, mark, environment, max_bytes, limit))
-    try:
-        await asyncio.wait([running], timeout=seconds)
-        timed_out = not running.done()
-        if timed_out:
-            await kill_script(mark, environment)
-            # The program survives its script, and still prints the report.
-            await asyncio.wait([running], timeout=MARGIN_SEC)
-        printed, cwd = running.result() if running.done() else ("no answer", None)
-        report = parse_report(printed, mark)
-        if not report and not timed_out:
-            # The script may still be running.
-            await kill_script(mark, environment)
-    except asyncio.CancelledError:
-        with contextlib.suppress(RuntimeRequestError):
-            await kill_script(mark, environment)
-        raise
-    finally:
-        # Give up an environment that does not answer. (A finished task ignores this.)
-        running.cancel()
+    variables = f"loop_mark={mark} loop_max_bytes={max_bytes} loop_script={encoded}"
+    program = variables + SCRIPT_PROGRAM
+    printed, cwd, timed_out = await run_or_kill(program, mark, environment, seconds)
+    report = parse_report(printed, mark)
     code, output = report or ("unknown", printed[-max_bytes:])
     notices = []
     if not report:

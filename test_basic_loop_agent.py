@@ -179,7 +179,7 @@ class FakeEnvironment:
         result = await outcome(next(self.results, ""))
         if not isinstance(result, str):
             return result
-        mark = re.search(r"BASIC_LOOP_MARK=(\w+)", command)[1]
+        mark = re.search(r"loop_mark=(\w+)", command)[1]
         output = base64.b64encode(result.encode()).decode()
         return ExecResult(stdout=f"begin:{mark}:\n{output}\n:{mark}:0:\n", return_code=0)
 
@@ -188,14 +188,14 @@ class FakeEnvironment:
         """Each script, without the newlines at its end. (The module's program has it in base64, and
         in it each block as `eval 'BLOCK'`.)"""
         programs = [command for command in self.commands if "begin:" in command]
-        encoded = [re.search(r"echo (\S+) \| base64 -d", program)[1] for program in programs]
+        encoded = [re.search(r"loop_script=(\S+)", program)[1] for program in programs]
         texts = [base64.b64decode(text).decode() for text in encoded]
         return ["".join(shlex.split(text)[1::2]).rstrip() for text in texts]
 
     @property
     def first_script_was_killed(self) -> bool:
         """Whether the second command kills all that has the mark of the first one."""
-        marks = [re.search(r"BASIC_LOOP_MARK=(\w+)", command)[1] for command in self.commands]
+        marks = [re.search(r"loop_mark=(\w+)", command)[1] for command in self.commands]
         return marks[0] == marks[1] and "kill -TERM" in self.commands[1]
 
 
@@ -1645,25 +1645,25 @@ class TestLoop:
         server = f"MCP server: {WEB.model_dump_json(exclude_none=True)}"
         assert run.steps[0].message == f"{server}\n\none\n\ntwo\n\nthree"
 
-    def test_a_prompt_of_a_loop_that_had_no_reply_opens_the_next_step(self, tinker):
+    def test_a_prompt_of_a_loop_that_had_no_reply_is_not_repeated(self, tinker):
         run = tinker.new_run(["hi", GONE, "hi", "hi"], agent_class=OwnLoop, max_turns=2)
         asyncio.run(two_steps(run))
         users = [step.message for step in run.steps if step.source == "user"]
-        assert users == ["go on\n\ntwo", "go on"]
+        assert users == ["two", "go on"]
 
     class Reminds(BasicLoopAgent):
         async def converse(self, prompt: str, environment: Any) -> str:
             return await super().converse(f"{prompt}\n\nremember", environment)
 
-    def test_what_a_loop_added_in_a_step_without_a_turn_opens_the_next_step(self, tinker):
+    def test_what_a_loop_added_in_a_step_without_a_turn_is_not_repeated(self, tinker):
         run = tinker.new_run([GONE, "hi"], agent_class=TestLoop.Reminds)
         asyncio.run(finish(run, run))
-        assert run.steps[0].message == "do it\n\nremember\n\ndo it\n\nremember"
+        assert run.steps[0].message == "do it\n\ndo it\n\nremember"
 
-    def test_a_step_without_a_turn_shows_what_it_did_not_send(self, tinker):
+    def test_a_step_without_a_turn_shows_its_first_prompt(self, tinker):
         run = tinker.new_run([GONE], agent_class=TestLoop.Reminds)
         asyncio.run(finish(run))
-        assert run.steps[0].message == "do it\n\nremember"
+        assert run.steps[0].message == "do it"
 
     def test_what_a_failed_call_did_not_send_is_sent_once_it_can(self, tinker):
         """A loop may catch an error of the model's server, and try again."""
@@ -3291,7 +3291,7 @@ class PrintingEnvironment(FakeEnvironment):
 
     @property
     def mark(self) -> str:
-        return re.search(r"BASIC_LOOP_MARK=(\w+)", self.commands[0])[1]
+        return re.search(r"loop_mark=(\w+)", self.commands[0])[1]
 
 
 def run_shell_that_prints(printed: str, seconds: float = 0, **options: Any) -> str:
@@ -3740,7 +3740,7 @@ class TestScripts:
 
         shell.exec = exec_and_note
         run_shell(shell, script, seconds=seconds)
-        mark = re.search(r"BASIC_LOOP_MARK=(\w+)", commands[0])[1]
+        mark = re.search(r"loop_mark=(\w+)", commands[0])[1]
         left = [*os.listdir("/dev/shm"), *os.listdir("/tmp")]
         assert [name for name in left if name.startswith(mark)] == []
 
@@ -3979,10 +3979,10 @@ class TestScripts:
         prints_nothing=(ExecResult(return_code=127), ""),
     )
     def test_a_script_that_starts_nowhere_is_told(self, answer, printed):
-        environment = FakeEnvironment(answer, answer, answer, ExecResult(return_code=0))
+        environment = FakeEnvironment(answer, answer, ExecResult(return_code=0))
         text = run_shell(environment, "x")
         assert text == told("unknown", "\n".join(filter(None, [printed, NO_REPORT])))
-        assert environment.folders == [None, None, "/", "/"]
+        assert environment.folders == [None, "/", "/"]
 
 
 # ------------------------------------------------------------------------------ prompts on Tinker

@@ -39,10 +39,5 @@ class Careful(BasicLoopAgent):
                 f"{self.instruction}\n\n"
                 "If something is missing, go on. If not, repeat your answer, without a block."
             )
-            try:
-                stop_reason = await super().converse(check, environment)
-            finally:
-                # Without a reply, the next step would open with the check.
-                if self.unanswered == check:
-                    self.unanswered = ""
+            stop_reason = await super().converse(check, environment)
         return stop_reason

@@ -152,8 +152,8 @@ class HostEnvironment(BaseEnvironment):
         """Run the agent's program for SCRIPT. Any other command is answered, but not run: the
         agent's kill, `rm -f /logs/agent/...` before a later run, and commands of Harbor, such as
         `pwd`. Raises RuntimeError for a program that holds any other block."""
-        # The agent's program has the text of a model only in base64, as the word after `echo`.
-        encoded = re.findall(r"echo (\S*) \| base64 -d", command)
+        # The agent's program has the text of a model only in base64, in this variable.
+        encoded = re.findall(r"loop_script=(\S*)", command)
         if not encoded:
             return ExecResult(return_code=0, stderr="not run: this environment only runs SCRIPT")
         expected = {f"eval {shlex.quote(SCRIPT + chr(10))}\n"}
