@@ -41,6 +41,7 @@ import os
 import re
 import shlex
 import threading
+import traceback
 import urllib.parse
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -150,6 +151,8 @@ class BasicLoopOptions(
         """Trainers put options into llm_kwargs, such as the top_p of SkyRL's own configuration. So
         an option that was not given is taken from there."""
         llm_kwargs = given.get("llm_kwargs")
+        if isinstance(llm_kwargs, str):
+            raise ValueError('llm_kwargs is no JSON object: write llm_kwargs=\'{"stop": ["x"]}\'')
         if not isinstance(llm_kwargs, dict):
             return given
         taken = {name: value for name, value in llm_kwargs.items() if name in OPTION_NAMES}
@@ -163,22 +166,24 @@ class BasicLoopOptions(
     def _check(self) -> Self:
         if self.collect_rollout_details is None:
             self.collect_rollout_details = self.model_client != "litellm"
-        for name, clients in CLIENTS_OF_OPTION.items():
-            # Harbor before 0.25 has no reasoning_effort.
-            if self.model_client not in clients and getattr(self, name, None):
-                raise ValueError(f"{name} is for model_client={' or '.join(clients)}: drop it")
         if self.model_path is not None and not self.model_path.startswith("tinker://"):
             raise ValueError("model_path must begin with tinker://")
-        if self.api_base is not None and not re.match("https?://", self.api_base):
-            raise ValueError("api_base must begin with http:// or https://")
+        if self.api_base is not None:
+            check_url(self.api_base, "api_base")
         for name in ("extra_body", "extra_headers"):
             if not isinstance(self.llm_kwargs.get(name) or {}, dict):
                 raise ValueError(f"llm_kwargs: {name} must be a JSON object")
         extra_body = self.llm_kwargs.get("extra_body") or {}
         for name in OPTION_NAMES & extra_body.keys():
             raise ValueError(f"extra_body must not hold {name}: give it as an option")
-        for name in REFUSED_ARGUMENTS.keys() & {*self.llm_kwargs, *extra_body}:
+        further = {*self.llm_kwargs, *extra_body}
+        for name in REFUSED_ARGUMENTS.keys() & further:
             raise ValueError(f"llm_kwargs must not hold {name}: {REFUSED_ARGUMENTS[name]}")
+        for name, clients in CLIENTS_OF_OPTION.items():
+            # Harbor before 0.25 has no reasoning_effort.
+            is_given = getattr(self, name, None) or name in further
+            if is_given and self.model_client not in clients:
+                raise ValueError(f"{name} is for model_client={' or '.join(clients)}: drop it")
         return self
 
 
@@ -300,7 +305,7 @@ class Turn(LLMResponse):
     def __post_init__(self) -> None:
         self.content = valid_text(self.content)
         self.reasoning_content = valid_text(self.reasoning_content)
-        reason = str(self.finish_reason).lower()
+        reason = valid_text(str(self.finish_reason)).lower()
         # Servers say "length".
         self.finish_reason = StopReason.MAX_TOKENS.value if reason == "length" else reason
         self.extra = self.extra or {}
@@ -792,10 +797,13 @@ task is done, reply without such a block."""
         except asyncio.CancelledError:
             stop_reason = StopReason.CANCELLED
             raise
-        except (ApiError, RuntimeRequestError):
-            raise
         except Exception as error:
-            raise RuntimeRequestError(f"{type(error).__name__}: {error}") from error
+            failure = error
+            if not isinstance(error, ApiError | RuntimeRequestError):
+                failure = RuntimeRequestError(f"{type(error).__name__}: {error}")
+                failure.__cause__ = error
+            failure = savable(failure)
+            raise failure from failure.__cause__
         finally:
             try:
                 self._record(stop_reason, context)
@@ -812,7 +820,10 @@ task is done, reply without such a block."""
             async with timer:
                 if self._n_runs > 1:
                     await self._remove_old_files(environment)
-                return await self.converse(self.first_prompt, environment)
+                stop_reason = await self.converse(self.first_prompt, environment)
+                if not isinstance(stop_reason, str):
+                    raise TypeError("converse must return a StopReason or another string")
+                return stop_reason
         except TimeoutError:
             if not timer.expired():
                 # Another timeout, of the environment or the loop.
@@ -851,10 +862,11 @@ task is done, reply without such a block."""
             context.rollout_details = rollout_details(trainable)
             metadata["n_turns_without_ids"] = len(self.turns) - len(trainable)
             metadata["n_prefix_breaks"] = sum(turn.breaks_prefix for turn in trainable)
-        # Harbor can save JSON values only.
-        context.metadata = to_jsonable_python(
-            metadata | self.metadata, fallback=str, inf_nan_mode="null"
-        )
+        # Harbor can save JSON values only. If it cannot save a text, the whole job ends, so
+        # `to_json` raises the error here.
+        metadata = to_jsonable_python(metadata | self.metadata, fallback=str, inf_nan_mode="null")
+        to_json(metadata)
+        context.metadata = metadata
 
     def _write_files(self, context: AgentContext) -> None:
         """Write what the run leaves in the log folder. Raises OSError."""
@@ -1042,10 +1054,14 @@ CONTEXT_IS_FULL = (
     "context size",
     "context limit",
     "maximum context",
-    "token limit",
-    "tokens limit",
+    "the token limit",
+    "model token limit",
+    "total tokens limit",
     # Anthropic, Bedrock, Ollama, SGLang
-    "too long",
+    "prompt is too long",
+    "prompt too long",
+    "input is too long",
+    "input too long",
     "request_too_large",
     "request exceeds the maximum size",
     "request body too large for",
@@ -1087,19 +1103,9 @@ CONTEXT_IS_FULL = (
     "tokens_limit_reached",
     "larger than the max_length",
 )
-# These contain a phrase above ("took too long" contains "too long") but mean something else.
-# `has_phrase` removes them first.
-OTHER_LIMITS = (
-    "took too long",
-    "taking too long",
-    "name too long",
-    "string too long",
-    "array too long",
-    "key is too long",
-    "argument list too long",
-    "too many tokens, please wait",
-    "too many tokens per",
-)
+# These contain a phrase above, "too many tokens", but mean something else. `has_phrase` removes
+# them first.
+OTHER_LIMITS = ("too many tokens, please wait", "too many tokens per")
 # Phrases for a quota that is used up, in lower case. Waiting does not help then.
 QUOTA_IS_USED_UP = (
     "insufficient quota",
@@ -1132,6 +1138,8 @@ QUOTA_IS_USED_UP = (
     "(tpd)",
     "余额不足",
 )
+# What litellm writes before a response that it cannot read, which it quotes.
+UNREADABLE = ("original response", "received_args", "error converting to valid response")
 # The statuses of an error about the request: bad, too large, not valid.
 REFUSED_STATUSES = (400, 413, 422)
 # The statuses of a server that is overloaded, or paused for new weights.
@@ -1143,7 +1151,6 @@ BUSY_STATUSES = (
 )
 # The statuses below 500 that go away by themselves, mostly from gateways.
 DOWN_STATUSES = (
-    200,  # a response that litellm cannot read
     408,  # timeout of the request
     409,  # conflict
     425,  # too early
@@ -1161,11 +1168,12 @@ def meaning_of(error: Exception) -> Meaning:
         return "context is full"
     if isinstance(error, AbortedError):
         return "busy"
+    message = str(error).lower()
+    if any(words in message for words in UNREADABLE):
+        return "down"
     status = getattr(error, "status_code", None) or 0
-    # Search the start only. After it, some servers repeat the request, and litellm quotes a
-    # response that it cannot read. Either may contain any phrase.
-    message = re.split("Original Response|received_args", str(error))[0]
-    text = f"{message[:500]} {str(getattr(error, 'body', ''))[:500]}".lower()
+    # Search the start only. After it, some servers repeat the request, which may hold any phrase.
+    text = message[:500] + str(getattr(error, "body", "")).lower()[:500]
     # Some errors of Tinker have no status. Their category is "user" if the request is at fault.
     is_refused = status in REFUSED_STATUSES or str(getattr(error, "category", "")) == "user"
     # A prompt that is too long has no status of its own, so look for phrases. (llama.cpp and Ollama
@@ -1214,6 +1222,13 @@ def error_text(error: Exception) -> str:
     if isinstance(cause, OSError) and cause_text not in text:
         text = f"{text} ({cause_text})"
     return without_passwords(text)
+
+
+def savable(error: Exception) -> Exception:
+    """The error. If Harbor could not save its text, one of the same class with a valid text and
+    without causes: a lone surrogate in a server's message would end the whole job."""
+    text = "".join(traceback.format_exception(error))
+    return error if text == valid_text(text) else type(error)(valid_text(str(error)))
 
 
 def first_cause(error: BaseException) -> BaseException:
@@ -1341,30 +1356,48 @@ VARIABLE_PREFIXES = {
 }
 
 
+# Most URLs are in a variable such as GROQ_API_BASE. These are in another one, too. (HF_ENDPOINT and
+# WANDB_BASE_URL name other servers, which must not receive a conversation.)
+URL_ENDINGS = {
+    **dict.fromkeys(["tinker", "vllm", "sglang", "openai", "text-completion-openai"], "BASE_URL"),
+    **dict.fromkeys(["anthropic", "cometapi", "tensormesh"], "BASE_URL"),
+    "datarobot": "ENDPOINT",
+    "watsonx": "URL",
+}
+
+
+def check_url(url: str, name: str) -> None:
+    """Raise ValueError if a text is no URL of a server."""
+    if not re.match(r"https?://[^/\s]", url):
+        raise ValueError(f"{name} must begin with http:// or https:// and a host")
+
+
 def url_and_key(
     options: BasicLoopOptions, provider: str, agent_env: dict[str, str]
 ) -> tuple[str | None, str | None]:
     """The URL and the API key of the model's server, None for the client's default. They come from
     an option, a variable of the agent (`--ae`) or one of the process, such as OPENAI_BASE_URL. The
     provider is tinker, vllm, sglang, or litellm's name for the server, such as openai. Raises
-    ValueError for a key that no HTTP header can hold."""
+    ValueError for a bad URL, and for a key that no HTTP header can hold."""
     # `harbor jobs resume` passes on masked keys, such as sk-r****456. They do not count.
     given = {name: text for name, text in agent_env.items() if "****" not in text}
     prefixes = VARIABLE_PREFIXES.get(provider, [provider.upper().replace("-", "_")])
 
-    def variable(prefixes: list[str], *endings: str) -> str | None:
+    def variable(*endings: str) -> str | None:
         names = [f"{prefix}_{ending}" for prefix in prefixes for ending in endings]
         values = [variables.get(name) for variables in (given, os.environ) for name in names]
         return next(filter(None, values), None)
 
-    # The other prefixes are for keys only. HF_ENDPOINT, for example, is the URL of the model hub,
-    # which must not receive a conversation.
-    url = options.api_base or variable(prefixes[:1], "BASE_URL", "API_BASE", "ENDPOINT", "URL")
+    url = options.api_base or variable(URL_ENDINGS.get(provider, "API_BASE"), "API_BASE")
+    if url:
+        # A value from a file often ends in a newline.
+        url = url.strip()
+        check_url(url, f"the URL of {provider}")
     key = options.llm_kwargs.get("api_key") or variable(
-        prefixes, "API_KEY", "TOKEN", "API_TOKEN", "KEY", "SECRET_KEY", "APIKEY", "JWT"
+        "API_KEY", "TOKEN", "API_TOKEN", "KEY", "SECRET_KEY", "APIKEY", "JWT"
     )
     if key:
-        # No blanks: a key from a file often ends in a newline.
+        # No blanks, for the same reason.
         key = "".join(str(key).split())
         if not (key.isascii() and key.isprintable()):
             # An HTTP client would show such a key in its error.
@@ -1876,7 +1909,12 @@ class TinkerClient(TokenClient):
                 f"tinker-cookbook does not know {model}: set renderer_name, or for Claude, GPT, "
                 "Gemini and the like model_client=litellm"
             ) from error
-        self._tokenizer: Any = get_tokenizer(model)
+        try:
+            self._tokenizer: Any = get_tokenizer(model)
+        except Exception as error:
+            raise ValueError(
+                f"the tokenizer of {model} cannot be loaded: check -m and the network: {error}"
+            ) from error
         with _tokenizer_lock:
             self._renderer = get_renderer(name, self._tokenizer)
             # Token ids, or strings from the renderer role_colon.
@@ -2072,7 +2110,7 @@ class ServerClient(TokenClient):
             if not self._given_limit:
                 raise ApiError(
                     f"{self.url} is not a vLLM or SGLang server (for others set "
-                    f"model_client=litellm): {error!r}"
+                    f"model_client=litellm), or is not ready: {error!r}"
                 ) from error
         # Some servers do not list an adapter that they load at its first request.
         limit = limits.get(self._model) or self._given_limit
@@ -2140,6 +2178,8 @@ class ServerClient(TokenClient):
         # vLLM returns these in the choice, SGLang beside the choices.
         for place in (reply, response.get("sglext"), response.get("metadata")):
             extra |= {name: place[name] for name in EXTRA_NAMES if place and place.get(name)}
+        if reply.get("prompt_token_ids") not in (None, prompt_ids):
+            raise ApiError(f"{self.url} changed the ids of the prompt")
         ids = reply.get("token_ids")
         usage = response.get("usage") or {}
         details = usage.get("prompt_tokens_details") or {}
@@ -2151,7 +2191,7 @@ class ServerClient(TokenClient):
             prompt_token_ids=prompt_ids,
             completion_token_ids=ids,
             logprobs=(reply.get("logprobs") or {}).get("token_logprobs"),
-            finish_reason=reply["finish_reason"],
+            finish_reason=reply["finish_reason"] or "error",
             extra=extra,
         )
 

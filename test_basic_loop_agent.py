@@ -1063,6 +1063,8 @@ class TestOptions:
         renderer_elsewhere=(CHAT_OPTIONS | {"renderer_name": "x"}, "=tinker: drop it"),
         url_without_http=({"api_base": "localhost:8000"}, "api_base must begin with http://"),
         empty_url=(CHAT_OPTIONS | {"api_base": ""}, "api_base must begin with http://"),
+        url_without_host=({"api_base": "http://"}, "api_base must begin with .* and a host"),
+        effort_elsewhere=({"llm_kwargs": {"reasoning_effort": "low"}}, "=litellm: drop it"),
         model_twice=({"llm_kwargs": {"model_name": 1}}, "llm_kwargs must not hold model_name: the"),
         model_named_otherwise=({"llm_kwargs": {"model": 1}}, "llm_kwargs must not hold model: the"),
         server_twice=(
@@ -1107,6 +1109,7 @@ class TestOptions:
             {"llm_kwargs": {"extra_body": "x"}},
             "extra_body must be a JSON object",
         ),
+        text_as_llm_kwargs=({"llm_kwargs": "n=2"}, "llm_kwargs is no JSON object: write"),
         text_as_extra_headers=(
             {"llm_kwargs": {"extra_headers": "x"}},
             "extra_headers must be a JSON object",
@@ -1125,7 +1128,9 @@ class TestOptions:
         ),
     )
     def test_a_bad_option_is_an_error_that_shows_no_key(self, given, message, tmp_path):
-        llm_kwargs = {"api_key": "sk-secret"} | given.get("llm_kwargs", {})
+        llm_kwargs = given.get("llm_kwargs", {})
+        if isinstance(llm_kwargs, dict):
+            llm_kwargs = {"api_key": "sk-secret"} | llm_kwargs
         with pytest.raises(ValueError, match=f"(?s){message}") as error:
             BasicLoopAgent(logs_dir=tmp_path, model_name="m", **given | {"llm_kwargs": llm_kwargs})
         assert "sk-secret" not in str(error.value)
@@ -1284,19 +1289,21 @@ class TestOptions:
     # without OPENAI_. `expected` is the URL and the key. Each value says where it is from.
     @columns("given agent_env expected").rows(
         process=({}, {}, ("process", "process")),
-        agent=({}, {"BASE_URL": "agent", "API_KEY": "agent"}, ("agent", "agent")),
-        api_base_if_no_base_url=({}, {"BASE_URL": "", "API_BASE": "agent"}, ("agent", "process")),
-        option=({"api_base": "http://x"}, {"BASE_URL": "agent"}, ("http://x/v1", "process")),
+        agent=({}, {"BASE_URL": "http://agent", "API_KEY": "agent"}, ("agent", "agent")),
+        api_base=({}, {"BASE_URL": "", "API_BASE": "http://agent"}, ("agent", "process")),
+        option=({"api_base": "http://x"}, {"BASE_URL": "http://agent"}, ("x", "process")),
+        url_from_a_file=({}, {"BASE_URL": "http://agent\n"}, ("agent", "process")),
         key=({"llm_kwargs": {"api_key": "option"}}, {"API_KEY": "agent"}, ("process", "option")),
         masked_by_harbor=({}, {"API_KEY": "sk-r****456"}, ("process", "process")),
         key_from_a_file=({}, {"API_KEY": " ag\nent\n"}, ("process", "agent")),
     )
     def test_the_first_place_with_a_value_wins(self, given, agent_env, expected, monkeypatch):
-        monkeypatch.setenv("OPENAI_BASE_URL", "process")
+        monkeypatch.setenv("OPENAI_BASE_URL", "http://process")
         monkeypatch.setenv("OPENAI_API_KEY", "process")
         options = BasicLoopOptions(**CHAT_OPTIONS, **given)
         agent_env = {f"OPENAI_{name}": value for name, value in agent_env.items()}
-        assert module.url_and_key(options, "openai", agent_env) == expected
+        url, key = module.url_and_key(options, "openai", agent_env)
+        assert (url, key) == (f"http://{expected[0]}/v1", expected[1])
 
     @columns("provider url expected").rows(
         openai=("openai", "http://x:1", "http://x:1/v1"),
@@ -1325,6 +1332,7 @@ class TestOptions:
     cohere COHERE_API_KEY CO_API_KEY COHERE_API_BASE
     cohere_chat COHERE_API_KEY CO_API_KEY COHERE_API_BASE
     cometapi COMETAPI_KEY COMETAPI_API_BASE
+    datarobot DATAROBOT_API_TOKEN DATAROBOT_ENDPOINT
     dashscope DASHSCOPE_API_KEY DASHSCOPE_API_BASE
     deepseek DEEPSEEK_API_KEY DEEPSEEK_API_BASE
     featherless_ai FEATHERLESS_AI_API_KEY FEATHERLESS_API_KEY FEATHERLESS_API_BASE
@@ -1334,7 +1342,7 @@ class TestOptions:
     gemini GEMINI_API_KEY GOOGLE_API_KEY PALM_API_KEY GEMINI_API_BASE
     groq GROQ_API_KEY GROQ_API_BASE
     hosted_vllm HOSTED_VLLM_API_KEY HOSTED_VLLM_API_BASE
-    huggingface HUGGINGFACE_API_KEY HF_TOKEN HUGGINGFACE_API_BASE
+    huggingface HUGGINGFACE_API_KEY HF_TOKEN HUGGINGFACE_API_BASE HF_API_BASE
     lambda_ai LAMBDA_API_KEY LAMBDA_API_BASE
     meta_llama LLAMA_API_KEY LLAMA_API_BASE
     nano-gpt NANOGPT_API_KEY
@@ -1352,7 +1360,7 @@ class TestOptions:
     veniceai VENICE_AI_API_KEY
     vercel_ai_gateway VERCEL_AI_GATEWAY_API_KEY VERCEL_OIDC_TOKEN VERCEL_AI_GATEWAY_API_BASE
     volcengine VOLCENGINE_API_KEY VOLCENGINE_API_BASE
-    watsonx WATSONX_APIKEY WATSONX_API_KEY WX_API_KEY WATSONX_API_BASE WATSONX_URL
+    watsonx WATSONX_APIKEY WATSONX_API_KEY WX_API_KEY WATSONX_API_BASE WATSONX_URL WX_URL WML_URL
     xai XAI_API_KEY XAI_API_BASE
     """
     PAIRS = [
@@ -1367,10 +1375,10 @@ class TestOptions:
     ):
         # The process has values under all names of this provider.
         for _, other in [pair for pair in self.PAIRS if pair[0] == provider]:
-            monkeypatch.setenv(other, "process")
+            monkeypatch.setenv(other, "http://process")
         options = BasicLoopOptions(**CHAT_OPTIONS)
-        url, key = module.url_and_key(options, provider, {name: "agent"})
-        assert (url if re.search("BASE|URL$", name) else key) == "agent"
+        url, key = module.url_and_key(options, provider, {name: "http://agent/x"})
+        assert (url if re.search("BASE|URL|ENDPOINT$", name) else key) == "http://agent/x"
 
     # Variables of the same company for other servers: the model hub's mirror, Google's other APIs.
     @columns("provider name").rows(
@@ -1378,11 +1386,17 @@ class TestOptions:
         google=("gemini", "GOOGLE_BASE_URL"),
         openrouter=("openrouter", "OR_URL"),
         azure=("azure_ai", "AZURE_ENDPOINT"),
+        wandb=("wandb", "WANDB_BASE_URL"),
     )
     def test_a_url_of_another_server_is_not_the_models(self, provider, name, monkeypatch):
         monkeypatch.setenv(name, "http://process")
         options = BasicLoopOptions(**CHAT_OPTIONS)
         assert module.url_and_key(options, provider, {name: "http://agent"})[0] is None
+
+    @pytest.mark.parametrize("url", ["127.0.0.1:8000", "http://", "https:///v1"])
+    def test_a_variable_that_holds_no_url_is_an_error(self, url):
+        with pytest.raises(ValueError, match=r"the URL of vllm must begin with http://"):
+            module.url_and_key(BasicLoopOptions(), "vllm", {"VLLM_BASE_URL": url})
 
     def test_a_masked_key_does_not_hide_a_key_of_the_process(self, monkeypatch):
         monkeypatch.setenv("FIREWORKS_AI_API_KEY", "process")
@@ -2147,10 +2161,25 @@ class TestLoop:
         expected = {"stop_reason": "own reason", **counts, **seen}
         assert tinker.run(agent_class=OwnLoop).metadata == expected
 
-    def test_metadata_that_is_no_dict_is_an_error_that_is_not_scored(self, tinker, monkeypatch):
-        monkeypatch.setattr(OwnLoop, "after_turn", lambda agent: setattr(agent, "metadata", None))
-        with pytest.raises(RuntimeRequestError, match="the run cannot be recorded: TypeError"):
-            tinker.run(agent_class=OwnLoop)
+    # Harbor could not save the second one, and would end the whole job.
+    @columns("metadata").rows(no_dict=None, half_a_character={"x": "\ud83d"})
+    def test_bad_metadata_is_an_error_and_is_not_saved(self, metadata, tinker, monkeypatch):
+        def replace(agent: BasicLoopAgent) -> None:
+            agent.metadata = metadata
+
+        monkeypatch.setattr(OwnLoop, "after_turn", replace)
+        failed = tinker.new_run(agent_class=OwnLoop)
+        with pytest.raises(RuntimeRequestError, match="the run cannot be recorded: "):
+            failed.follow()
+        assert failed.context.model_dump_json()
+
+    def test_a_loop_that_returns_nothing_is_an_error(self, tinker):
+        class ReturnsNothing(BasicLoopAgent):
+            async def converse(self, prompt: str, environment: Any) -> str:
+                await super().converse(prompt, environment)
+
+        with pytest.raises(RuntimeRequestError, match="converse must return a StopReason or"):
+            tinker.run(agent_class=ReturnsNothing)
 
 
 # ---------------------------------------------------------------------------- limits and endings
@@ -2450,19 +2479,19 @@ class TestEndings:
         ),
         openAI=(Refusal(400, "code: context_length_exceeded"), "context_overflow"),
         too_long=(Refusal(422, "prompt is too long"), "context_overflow"),
-        gemini=(Refusal(413, "exceeds the token limit"), "context_overflow"),
+        a_gateway=(Refusal(413, "exceeds the token limit"), "context_overflow"),
         xAI=(Refusal(400, "This model's maximum prompt length is 131072"), "context_overflow"),
         glm=(Refusal(400, "Prompt exceeds max length"), "context_overflow"),
         dashscope=(Refusal(400, "Range of input length should be [1, 30720]"), "context_overflow"),
         llama_cpp=(Refusal(500, "exceeds the available context size"), "context_overflow"),
         harbors=(ContextLengthExceededError(), "context_overflow"),
-        tinkers_user=(tinker_error("too long", "user"), "context_overflow"),
-        tinkers_server=(tinker_error("too long", "server"), "error"),
+        tinkers_user=(tinker_error("prompt is too long", "user"), "context_overflow"),
+        tinkers_server=(tinker_error("prompt is too long", "server"), "error"),
         a_gateways_timeout=(Refusal(504, "the upstream took too long"), "error"),
         a_servers_timeout=(Refusal(500, "the request took too long"), "error"),
         a_field_of_the_request=(Refusal(400, "Invalid 'user': string too long"), "error"),
         another_bad_request=(Refusal(400, "no such model"), "error"),
-        no_status=(RuntimeError("too long"), "error"),
+        no_status=(RuntimeError("prompt is too long"), "error"),
     )
     def test_only_a_refused_request_is_a_full_context(self, error, stop_reason, tinker):
         # An error that may pass is waited for: the next one ends the run.
@@ -2568,6 +2597,8 @@ class TestEndings:
         a_list=(400, "Invalid 'stop': array too long. Expected an array with maximum length 4"),
         a_key=(400, "API key is too long"),
         a_slow_server=(500, "The model is taking too long to respond"),
+        a_long_queue=(500, "The queue is too long"),
+        a_rate=(400, "Deployment x is over its token limit (TPM)"),
         a_file=(500, "[Errno 36] File name too long: 'x'"),
         a_command=(400, "Field required: 'content' (bash: Argument list too long)"),
         a_request_that_is_repeated=(400, "Field required: " + "x" * 500 + "context length"),
@@ -2645,6 +2676,16 @@ class TestEndings:
         assert run.context.rollout_details is None
         asyncio.run(run.step("two"))
         assert "user\none\n\ntwo<|im_end|>" in vllm.prompt_text(-1)
+
+    def test_a_prompt_that_the_server_changed_is_an_error(self, vllm):
+        failed = vllm.new_run([Reply("hi", choice={"prompt_token_ids": [4, 5, 6]})])
+        with pytest.raises(module.ApiError, match="changed the ids of the prompt"):
+            failed.follow()
+
+    def test_a_reply_on_vllm_without_a_finish_reason_is_an_error(self, vllm):
+        failed = vllm.new_run([Reply("hi", choice={"finish_reason": None})])
+        with pytest.raises(module.ApiError, match="ended the reply with 'error'"):
+            failed.follow()
 
     @columns("choice").rows(no_ids={"token_ids": None}, no_logprobs={"logprobs": None})
     def test_a_first_turn_without_ids_is_an_error(self, choice, server):
@@ -5320,6 +5361,7 @@ class TestVllm:
         no_list=({"data": None}, "is not a vLLM or SGLang server"),
         another_answer=({"models": []}, "is not a vLLM or SGLang server"),
         no_path=(Refusal(404, "gone"), "is not a vLLM or SGLang server"),
+        not_ready=(Refusal(503, "loading"), "or is not ready"),
         names=({"data": [VLLM_MODEL]}, "is not a vLLM or SGLang server"),
     )
 
@@ -5865,6 +5907,24 @@ class TestChat:
         failed = chat.new_run([bash("ls"), *[unreadable] * 999], max_turns=3)
         asyncio.run(finish(failed), loop_factory=virtual_loop)
         assert failed.stop_reason == "error"
+
+    def test_a_reply_of_gemini_that_litellm_cannot_read_is_no_full_context(
+        self, chat, no_pause, monkeypatch
+    ):
+        """The text of litellm's error holds the whole response. Here the usage is missing."""
+        parts = [{"text": "This is about the context window."}]
+        answer = {"candidates": [{"content": {"role": "model", "parts": parts}}]}
+        monkeypatch.setattr(chat, "answer", lambda *request: answer)
+        with pytest.raises(module.ApiError, match="Error converting to valid response"):
+            chat.run(model_name="gemini/gemini-2.5-pro", llm_kwargs={"api_key": "sk-test"})
+        assert len(chat.requests) == 3
+
+    def test_an_error_with_half_a_character_can_be_saved(self, server):
+        """Harbor would end the whole job at such a text."""
+        refusal = Refusal(400, body={"error": {"message": "invalid content: caf\ud83d"}})
+        with pytest.raises(module.ApiError, match=r"invalid content: caf\?") as error:
+            server.new_run([refusal]).follow()
+        assert shown_text(error.value).encode()
 
     def test_a_reply_of_litellm_that_the_server_aborts_is_sampled_again(self, chat, no_pause):
         aborted = Reply(bash("rm x"), choice={"finish_reason": "abort"})

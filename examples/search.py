@@ -4,9 +4,10 @@
 
     harbor run --agent examples.search:Search --ak docs=/path/to/texts --ak max_turns=50 ...
 
-A tool runs on the host, in Harbor's process, for all trials. So it has three duties:
+A tool runs on the host, in Harbor's process, for all trials. So it has four duties:
 
 - Treat what the model wrote as data. This one compares words, and opens no path that a model names.
+- Avoid errors, because an error of the tool fails the trial. This one skips links to nowhere.
 - Do not block the event loop: await, or work in a thread.
 - Bound what it returns, because `max_output_bytes` bounds only the output of scripts.
 """
@@ -66,7 +67,7 @@ def search(words: str, folder: Path) -> str:
     wanted = set(words.lower().split())
     found = []
     for path in sorted(folder.rglob("*")):
-        if path.suffix in (".md", ".txt"):
+        if path.suffix in (".md", ".txt") and path.is_file():
             for paragraph in path.read_text(errors="replace").split("\n\n"):
                 n_words = len(wanted & set(paragraph.lower().split()))
                 if n_words:

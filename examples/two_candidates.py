@@ -10,6 +10,7 @@ not follow the model's own distribution, so use this for evaluation, or with a t
 for it. If the run ends during the second call, the first reply is lost.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -54,7 +55,9 @@ class PickingClient(ModelClient):
 def worth(turn: Turn) -> tuple[bool, bool, bool, float]:
     """A complete reply is worth more than a truncated one, and that more than one at which the
     server failed. Then a reply with a text wins, and then the more probable one."""
-    mean = sum(turn.logprobs) / len(turn.logprobs) if turn.logprobs else 0.0
+    # Without ids or logprobs, a reply cannot be trained on.
+    logprobs = turn.logprobs or []
+    mean = sum(logprobs) / len(logprobs) if turn.is_trainable else -math.inf
     did_not_fail = turn.finish_reason not in FAILED_REASONS
     return turn.finish_reason == "stop", did_not_fail, bool(turn.content.strip()), mean
 
