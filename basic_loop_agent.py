@@ -24,8 +24,9 @@ The parts of this file, in order. To change the loop, read up to the end of `ans
 6. Training data from a finished trial.
 7. Files, the time limit of a task, the blocks of a reply, and the scripts made of them.
 
-The model's scripts run in the task's container. The agent limits what they print, but not the disk
-space and memory that they use. They can also write into the agent's log folder if it is mounted.
+The model's scripts run in the task's container. The agent limits how much of their output the model
+sees, but not the disk space and memory that they use. They can also write into the agent's log
+folder if it is mounted.
 """
 
 from __future__ import annotations
@@ -41,7 +42,6 @@ import os
 import re
 import shlex
 import threading
-import traceback
 import urllib.parse
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -102,7 +102,7 @@ class BasicLoopOptions(
     """The options of `--ak key=value`."""
 
     model_path: str | None = None
-    """Only for tinker: the checkpoint to sample, tinker://...; default: the base model."""
+    """Only for tinker: the checkpoint to sample from, tinker://...; default: the base model."""
     renderer_name: str | None = None
     """Only for tinker: tinker-cookbook's renderer; default: the one recommended for the model."""
     max_tokens: PositiveInt = 512
@@ -110,7 +110,8 @@ class BasicLoopOptions(
     temperature: NonNegativeFloat | None = 1.0
     """Sampling temperature. null leaves it out of the request, because some models reject it."""
     max_turns: PositiveInt = 1
-    """Maximum model calls. 1: the reply is the answer. Above 1: each reply's blocks are run."""
+    """Maximum number of model calls. 1: the reply is the answer. Above 1: each reply's blocks are
+    run."""
     system_prompt: str | None = None
     """System message; "" sends none. Default: an explanation of bash blocks if max_turns > 1."""
     model_client: Literal["tinker", "litellm", "vllm", "sglang"] = "tinker"
@@ -135,7 +136,7 @@ class BasicLoopOptions(
     interleaved_thinking: bool = False
     """Only for litellm: send the thinking back with each reply, as reasoning_content."""
     model_info: dict[str, Any] | None = None
-    """Only for litellm: prices of a model unknown to litellm, as in its price list."""
+    """Only for litellm: prices of a model unknown to litellm, in the format of its price list."""
     session_id: str | None = None
     """Not for tinker: sent with each call, for a router with sticky sessions. Default: the trial's
     name for vllm and sglang, none for litellm."""
@@ -152,13 +153,13 @@ class BasicLoopOptions(
         an option that was not given is taken from there."""
         llm_kwargs = given.get("llm_kwargs")
         if isinstance(llm_kwargs, str):
-            raise ValueError('llm_kwargs is no JSON object: write llm_kwargs=\'{"stop": ["x"]}\'')
+            raise ValueError('llm_kwargs is not a JSON object: use llm_kwargs=\'{"stop": ["x"]}\'')
         if not isinstance(llm_kwargs, dict):
             return given
         taken = {name: value for name, value in llm_kwargs.items() if name in OPTION_NAMES}
         for name, value in taken.items():
             if name in given and given[name] != value:
-                raise ValueError(f"llm_kwargs must not hold {name}: the option has another value")
+                raise ValueError(f"llm_kwargs and the option {name} have different values")
         others = {name: value for name, value in llm_kwargs.items() if name not in taken}
         return given | taken | {"llm_kwargs": others}
 
@@ -175,10 +176,10 @@ class BasicLoopOptions(
                 raise ValueError(f"llm_kwargs: {name} must be a JSON object")
         extra_body = self.llm_kwargs.get("extra_body") or {}
         for name in OPTION_NAMES & extra_body.keys():
-            raise ValueError(f"extra_body must not hold {name}: give it as an option")
+            raise ValueError(f"extra_body must not contain {name}: give it as an option")
         further = {*self.llm_kwargs, *extra_body}
         for name in REFUSED_ARGUMENTS.keys() & further:
-            raise ValueError(f"llm_kwargs must not hold {name}: {REFUSED_ARGUMENTS[name]}")
+            raise ValueError(f"llm_kwargs must not contain {name}: {REFUSED_ARGUMENTS[name]}")
         for name, clients in CLIENTS_OF_OPTION.items():
             # Harbor before 0.25 has no reasoning_effort.
             is_given = getattr(self, name, None) or name in further
@@ -190,19 +191,19 @@ class BasicLoopOptions(
 # The options declared above. Of the others in Harbor's AgentOptions, the agent reads only
 # reasoning_effort.
 OPTION_NAMES = BasicLoopOptions.__annotations__.keys()
-# Options that only some clients use. (model_info and interleaved_thinking are missing here, because
-# trainers set them whatever the client is.)
+# Options that only some clients use. model_info and interleaved_thinking are not listed, because
+# trainers set them for every client.
 CLIENTS_OF_OPTION = {
     "model_path": ["tinker"],
     "renderer_name": ["tinker"],
     "reasoning_effort": ["litellm"],
     "context_limit": ["tinker", "vllm", "sglang"],
 }
-# What llm_kwargs must not hold, and why.
+# What llm_kwargs must not contain, and why.
 REFUSED_ARGUMENTS = {
     **dict.fromkeys(["model", "model_name", "messages", "prompt", "stream"], "the agent sets it"),
-    **dict.fromkeys(["n", "best_of", "echo"], "the agent reads one reply to each prompt"),
-    "truncate_prompt_tokens": "the ids that are recorded would not be those of the prompt",
+    **dict.fromkeys(["n", "best_of", "echo"], "the agent reads one reply per prompt"),
+    "truncate_prompt_tokens": "the recorded prompt ids would differ from those that the model saw",
     "base_url": "use the option api_base",
     # Arguments of Harbor's LiteLLM that the litellm package does not accept.
     "max_thinking_tokens": 'use thinking={"type": "enabled", "budget_tokens": ...}',
@@ -224,7 +225,7 @@ class StopReason(StrEnum):
     CONTEXT_OVERFLOW = "context_overflow"
     # `max_seconds` passed; the call or script that was under way was stopped.
     ROLLOUT_TIMEOUT = "rollout_timeout"
-    # Harbor cancelled the run: at the agent's timeout, or by Ctrl-C.
+    # Harbor cancelled the run at the agent's timeout or after Ctrl-C.
     CANCELLED = "cancelled"
     # An exception, which Harbor keeps as the exception_info of the trial or the step.
     ERROR = "error"
@@ -276,8 +277,8 @@ class Turn(LLMResponse):
 
     Also set by the client:
         finish_reason: Why the reply ended. "stop": it is complete. "max_tokens": it was truncated,
-            at `max_tokens` or at the end of the context window. Another word of the server, in
-            lower case: it is incomplete.
+            at `max_tokens` or at the end of the context window. Any other word is the server's own,
+            in lower case, and the reply is incomplete.
 
     Set by `sample`:
         prompt: The user message of this turn, as it was passed to `sample`.
@@ -420,7 +421,7 @@ class BasicLoopAgent(BaseAgent):
         _chat: Harbor's Chat, which holds the messages. `run` makes it.
         _previous: The previous turn, whose ids begin the next prompt. None if there is no such turn
             or the messages were edited.
-        _has_replied: True once the server has replied, in this conversation.
+        _has_replied: True once the server has replied in this conversation.
 
     Attributes of one run:
         instruction: What Harbor asks for.
@@ -428,7 +429,7 @@ class BasicLoopAgent(BaseAgent):
         turns: The turns so far. They stay until the next run begins.
         metadata: The loop may keep JSON values here, for the context's metadata.
         seconds_left: Seconds until `max_seconds` ends the run; math.inf without a limit.
-        _deadline: When the run ends, in the time of the event loop.
+        _deadline: When the run must end, on the event loop's clock.
     """
 
     options_model = BasicLoopOptions
@@ -549,7 +550,7 @@ task is done, reply without such a block."""
     def bash_blocks(self, reply: str) -> list[str] | None:
         """The blocks of a reply that `execute` receives: those in one of the `languages`. An empty
         list ends the run. None means that a block cannot be read, so nothing may be run. A subclass
-        that runs another language sets `languages`, and overrides `execute`."""
+        that runs another language sets `languages`, and overrides this method or `execute`."""
         return fenced_blocks(reply, *self.languages)
 
     def has_misplaced_fence(self, reply: str) -> bool:
@@ -602,7 +603,8 @@ task is done, reply without such a block."""
         # Only a run's first prompt has the instruction. An output may repeat its text.
         if self.turns or not self.instruction or self.instruction not in prompt:
             return escape(prompt)
-        # Its last occurrence, because texts before it, such as a skill, may repeat it.
+        # Split at the last occurrence, because texts before the instruction, such as a skill, may
+        # repeat it.
         before, instruction, after = prompt.rpartition(self.instruction)
         return escape(before) + instruction + escape(after)
 
@@ -655,7 +657,7 @@ task is done, reply without such a block."""
                 # failed, report the server, not a timeout.
                 if n_failures and clock() >= self._deadline:
                     raise ApiError(
-                        "max_seconds ended before the model's server recovered"
+                        "max_seconds passed before the model's server recovered"
                     ) from None
                 raise
             except Exception as error:
@@ -677,16 +679,19 @@ task is done, reply without such a block."""
         failed, new trials do not use its client."""
         if meaning in ("busy", "down", "failed"):
             forget_client(self.client)
-        if isinstance(failure, ApiError):
-            raise failure
         text = error_text(failure)
-        # If the very first prompt is too long, the model is not at fault: ApiError is not scored.
+        # A server may write half a character. Harbor cannot save it, and would end the whole job.
+        cause = failure if valid_text(str(failure)) == str(failure) else None
+        if cause and isinstance(failure, ApiError):
+            raise failure
+        # A first prompt that is too long is not the model's fault, so raise ApiError, which Harbor
+        # does not score.
         if meaning == "context is full" and self._has_replied:
-            raise ContextLengthExceededError(text) from failure
+            raise ContextLengthExceededError(text) from cause
         server = self.client.url or "the server"
         if isinstance(first_cause(failure), ConnectionError):
-            raise ApiError(f"nothing answers at {server}: {text}") from failure
-        raise ApiError(f"{type(failure).__name__} of {server}: {text}") from failure
+            raise ApiError(f"nothing answers at {server}: {text}") from cause
+        raise ApiError(f"{type(failure).__name__} from {server}: {text}") from cause
 
     def _add_turn(self, turn: Turn) -> None:
         turn.timestamp = datetime.now(UTC).isoformat()
@@ -768,9 +773,9 @@ task is done, reply without such a block."""
     async def resume(
         self, instruction: str, environment: BaseEnvironment, context: AgentContext
     ) -> None:
-        """Continue the conversation of the last `run`, for the later steps of a task. What the
-        model has not seen of the step before comes before the instruction: the last observation,
-        or the first prompt if it has no reply. Raises the errors of `run`."""
+        """Continue the conversation of the last `run`, for the later steps of a task. The prompt
+        begins with what the model has not seen of the previous step: its last observation, or its
+        first prompt if no reply came. Raises the errors of `run`."""
         unseen = self.turns[-1].observation if self.turns else self.first_prompt
         await self._run_loop([unseen, instruction], environment, context)
 
@@ -797,21 +802,18 @@ task is done, reply without such a block."""
         except asyncio.CancelledError:
             stop_reason = StopReason.CANCELLED
             raise
+        except (ApiError, RuntimeRequestError):
+            raise
         except Exception as error:
-            failure = error
-            if not isinstance(error, ApiError | RuntimeRequestError):
-                failure = RuntimeRequestError(f"{type(error).__name__}: {error}")
-                failure.__cause__ = error
-            failure = savable(failure)
-            raise failure from failure.__cause__
+            raise RuntimeRequestError(f"{type(error).__name__}: {error}") from error
         finally:
             try:
                 self._record(stop_reason, context)
                 # In a thread, because converting the ids of a long run to JSON takes seconds.
                 await asyncio.to_thread(self._write_files, context)
             except Exception as error:
-                # So that Harbor does not score a trial without its answer.
-                raise RuntimeRequestError(f"the run cannot be recorded: {error!r}") from error
+                # Raise, so that Harbor does not score a trial without its answer.
+                raise RuntimeRequestError(f"the run could not be recorded: {error!r}") from error
 
     async def _converse_in_time(self, environment: BaseEnvironment) -> StopReason | str:
         """Call `converse`, and stop it at the deadline. Raises any error of the loop."""
@@ -826,15 +828,15 @@ task is done, reply without such a block."""
                 return stop_reason
         except TimeoutError:
             if not timer.expired():
-                # Another timeout, of the environment or the loop.
+                # This timeout came from the environment or the loop.
                 raise
-            # No error, so that Harbor scores the trial.
+            # Return instead of raising, so that Harbor scores the trial.
             return StopReason.ROLLOUT_TIMEOUT
 
     async def _remove_old_files(self, environment: BaseEnvironment) -> None:
         """Remove an earlier run's files from the container, where Harbor put them for the tests.
-        After a run, Harbor 0.25 and 0.26 copy the container's log folder over `logs_dir`, and the
-        old files would replace the new ones."""
+        This is only for Harbor 0.25 and 0.26, which copy the container's log folder over `logs_dir`
+        after a run: the old files would replace the new ones."""
         folder = getattr(self, "environment_logs_dir", "/logs/agent")
         names = shlex.join([f"{folder}/completion.txt", f"{folder}/trajectory.json"])
         await environment.exec(f"rm -f {names}", cwd="/", timeout_sec=60)
@@ -862,8 +864,8 @@ task is done, reply without such a block."""
             context.rollout_details = rollout_details(trainable)
             metadata["n_turns_without_ids"] = len(self.turns) - len(trainable)
             metadata["n_prefix_breaks"] = sum(turn.breaks_prefix for turn in trainable)
-        # Harbor can save JSON values only. If it cannot save a text, the whole job ends, so
-        # `to_json` raises the error here.
+        # Harbor can save JSON values only. A text that it cannot save would end the whole job, so
+        # call `to_json`, which raises the error here.
         metadata = to_jsonable_python(metadata | self.metadata, fallback=str, inf_nan_mode="null")
         to_json(metadata)
         context.metadata = metadata
@@ -909,7 +911,7 @@ task is done, reply without such a block."""
         yield b"]}"
 
     def _steps(self) -> Iterator[dict[str, Any]]:
-        """Yield the steps of trajectory.json, without their numbers. ATIF wants at least one."""
+        """Yield the steps of trajectory.json, without their numbers. ATIF requires at least one."""
         if not self.turns:
             now = datetime.now(UTC).isoformat()
             yield {"source": "user", "message": self.first_prompt, "timestamp": now}
@@ -960,7 +962,7 @@ task is done, reply without such a block."""
 
     @property
     def _trial_name(self) -> str:
-        # Harbor names a trial's folder after it. The logs are in its folder agent/.
+        # Harbor names a trial's folder after the trial. The logs are in its subfolder agent/.
         return self.logs_dir.absolute().parent.name
 
     def _build_llm(self) -> Any:
@@ -986,7 +988,7 @@ task is done, reply without such a block."""
         """What the shared client depends on. Trials with equal keys share a client. Raises
         RuntimeError outside of an event loop."""
         # The variables of the process that may hold a URL or a key. A process may run several jobs,
-        # with another VLLM_BASE_URL for each.
+        # with a different VLLM_BASE_URL for each.
         process_env = {k: v for k, v in os.environ.items() if CLIENT_VARIABLES.search(k)}
         return (
             # A client and its lock work in one event loop only.
@@ -1033,8 +1035,8 @@ FAILED_REASONS = {
     "malformed_response",
     "malformed_model_output",
 }
-# Words for a truncated reply that litellm does not know: Mistral, Responses APIs, Cohere. (It does
-# not know "LENGTH" and "MAX_TOKENS" in capitals, which gateways write. Compare in lower case.)
+# Words for a truncated reply that litellm does not know: those of Mistral, Responses APIs and
+# Cohere, and LENGTH and MAX_TOKENS in capitals, which gateways write. Compare in lower case.
 TRUNCATED_REASONS = {
     "max_tokens",
     "model_length",
@@ -1133,12 +1135,12 @@ QUOTA_IS_USED_UP = (
     "arrearage",
     "is suspended",
     "account balance",
-    # A request of more tokens than the limit for a minute, or the limit for a day: OpenAI, Groq
+    # A request larger than the limit per minute, which never fits: OpenAI, Groq
     "request too large for",
     "(tpd)",
     "余额不足",
 )
-# What litellm writes before a response that it cannot read, which it quotes.
+# What litellm writes before it quotes a response that it cannot read.
 UNREADABLE = ("original response", "received_args", "error converting to valid response")
 # The statuses of an error about the request: bad, too large, not valid.
 REFUSED_STATUSES = (400, 413, 422)
@@ -1215,20 +1217,13 @@ def pause_sec(meaning: Meaning, n_failures: int, has_replied: bool) -> float | N
 
 def error_text(error: Exception) -> str:
     """The text of an error, and of the OSError that first caused it, such as "Connection error.
-    ([Errno 111] Connection refused)". Passwords of URLs are left out."""
+    ([Errno 111] Connection refused)". It is valid text. Passwords of URLs are left out."""
     text = str(error) or repr(error)
     cause = first_cause(error)
     cause_text = str(cause) or repr(cause)
     if isinstance(cause, OSError) and cause_text not in text:
         text = f"{text} ({cause_text})"
-    return without_passwords(text)
-
-
-def savable(error: Exception) -> Exception:
-    """The error. If Harbor could not save its text, one of the same class with a valid text and
-    without causes: a lone surrogate in a server's message would end the whole job."""
-    text = "".join(traceback.format_exception(error))
-    return error if text == valid_text(text) else type(error)(valid_text(str(error)))
+    return valid_text(without_passwords(text))
 
 
 def first_cause(error: BaseException) -> BaseException:
@@ -1273,7 +1268,7 @@ CLIENT_VARIABLES = re.compile("(?i)KEY|TOKEN|SECRET|URL|BASE|HOST|ENDPOINT|PROXY
 
 
 def as_text(values: dict[str, Any]) -> str:
-    """A text that is equal for equal dictionaries, for `_cache_key`."""
+    """A text for `_cache_key`. It is equal for equal items in the same order."""
 
     def other(value: Any) -> str:
         # A subclass's options may hold a SecretStr, whose repr is '**********' for any secret.
@@ -1298,7 +1293,8 @@ async def shared_client(key: tuple, build: Callable[[], Any]) -> ModelClient:
                     client = HarborClient(client)
                 await client.connect()
             except Exception as error:
-                # For the trials that already wait for this entry. Later ones build anew.
+                # The trials that already wait for this entry raise this error. Later trials build a
+                # new client.
                 entry.error = error
                 if _clients.get(key) is entry:
                     del _clients[key]
@@ -1313,8 +1309,8 @@ def forget_client(client: ModelClient) -> None:
     for key, entry in list(_clients.items()):
         if entry.client is client:
             del _clients[key]
-    # All clients of Tinker, and those that wrap one, share a session, and its end may be the cause.
-    # The next client opens a new session, which costs little.
+    # Tinker's session may have ended. It belongs to no single client, and a client may wrap one of
+    # Tinker's, so drop it after any failure. A new session costs little.
     shared_tinker_service.cache_clear()
 
 
@@ -1356,8 +1352,9 @@ VARIABLE_PREFIXES = {
 }
 
 
-# Most URLs are in a variable such as GROQ_API_BASE. These are in another one, too. (HF_ENDPOINT and
-# WANDB_BASE_URL name other servers, which must not receive a conversation.)
+# A URL may be in a variable such as GROQ_API_BASE. For these providers it may also be in a variable
+# with this ending. HF_ENDPOINT and WANDB_BASE_URL must not count: they name servers that are no
+# model's.
 URL_ENDINGS = {
     **dict.fromkeys(["tinker", "vllm", "sglang", "openai", "text-completion-openai"], "BASE_URL"),
     **dict.fromkeys(["anthropic", "cometapi", "tensormesh"], "BASE_URL"),
@@ -1367,7 +1364,7 @@ URL_ENDINGS = {
 
 
 def check_url(url: str, name: str) -> None:
-    """Raise ValueError if a text is no URL of a server."""
+    """Raise ValueError if a text is not the URL of a server."""
     if not re.match(r"https?://[^/\s]", url):
         raise ValueError(f"{name} must begin with http:// or https:// and a host")
 
@@ -1379,7 +1376,7 @@ def url_and_key(
     an option, a variable of the agent (`--ae`) or one of the process, such as OPENAI_BASE_URL. The
     provider is tinker, vllm, sglang, or litellm's name for the server, such as openai. Raises
     ValueError for a bad URL, and for a key that no HTTP header can hold."""
-    # `harbor jobs resume` passes on masked keys, such as sk-r****456. They do not count.
+    # `harbor jobs resume` passes on masked keys, such as sk-r****456. Ignore them.
     given = {name: text for name, text in agent_env.items() if "****" not in text}
     prefixes = VARIABLE_PREFIXES.get(provider, [provider.upper().replace("-", "_")])
 
@@ -1397,7 +1394,7 @@ def url_and_key(
         "API_KEY", "TOKEN", "API_TOKEN", "KEY", "SECRET_KEY", "APIKEY", "JWT"
     )
     if key:
-        # No blanks, for the same reason.
+        # Remove blanks for the same reason.
         key = "".join(str(key).split())
         if not (key.isascii() and key.isprintable()):
             # An HTTP client would show such a key in its error.
@@ -1414,7 +1411,7 @@ def url_and_key(
 
 
 def without_passwords(text: str) -> str:
-    """A text whose URLs lack user and password, for error messages."""
+    """The text without the usernames and passwords in its URLs, for error messages."""
     return re.sub(r"//[^/\s]*@", "//", text)
 
 
@@ -1430,14 +1427,14 @@ def check_access(
             raise ValueError(
                 "model_client=tinker, the default, needs its packages: `pip install "
                 "'tinker>=0.38' tinker-cookbook`, or `uv sync` in a clone. For Claude, GPT, Gemini "
-                "and the like set -m PROVIDER/NAME and model_client=litellm"
+                "and the like, set -m PROVIDER/NAME and model_client=litellm"
             )
         from tinker.auth import tinker_has_credentials
 
         if not (key or tinker_service or tinker_has_credentials()):
             raise ValueError(
                 "model_client=tinker, the default, needs a key: set TINKER_API_KEY. For Claude, "
-                "GPT, Gemini and the like set -m PROVIDER/NAME and model_client=litellm"
+                "GPT, Gemini and the like, set -m PROVIDER/NAME and model_client=litellm"
             )
     elif client != "litellm" and not url:
         raise ValueError(
@@ -1463,8 +1460,8 @@ def litellm_access(
         )
     except litellm.exceptions.BadRequestError as error:
         raise ValueError(
-            f"litellm knows no provider of {model}: write -m PROVIDER/NAME, such as "
-            "anthropic/claude-sonnet-4-5, or openai/NAME for a server that is set by api_base"
+            f"litellm does not know the provider of {model}: write -m PROVIDER/NAME, such as "
+            "anthropic/claude-sonnet-4-5, or openai/NAME for a server whose URL is in api_base"
         ) from error
     url, key = url_and_key(options, provider, agent_env)
     if not url and provider in PROVIDERS_WITHOUT_URL:
@@ -1750,7 +1747,7 @@ class TokenClient(ModelClient, ABC):
 
     def escape_special_tokens(self, text: str) -> str:
         """The text with a zero-width space after the first character of each special token. The
-        tokenizer then makes ordinary tokens of it."""
+        tokenizer then turns it into ordinary tokens."""
         if not self.special_tokens:
             return text
         tokens = "|".join(self.special_tokens)
@@ -1769,7 +1766,9 @@ class TokenClient(ModelClient, ABC):
         ids = await self.next_prompt(messages, previous)
         room = min(self.max_tokens, self.context_limit - len(ids))
         if room < 1:
-            raise ContextLengthExceededError(f"no room is left after {len(ids)} tokens")
+            raise ContextLengthExceededError(
+                f"the prompt's {len(ids)} tokens leave no room for a reply"
+            )
         opening_tag = await self._opening_tag(ids)
         turn = await self.generate(ids, room, session_id)
         if turn.finish_reason == "abort":
@@ -1791,17 +1790,18 @@ class TokenClient(ModelClient, ABC):
             reply    REPLY<|im_end|>
             tail     <|im_end|><|im_start|>user NEW<|im_end|><|im_start|>assistant
 
-            next prompt = prompt + reply + tail without what the reply ends with
+            next prompt = prompt + reply + tail
 
-        Here that is <|im_end|>. If the prompt cannot be built
-        this way, the whole conversation is rendered.
+        The ids with which the tail repeats the end of the reply, here <|im_end|>, are left out. If
+        the prompt cannot be built this way, the whole conversation is rendered.
         """
         if not (previous and previous.prompt_token_ids and previous.completion_token_ids):
             return await self.render(messages)
         tail = await self._tail(messages)
         if not tail:
             return await self.render(messages)
-        # The two share one stop token, several (Inkling, Kimi K3), or none after a truncated reply.
+        # The reply and the tail share one stop token, several (Inkling, Kimi K3), or none after a
+        # truncated reply.
         n_shared = overlap(previous.completion_token_ids, tail)
         if n_shared == 0 and previous.finish_reason == "stop":
             # The model ended its reply differently from the template.
@@ -1809,7 +1809,8 @@ class TokenClient(ModelClient, ABC):
         return previous.ids + tail[n_shared:]
 
     async def _tail(self, messages: list[Message]) -> list[int]:
-        """The tokens that the template writes after a reply, up to the next one, or an empty list.
+        """The tokens that the template writes after a reply, up to the next reply. The list is
+        empty if they cannot be found.
 
         The real conversation is not rendered, because templates change the replies in it. Render a
         short one twice instead, with the made-up replies "b" and "c". The first token that differs
@@ -1866,9 +1867,9 @@ def shared_tinker_service(url: str | None, key: str | None) -> Any:
 
 async def in_daemon_thread(function: Callable[[], Any]) -> Any:
     """Like `asyncio.to_thread`, but Python's exit does not wait for the thread. If nothing answers
-    at its URL, Tinker's SDK tries for up to twelve minutes, and Ctrl-C would hang."""
+    at its URL, Tinker's SDK keeps trying for up to twelve minutes, and Ctrl-C would hang."""
     result: Future[Any] = Future()
-    # If the caller is cancelled, the thread goes on, and nobody reads its result.
+    # A future that runs cannot be cancelled together with the caller, so `set_result` cannot fail.
     result.set_running_or_notify_cancel()
 
     def work() -> None:
@@ -1906,14 +1907,14 @@ class TinkerClient(TokenClient):
             name = options.renderer_name or get_recommended_renderer_name(model)
         except Exception as error:
             raise ValueError(
-                f"tinker-cookbook does not know {model}: set renderer_name, or for Claude, GPT, "
-                "Gemini and the like model_client=litellm"
+                f"tinker-cookbook does not know {model}: set renderer_name. For Claude, GPT, "
+                "Gemini and the like, set model_client=litellm instead"
             ) from error
         try:
             self._tokenizer: Any = get_tokenizer(model)
         except Exception as error:
             raise ValueError(
-                f"the tokenizer of {model} cannot be loaded: check -m and the network: {error}"
+                f"cannot load the tokenizer of {model} (check -m and the network): {error}"
             ) from error
         with _tokenizer_lock:
             self._renderer = get_renderer(name, self._tokenizer)
@@ -1953,7 +1954,7 @@ class TinkerClient(TokenClient):
                 cards = await in_daemon_thread(self._fetch_models)
         except TimeoutError as error:
             raise ApiError(
-                f"{self.url or 'Tinker'} did not answer in {FIRST_RESPONSE_SEC} seconds"
+                f"{self.url or 'Tinker'} did not answer within {FIRST_RESPONSE_SEC} seconds"
             ) from error
         limit = {card.model_name: card.max_context_length for card in cards}.get(self._model)
         self.context_limit = min(filter(None, (limit, self._given_limit)), default=32_000)
@@ -2104,7 +2105,9 @@ class ServerClient(TokenClient):
             raise ApiError(f"nothing answers at {self.url}: {error_text(error)}") from error
         except AuthenticationError as error:
             name = "SGLANG_API_KEY" if self._is_sglang else "VLLM_API_KEY"
-            raise ApiError(f"{self.url} wants another key: set {name} ({error})") from error
+            raise ApiError(
+                f"{self.url} rejected the API key, or requires one: set {name} ({error})"
+            ) from error
         except (APIError, AttributeError, KeyError, TypeError, ValueError) as error:
             # With `context_limit`, a server need not have /v1/models.
             if not self._given_limit:
@@ -2132,10 +2135,10 @@ class ServerClient(TokenClient):
             if error.status_code not in (404, 405):
                 raise
             # A gateway may pass on nothing but /v1, so the error names the path.
-            place = f"{type(error).__name__} of {self.url}, {path}"
+            place = f"{type(error).__name__} from {self.url}, {path}"
             raise ApiError(f"{place}: {error_text(error)}") from error
         if not isinstance(response, dict) or response.get("error"):
-            raise ApiError(f"{self.url}, {path} returned no result, but {str(response)[:200]}")
+            raise ApiError(f"{self.url}, {path} returned no result: {str(response)[:200]}")
         return response
 
     async def render(self, messages: list[Message]) -> list[int]:
@@ -2161,7 +2164,7 @@ class ServerClient(TokenClient):
             # 0 means the log-probability of the sampled token alone.
             "logprobs": 0,
             "return_token_ids": True,
-            # The tags of thinking may be special tokens. The server still removes the stop token.
+            # Thinking tags may be special tokens. The server still removes the stop token.
             "skip_special_tokens": False,
         }
         if not self._is_sglang:
@@ -2183,7 +2186,7 @@ class ServerClient(TokenClient):
         ids = reply.get("token_ids")
         usage = response.get("usage") or {}
         details = usage.get("prompt_tokens_details") or {}
-        # A server that gives no ids still counts them.
+        # A server that gives no ids still counts the tokens.
         n_completion = usage.get("completion_tokens") or len(ids or [])
         return Turn(
             content=reply["text"],
@@ -2320,8 +2323,8 @@ def valid_text(text: str | None) -> str:
 def task_timeout_sec(trial_dir: Path) -> float:
     """The timeout of the agent in Harbor's trial, in seconds. Harbor does not report it, so this
     follows Harbor's own rule (trial/trial.py and trial/multi_step.py, 0.13.1 to 0.26). math.inf if
-    there is none, or if the trial's files cannot be read: other programs that run the agent may
-    have none."""
+    there is no timeout, or if the trial's files cannot be read: programs other than Harbor may not
+    write them."""
     from harbor.models.task.config import TaskConfig
     from harbor.models.trial.config import TrialConfig
 
@@ -2440,40 +2443,41 @@ def without_indent(line: str, before_fence: str) -> str:
 #     timeout 90 make               leave the process group    kill by a mark in the environment
 #     git commit                    leave git's lock behind    send SIGTERM before SIGKILL
 #
-# Each program begins with a line that sets its variables. loop_mark is a random word. The names
-# begin with loop_, because a variable of the image with the same name would be passed on.
+# The first line of a program sets its variables. loop_mark is a random word. Variables have the
+# prefix loop_, because bash would pass the value on to the script if the image exported the name.
+# The programs hold no comments, because `pkill -f WORD` in a script would find their words.
 
-
-def without_comments(program: str) -> str:
-    """A program without its comments, whose words `pkill -f WORD` in a script would find."""
-    return re.sub(r"(?m)^ *#.*\n", "", program)
-
-
-# Runs the base64 text loop_script as a script. It needs bash and coreutils. For `echo hello` it
-# reports the output in base64, and the exit code:
+# Runs the script that loop_script holds in base64. For `echo hello` it reports the exit code, and
+# the output in base64:
 #
 #     begin:3f2a19bc:
 #     aGVsbG8K
 #     :3f2a19bc:0:
-SCRIPT_PROGRAM = without_comments(r"""
-trap 'rm -f $loop_file.script $loop_file.output' EXIT
+#
+# It needs bash and coreutils. Line by line:
+#
+# - `decode` fails if the folder is missing or full. Then the next folder is used.
+# - After "begin" the script may have run, so `run_program` does not try again.
+# - bash's own messages, such as "Killed", are dropped: some environments join stderr and stdout.
+# - Only the script has the mark, so `kill_script` spares the program, which still reports.
+# - A script may empty its output file (echo x >/dev/stderr). After `>`, bash would go on writing at
+#   the old position, with NULs before it. So the line has `>>`.
+# - `head` ends even if a background process is still printing.
+SCRIPT_PROGRAM = r"""
 loop_file=/dev/shm/$loop_mark
+trap 'rm -f $loop_file.script $loop_file.output' EXIT
 decode() { echo $loop_script | base64 -d >$loop_file.script; }
-# The folder may be missing or full.
 if ! decode 2>/dev/null; then
   rm -f $loop_file.script
   loop_file=/tmp/$loop_mark
   decode || exit 1
 fi
-# From here on the script may have run, so `run_program` does not try again.
 echo begin:$loop_mark:
-# Drop bash's own messages, such as "Killed". Some environments join stderr and stdout.
 exec 2>/dev/null
 set -m
-# Only the script has the mark, so `kill_script` spares this program, which still reports.
-# `echo x >/dev/stderr` in a script empties the output file. After `>`, bash would then write on at
-# the old position, with NULs before it. So append with `>>`.
-BASIC_LOOP_MARK=$loop_mark bash $loop_file.script </dev/null >>$loop_file.output 2>&1 &
+BASIC_LOOP_MARK=$loop_mark \
+  bash $loop_file.script \
+  </dev/null >>$loop_file.output 2>&1 &
 wait $!
 code=$?
 size=$(stat -c %s $loop_file.output)
@@ -2485,27 +2489,24 @@ if [ "$size" -gt $loop_max_bytes ]; then
     tail -c $half $loop_file.output
   } | base64
 else
-  # Not `cat`, because a background process may still be printing.
   head -c $loop_max_bytes $loop_file.output | base64
 fi
 echo :$loop_mark:$code:
-""")
+"""
 
-# Kills the processes with the mark in their environment, if this user may. It needs /proc and grep,
-# and kills nothing without them.
-KILL_PROGRAM = without_comments(r"""
-# The PIDs of all processes that inherited the mark.
+# Kills the processes with the mark in their environment, if this user may kill them: SIGTERM, up to
+# two seconds for them to end, and then SIGKILL. It needs /proc and grep, and kills nothing without
+# them. `marked` prints their PIDs. Finding nothing to kill is not an error.
+KILL_PROGRAM = r"""
 marked() { grep -ls BASIC_LOOP_MARK=$loop_mark /proc/[0-9]*/environ | cut -d / -f 3; }
 kill -TERM $(marked)
-# Wait at most two seconds for them to end.
 for _ in {1..20}; do
   [ -n "$(marked)" ] || break
   sleep 0.1
 done
 kill -KILL $(marked)
-# Finding nothing to kill is not an error.
 exit 0
-""")
+"""
 
 
 def parse_report(printed: str, mark: str) -> tuple[str, str] | None:
@@ -2530,7 +2531,7 @@ MARGIN_SEC = 30
 async def kill_script(mark: str, environment: BaseEnvironment) -> None:
     """Kill all processes that inherited a script's mark. Raises RuntimeRequestError if the
     environment no longer runs commands."""
-    program = f"loop_mark={mark}{KILL_PROGRAM}"
+    program = f"loop_mark={mark}\n{KILL_PROGRAM}"
     try:
         async with asyncio.timeout(MARGIN_SEC):
             result = await environment.exec(program, cwd="/", timeout_sec=MARGIN_SEC)
@@ -2543,42 +2544,45 @@ async def kill_script(mark: str, environment: BaseEnvironment) -> None:
 
 async def run_program(
     program: str, mark: str, environment: BaseEnvironment, timeout_sec: int
-) -> tuple[str, str | None]:
-    """Run the program of a script. Returns what it printed, or the error of the environment, and
-    its working directory: None for the container's own, or / if that cannot be used."""
+) -> tuple[str | None, str]:
+    """Run the program of a script. Returns the script's exit code and output. If there is no
+    report, returns None and what was printed, or the error of the environment."""
     printed, cwd = "", None
     try:
+        # If the container's own working directory is gone, nothing starts there, so try /.
         for cwd in (None, "/"):
             result = await environment.exec(program, cwd=cwd, timeout_sec=timeout_sec)
             # stderr says why there is no report, such as "bash: not found".
             printed = valid_text(result.stdout) + valid_text(result.stderr)
-            # Without "begin" nothing ran. (Except with exit code 0: then the output was lost.)
+            # A program that succeeded without "begin" did run, and its output was lost.
             if f"begin:{mark}:" in printed or result.return_code == 0:
                 break
     except Exception as error:
         printed = f"{type(error).__name__}: {error}"
-    return printed, cwd
+    code, output = parse_report(printed, mark) or (None, printed)
+    if code and cwd:
+        output += f"\n[The working directory cannot be used, so the script ran in {cwd}.]"
+    return code, output
 
 
 async def run_or_kill(
-    program: str, mark: str, environment: BaseEnvironment, seconds: int
-) -> tuple[str, str | None, bool]:
+    program: str, mark: str, environment: BaseEnvironment, seconds: int, max_bytes: int
+) -> str:
     """Run the program of a script. Kill the script at the time limit, when the run is cancelled,
-    and when the report is missing, because the script may still be running then. Returns the result
-    of `run_program`, and whether the time limit was reached. Raises RuntimeRequestError if the
-    environment no longer runs commands."""
-    # The environment's own limit comes last: the kill and the report take a margin each.
+    and when there is no report, because the script may still be running then. Returns the text for
+    the model. Raises RuntimeRequestError if the environment no longer runs commands."""
+    # The environment's own limit comes last: the kill and the report take a margin each, and one is
+    # to spare.
     limit = seconds + 3 * MARGIN_SEC
     running = asyncio.create_task(run_program(program, mark, environment, limit))
     try:
         await asyncio.wait([running], timeout=seconds)
         timed_out = not running.done()
-        if timed_out or not parse_report(running.result()[0], mark):
+        if timed_out or running.result()[0] is None:
             await kill_script(mark, environment)
             # The program survives its script, and still prints the report.
             await asyncio.wait([running], timeout=MARGIN_SEC)
-        printed, cwd = running.result() if running.done() else ("no answer", None)
-        return printed, cwd, timed_out
+        code, output = running.result() if running.done() else (None, "no answer")
     except asyncio.CancelledError:
         with contextlib.suppress(RuntimeRequestError):
             await kill_script(mark, environment)
@@ -2586,13 +2590,20 @@ async def run_or_kill(
     finally:
         # Give up an environment that does not answer. (A finished task ignores this.)
         running.cancel()
+    texts = [output]
+    if code is None:
+        # What was printed instead of a report has no bound.
+        texts = [output[-max_bytes:], "[The script's result could not be read.]"]
+    if timed_out:
+        texts.append(f"[The time limit of {seconds} seconds was reached.]")
+    return script_result(code or "unknown", *texts)
 
 
 async def run_script(
     blocks: list[str], environment: BaseEnvironment, seconds: int, max_bytes: int
 ) -> str:
-    """Run blocks as one script with a time limit in seconds. Returns its exit code and its output,
-    as the model is told them. Raises RuntimeRequestError if the environment no longer runs
+    """Run blocks as one script with a time limit in seconds. Returns the text for the model: the
+    exit code and the output. Raises RuntimeRequestError if the environment no longer runs
     commands."""
     script = "".join(f"eval {shlex.quote(block)}\n" for block in blocks)
     encoded = base64.b64encode(script.encode()).decode()
@@ -2602,20 +2613,10 @@ async def run_script(
         return script_result("126", "[Nothing was run: the script is too long. Split it.]")
     mark = uuid4().hex[:8]
     variables = f"loop_mark={mark} loop_max_bytes={max_bytes} loop_script={encoded}"
-    program = variables + SCRIPT_PROGRAM
-    printed, cwd, timed_out = await run_or_kill(program, mark, environment, seconds)
-    report = parse_report(printed, mark)
-    code, output = report or ("unknown", printed[-max_bytes:])
-    notices = []
-    if not report:
-        notices.append("[The script's result could not be read.]")
-    elif cwd:
-        notices.append(f"[The working directory cannot be used, so the script ran in {cwd}.]")
-    if timed_out:
-        notices.append(f"[The time limit of {seconds} seconds was reached.]")
-    return script_result(code, output, *notices)
+    program = f"{variables}\n{SCRIPT_PROGRAM}"
+    return await run_or_kill(program, mark, environment, seconds, max_bytes)
 
 
 def script_result(exit_code: str, *texts: str) -> str:
-    """What the model is told of a script."""
+    """What the model is told about a script."""
     return f"Exit code: {exit_code}\nOutput:\n" + ("\n".join(filter(None, texts)) or "(none)")

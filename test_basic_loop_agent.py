@@ -1065,66 +1065,78 @@ class TestOptions:
         empty_url=(CHAT_OPTIONS | {"api_base": ""}, "api_base must begin with http://"),
         url_without_host=({"api_base": "http://"}, "api_base must begin with .* and a host"),
         effort_elsewhere=({"llm_kwargs": {"reasoning_effort": "low"}}, "=litellm: drop it"),
-        model_twice=({"llm_kwargs": {"model_name": 1}}, "llm_kwargs must not hold model_name: the"),
-        model_named_otherwise=({"llm_kwargs": {"model": 1}}, "llm_kwargs must not hold model: the"),
+        model_twice=(
+            {"llm_kwargs": {"model_name": 1}},
+            "llm_kwargs must not contain model_name: the",
+        ),
+        model_named_otherwise=(
+            {"llm_kwargs": {"model": 1}},
+            "llm_kwargs must not contain model: the",
+        ),
         server_twice=(
             {"api_base": "http://x", "llm_kwargs": {"api_base": "http://y"}},
-            "llm_kwargs must not hold api_base: the",
+            "llm_kwargs and the option api_base have",
         ),
         option_twice=(
             {"max_tokens": 2, "llm_kwargs": {"max_tokens": 1}},
-            "llm_kwargs must not hold max_tokens: the",
+            "llm_kwargs and the option max_tokens have",
         ),
         option_twice_once_as_its_default=(
             {"max_tokens": 512, "llm_kwargs": {"max_tokens": 1}},
-            "llm_kwargs must not hold max_tokens: the",
+            "llm_kwargs and the option max_tokens have",
         ),
         option_twice_once_as_null=(
             {"temperature": None, "llm_kwargs": {"temperature": 1.0}},
-            "llm_kwargs must not hold temperature: the",
+            "llm_kwargs and the option temperature have",
         ),
         bad_option_in_llm_kwargs=({"llm_kwargs": {"max_tokens": 0}}, "max_tokens.*greater than 0"),
         option_in_extra_body=(
             {"llm_kwargs": {"extra_body": {"temperature": 0.5}}},
-            "extra_body must not hold temperature: give",
+            "extra_body must not contain temperature: give",
         ),
-        stream=({"llm_kwargs": {"stream": True}}, "llm_kwargs must not hold stream"),
-        messages=({"llm_kwargs": {"messages": []}}, "not hold messages: the agent sets it"),
-        prompt=({"llm_kwargs": {"prompt": "x"}}, "not hold prompt: the agent sets it"),
-        two_replies=({"llm_kwargs": {"n": 2}}, "not hold n: the agent reads one reply"),
-        best_of=({"llm_kwargs": {"best_of": 2}}, "not hold best_of: the agent reads one reply"),
-        prompt_in_the_reply=({"llm_kwargs": {"echo": True}}, "not hold echo: the agent reads one"),
-        two_replies_in_extra_body=({"llm_kwargs": {"extra_body": {"n": 2}}}, "must not hold n:"),
+        stream=({"llm_kwargs": {"stream": True}}, "llm_kwargs must not contain stream"),
+        messages=({"llm_kwargs": {"messages": []}}, "not contain messages: the agent sets it"),
+        prompt=({"llm_kwargs": {"prompt": "x"}}, "not contain prompt: the agent sets it"),
+        two_replies=({"llm_kwargs": {"n": 2}}, "not contain n: the agent reads one reply"),
+        best_of=({"llm_kwargs": {"best_of": 2}}, "not contain best_of: the agent reads one reply"),
+        prompt_in_the_reply=(
+            {"llm_kwargs": {"echo": True}},
+            "not contain echo: the agent reads one",
+        ),
+        two_replies_in_extra_body=({"llm_kwargs": {"extra_body": {"n": 2}}}, "must not contain n:"),
         truncated_prompt=(
             {"llm_kwargs": {"truncate_prompt_tokens": 9}},
-            "not hold truncate_prompt_tokens: the ids",
+            "not contain truncate_prompt_tokens: the recorded",
         ),
         server_named_otherwise=(
             {"llm_kwargs": {"base_url": "http://y"}},
-            "not hold base_url: use the option api_base",
+            "not contain base_url: use the option api_base",
         ),
         limit_elsewhere=(CHAT_OPTIONS | {"context_limit": 9}, "=tinker or vllm or sglang: drop it"),
-        stream_in_extra_body=({"llm_kwargs": {"extra_body": {"stream": True}}}, "not hold stream"),
+        stream_in_extra_body=(
+            {"llm_kwargs": {"extra_body": {"stream": True}}},
+            "not contain stream",
+        ),
         text_as_extra_body=(
             {"llm_kwargs": {"extra_body": "x"}},
             "extra_body must be a JSON object",
         ),
-        text_as_llm_kwargs=({"llm_kwargs": "n=2"}, "llm_kwargs is no JSON object: write"),
+        text_as_llm_kwargs=({"llm_kwargs": "n=2"}, "llm_kwargs is not a JSON object: use"),
         text_as_extra_headers=(
             {"llm_kwargs": {"extra_headers": "x"}},
             "extra_headers must be a JSON object",
         ),
         thinking_of_harbors_class=(
             {"llm_kwargs": {"max_thinking_tokens": 9}},
-            "not hold max_thinking_tokens: use thinking={",
+            "not contain max_thinking_tokens: use thinking={",
         ),
         thinking_of_harbors_class_in_extra_body=(
             {"llm_kwargs": {"extra_body": {"max_thinking_tokens": 9}}},
-            "not hold max_thinking_tokens: use thinking={",
+            "not contain max_thinking_tokens: use thinking={",
         ),
         responses_of_harbors_class=(
             {"llm_kwargs": {"use_responses_api": True}},
-            "not hold use_responses_api: name the model openai/responses/NAME",
+            "not contain use_responses_api: name the model openai/responses/NAME",
         ),
     )
     def test_a_bad_option_is_an_error_that_shows_no_key(self, given, message, tmp_path):
@@ -1455,7 +1467,11 @@ class TestOptions:
         a_bad_option=({"max_turns": 0}, {}, "max_turns"),
         no_key_for_tinker=({}, {"TINKER_API_KEY": "****"}, NO_KEY),
         no_url_of_vllm=({"model_client": "vllm"}, None, NO_URL),
-        an_option_twice=({"top_p": 0.5, "llm_kwargs": {"top_p": 1.0}}, {}, "not hold top_p"),
+        an_option_twice=(
+            {"top_p": 0.5, "llm_kwargs": {"top_p": 1.0}},
+            {},
+            "and the option top_p have",
+        ),
     )
     def test_preflight_refuses_what_setup_would_refuse(self, kwargs, env, message, no_key):
         with pytest.raises(ValueError, match=message):
@@ -2169,7 +2185,7 @@ class TestLoop:
 
         monkeypatch.setattr(OwnLoop, "after_turn", replace)
         failed = tinker.new_run(agent_class=OwnLoop)
-        with pytest.raises(RuntimeRequestError, match="the run cannot be recorded: "):
+        with pytest.raises(RuntimeRequestError, match="the run could not be recorded: "):
             failed.follow()
         assert failed.context.model_dump_json()
 
@@ -2368,9 +2384,14 @@ class TestTheTimeLimit:
 
 class TestEndings:
     @columns("reply result error_type message").rows(
-        client=(RuntimeError("gone"), "", module.ApiError, "^RuntimeError of the server: gone"),
-        server=(Refusal(404, "no"), "", module.ApiError, "^Refusal of the server: no"),
-        clients_timeout=(TimeoutError("x"), "", module.ApiError, "^TimeoutError of the server: x"),
+        client=(RuntimeError("gone"), "", module.ApiError, "^RuntimeError from the server: gone"),
+        server=(Refusal(404, "no"), "", module.ApiError, "^Refusal from the server: no"),
+        clients_timeout=(
+            TimeoutError("x"),
+            "",
+            module.ApiError,
+            "^TimeoutError from the server: x",
+        ),
         environment=(bash("b"), RuntimeError("gone"), RuntimeRequestError, "Error: gone$"),
     )
     def test_an_error_ends_the_run(self, reply, result, error_type, message, tinker):
@@ -2444,7 +2465,7 @@ class TestEndings:
 
     def test_an_error_of_a_client_is_told_with_its_name(self, tinker):
         error_type = type("AuthenticationError", (Exception,), {})
-        with pytest.raises(module.ApiError, match=r"^AuthenticationError of the server: why"):
+        with pytest.raises(module.ApiError, match=r"^AuthenticationError from the server: why"):
             tinker.new_run([error_type("why")]).follow()
 
     def test_a_plain_answer_is_logged_without_a_warning(self, tinker, caplog):
@@ -2464,7 +2485,7 @@ class TestEndings:
             asyncio.run(used.run("do it", FakeEnvironment(), AgentContext()))
 
     def test_a_first_prompt_that_fills_the_context_is_an_error(self, tinker):
-        with pytest.raises(module.ApiError, match="no room is left after 15 tokens"):
+        with pytest.raises(module.ApiError, match="15 tokens leave no room for a reply"):
             tinker.new_run(context_limit=1).follow()
 
     def test_a_later_step_may_fill_the_context(self, tinker):
@@ -2815,7 +2836,7 @@ class TestWaiting:
     def test_a_limit_that_strikes_while_a_call_is_repeated_is_the_servers_error(self, error, chat):
         agent_class = saying(LLMResponse(content=bash("ls")), error, forever)
         run = chat.new_run(agent_class=agent_class, max_turns=9, max_seconds=100)
-        with pytest.raises(module.ApiError, match="ended before the model's server recovered"):
+        with pytest.raises(module.ApiError, match="passed before the model's server recovered"):
             asyncio.run(run.go(), loop_factory=virtual_loop)
         assert run.stop_reason == "error"
 
@@ -4191,7 +4212,7 @@ class TestTinker:
             other = asyncio.create_task(another_trial())
             with pytest.raises(module.ApiError) as error:
                 await agent.setup(FakeEnvironment())
-            assert str(error.value) == f"http://{address} did not answer in 1.5 seconds"
+            assert str(error.value) == f"http://{address} did not answer within 1.5 seconds"
             assert "secret" not in shown_text(error.value)
             other.cancel()
 
@@ -4898,7 +4919,7 @@ class TestVllm:
 
     def test_an_error_of_a_call_names_the_server(self, vllm):
         failed = vllm.new_run([Refusal(401, "gone")])
-        with pytest.raises(module.ApiError, match=f"^AuthenticationError of {vllm.url}: .*gone"):
+        with pytest.raises(module.ApiError, match=f"^AuthenticationError from {vllm.url}: .*gone"):
             failed.follow()
 
     def test_an_error_of_a_call_says_what_the_server_said_and_no_more(self, vllm):
@@ -4906,7 +4927,7 @@ class TestVllm:
         with pytest.raises(module.ApiError) as error:
             failed.follow()
         said = "Error code: 401 - Refusal('gone')"
-        assert str(error.value) == f"AuthenticationError of {vllm.url}: {said}"
+        assert str(error.value) == f"AuthenticationError from {vllm.url}: {said}"
 
     @columns("status").rows(not_found=404, not_allowed=405)
     @pytest.mark.parametrize("path", ["/tokenize", "/detokenize"])
@@ -5269,7 +5290,7 @@ class TestVllm:
             return "late"
 
         failed = server.new_run([Refusal(504, "slow"), slow], max_seconds=0.5)
-        with pytest.raises(module.ApiError, match="max_seconds ended before"):
+        with pytest.raises(module.ApiError, match="max_seconds passed before"):
             failed.follow()
         assert failed.stop_reason == "error"
 
@@ -5345,7 +5366,7 @@ class TestVllm:
             return real_answer(path, body) if path == "/v1/models" else answer
 
         monkeypatch.setattr(vllm, "answer", answer_to)
-        with pytest.raises(module.ApiError, match=f"returned no result, but .*{shown}"):
+        with pytest.raises(module.ApiError, match=f"returned no result: .*{shown}"):
             run.follow()
 
     # What a server may say of its models, and the error if no limit is given.
@@ -5368,7 +5389,9 @@ class TestVllm:
     @columns("options").rows(default={}, with_a_limit={"context_limit": 500})
     def test_setup_names_the_variable_if_a_server_wants_another_key(self, options, vllm):
         models_are(vllm, Refusal(401, "Unauthorized"))
-        with pytest.raises(module.ApiError, match="wants another key: set VLLM_API_KEY"):
+        with pytest.raises(
+            module.ApiError, match="rejected the API key, or requires one: set VLLM_API_KEY"
+        ):
             set_up(vllm.agent(**options))
 
     @NO_LIMIT
@@ -6033,8 +6056,8 @@ class TestChat:
     @pytest.mark.parametrize("provider", ["openai", "hosted_vllm", "anthropic"])
     @columns("url place cause").rows(
         refused_port=("http://127.0.0.1:1", "^nothing answers at", "Connect call failed"),
-        unknown_host=("http://no-such-host.invalid", "Error of", "Name or service not known"),
-        no_https=("https://127.0.0.1:{port}", "Error of", "wrong version number"),
+        unknown_host=("http://no-such-host.invalid", "Error from", "Name or service not known"),
+        no_https=("https://127.0.0.1:{port}", "Error from", "wrong version number"),
     )
     def test_the_error_says_why_no_server_answers(
         self, url, place, cause, provider, chat, no_pause
@@ -6158,7 +6181,7 @@ class TestChat:
         assert len(chat.requests) == 1
 
     def test_the_error_of_a_wrong_key_is_the_servers(self, chat):
-        with pytest.raises(module.ApiError, match=r"AuthenticationError of .*no such key"):
+        with pytest.raises(module.ApiError, match=r"AuthenticationError from .*no such key"):
             chat.new_run([Refusal(401, "no such key")]).follow()
 
     @staticmethod
@@ -6192,7 +6215,7 @@ class TestChat:
         failed = chat.new_run([Refusal(404, "gone")] * 9, api_base=url)
         with pytest.raises(Exception, match="litellm") as error:
             failed.follow()
-        assert f"Error of {chat.url}/v1: " in shown_text(error.value)
+        assert f"Error from {chat.url}/v1: " in shown_text(error.value)
         assert "secret" not in shown_text(error.value)
 
     def test_no_request_holds_a_nul(self, server):
@@ -6370,7 +6393,7 @@ class TestFiles:
 
     def test_a_log_folder_that_cannot_be_written_is_an_error(self, no_logs, tinker):
         failed = tinker.new_run(logs_dir=no_logs)
-        with pytest.raises(RuntimeRequestError, match=r"run cannot be recorded: .*exists"):
+        with pytest.raises(RuntimeRequestError, match=r"run could not be recorded: .*exists"):
             failed.follow()
         # The context is complete.
         assert (failed.recorded, failed.stop_reason) == (tinker.sampled, "completed")
@@ -6379,7 +6402,7 @@ class TestFiles:
     @pytest.mark.parametrize("name", ["completion.txt", "trajectory.json"])
     def test_a_folder_at_a_files_name_is_an_error(self, name, tinker, tmp_path):
         (tmp_path / name).mkdir()
-        with pytest.raises(module.RuntimeRequestError, match="the run cannot be recorded"):
+        with pytest.raises(module.RuntimeRequestError, match="the run could not be recorded"):
             tinker.run()
 
     def test_no_half_written_file_is_left(self, tinker, tmp_path):
@@ -6400,12 +6423,12 @@ class TestFiles:
         self, reply, option, reason, no_logs, tinker
     ):
         ended = tinker.new_run([reply], logs_dir=no_logs, **option)
-        with pytest.raises(module.RuntimeRequestError, match="the run cannot be recorded"):
+        with pytest.raises(module.RuntimeRequestError, match="the run could not be recorded"):
             asyncio.run(ended.go(), loop_factory=virtual_loop)
         assert ended.stop_reason == reason
 
     def test_a_write_error_shows_the_error_of_the_run(self, no_logs, tinker):
-        with pytest.raises(RuntimeRequestError, match="cannot be recorded") as failed:
+        with pytest.raises(RuntimeRequestError, match="could not be recorded") as failed:
             tinker.new_run([RuntimeError("gone")], logs_dir=no_logs).follow()
         assert "gone" in "".join(traceback.format_exception(failed.value))
 
@@ -6850,7 +6873,7 @@ class TestJob:
     @pytest.mark.skipif(not hasattr(TrialResult, "reward_valid"), reason="since Harbor 0.25")
     def test_a_trial_that_failed_has_no_valid_reward(self, tinker):
         trial = run_job(tinker, COMMAND, NO_SAMPLER)
-        message = "RuntimeError of the server: the sampler is gone"
+        message = "RuntimeError from the server: the sampler is gone"
         assert trial.exception_info.exception_message == message
         assert trial.reward_valid is False
 
