@@ -55,7 +55,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, Self, TypeVa
 from uuid import uuid4
 
 from harbor.agents.base import BaseAgent
-from harbor.environments.base import BaseEnvironment
+from harbor.environments.base import BaseEnvironment, ExecResult
 from harbor.llms.base import (
     BaseLLM,
     ContextLengthExceededError,
@@ -351,6 +351,9 @@ class ModelClient(ABC):
 
     async def connect(self) -> None:  # noqa: B027 (most clients need nothing here)
         """Ask the server for its limits. Raises any error of the server."""
+
+    def after_failure(self) -> None:  # noqa: B027
+        """Called when the server failed for good. Drop what clients share, such as a session."""
 
     @abstractmethod
     async def call(
@@ -680,10 +683,10 @@ task is done, reply without such a block."""
         if meaning in ("busy", "down", "failed"):
             forget_client(self.client)
         text = error_text(failure)
-        # A server may write half a character. Harbor cannot save it, and would end the whole job.
+        # Harbor cannot save a lone surrogate, which a server may write. The whole job would end.
         cause = failure if valid_text(str(failure)) == str(failure) else None
-        if cause and isinstance(failure, ApiError):
-            raise failure
+        if cause and isinstance(cause, ApiError):
+            raise cause
         # A first prompt that is too long is not the model's fault, so raise ApiError, which Harbor
         # does not score.
         if meaning == "context is full" and self._has_replied:
@@ -1135,10 +1138,8 @@ QUOTA_IS_USED_UP = (
     "arrearage",
     "is suspended",
     "account balance",
-    # A request larger than the limit per minute, which never fits: OpenAI, Groq
-    "request too large for",
-    "(tpd)",
-    "余额不足",
+    "request too large for",  # larger than the limit per minute
+    "余额不足",  # GLM: insufficient balance
 )
 # What litellm writes before it quotes a response that it cannot read.
 UNREADABLE = ("original response", "received_args", "error converting to valid response")
@@ -1309,9 +1310,7 @@ def forget_client(client: ModelClient) -> None:
     for key, entry in list(_clients.items()):
         if entry.client is client:
             del _clients[key]
-    # Tinker's session may have ended. It belongs to no single client, and a client may wrap one of
-    # Tinker's, so drop it after any failure. A new session costs little.
-    shared_tinker_service.cache_clear()
+    client.after_failure()
 
 
 # ---- URLs and keys
@@ -1352,13 +1351,19 @@ VARIABLE_PREFIXES = {
 }
 
 
-# A URL may be in a variable such as GROQ_API_BASE. For these providers it may also be in a variable
-# with this ending. HF_ENDPOINT and WANDB_BASE_URL must not count: they name servers that are no
-# model's.
+# A URL may be in a variable such as GROQ_API_BASE. Only for these providers it may also be in a
+# variable with this ending. For others such a variable may name a server that is no model's, as
+# HF_ENDPOINT and WANDB_BASE_URL do.
 URL_ENDINGS = {
-    **dict.fromkeys(["tinker", "vllm", "sglang", "openai", "text-completion-openai"], "BASE_URL"),
-    **dict.fromkeys(["anthropic", "cometapi", "tensormesh"], "BASE_URL"),
+    "anthropic": "BASE_URL",
+    "cometapi": "BASE_URL",
     "datarobot": "ENDPOINT",
+    "openai": "BASE_URL",
+    "sglang": "BASE_URL",
+    "tensormesh": "BASE_URL",
+    "text-completion-openai": "BASE_URL",
+    "tinker": "BASE_URL",
+    "vllm": "BASE_URL",
     "watsonx": "URL",
 }
 
@@ -1869,7 +1874,7 @@ async def in_daemon_thread(function: Callable[[], Any]) -> Any:
     """Like `asyncio.to_thread`, but Python's exit does not wait for the thread. If nothing answers
     at its URL, Tinker's SDK keeps trying for up to twelve minutes, and Ctrl-C would hang."""
     result: Future[Any] = Future()
-    # A future that runs cannot be cancelled together with the caller, so `set_result` cannot fail.
+    # Mark it as running. Otherwise a cancelled caller would cancel it, and `set_result` would fail.
     result.set_running_or_notify_cancel()
 
     def work() -> None:
@@ -1963,8 +1968,12 @@ class TinkerClient(TokenClient):
             # after some minutes.
             await in_daemon_thread(self._open)
         except Exception:
-            shared_tinker_service.cache_clear()
+            self.after_failure()
             raise
+
+    def after_failure(self) -> None:
+        # The session may have ended. The next client opens a new one.
+        shared_tinker_service.cache_clear()
 
     def _fetch_models(self) -> list[Any]:
         import tinker
@@ -2364,8 +2373,8 @@ class _Block:
     is_closed: bool = False
 
     def has_fence(self, line: str) -> bool:
-        """True if a line begins with the block's fence. As in Markdown, that may be a longer fence,
-        with up to three more blanks before it."""
+        """True if a line begins with at least as many of the fence's characters as the fence has,
+        indented by at most three blanks more, as in Markdown."""
         n_blanks = len(line) - len(line.lstrip(" \t"))
         return line.lstrip(" \t").startswith(self.fence) and n_blanks <= len(self.before) + 3
 
@@ -2435,16 +2444,16 @@ def without_indent(line: str, before_fence: str) -> str:
 #     the script                    what it would do           so the programs
 #     cat <<EOF (never closed)      swallow the next block     `eval` each block alone
 #     pkill -f WORD                 kill its own shell         hide the words in base64
-#     trap 'kill 0' EXIT            also kill the program      use a process group (`set -m`)
+#     trap 'kill 0' EXIT            also kill the program      use a process group of its own
 #     python -m http.server &       keep the pipe open         send output to a file
 #     yes                           fill the disk              use /dev/shm (64 MB in Docker)
 #     cat /bin/ls                   print bytes, not text      report in base64
 #     mv /app /old                  move the working folder    start in / instead
 #     timeout 90 make               leave the process group    kill by a mark in the environment
-#     git commit                    leave git's lock behind    send SIGTERM before SIGKILL
+#     git commit                    leave a lock if SIGKILLed  send SIGTERM before SIGKILL
 #
-# The first line of a program sets its variables. loop_mark is a random word. Variables have the
-# prefix loop_, because bash would pass the value on to the script if the image exported the name.
+# The first line of a program sets its variables. loop_mark is a random word. An image may export a
+# variable, and bash would pass a new value on to the script, so the names begin with loop_.
 # The programs hold no comments, because `pkill -f WORD` in a script would find their words.
 
 # Runs the script that loop_script holds in base64. For `echo hello` it reports the exit code, and
@@ -2454,30 +2463,31 @@ def without_indent(line: str, before_fence: str) -> str:
 #     aGVsbG8K
 #     :3f2a19bc:0:
 #
-# It needs bash and coreutils. Line by line:
+# It needs bash and coreutils. From the top:
 #
-# - `decode` fails if the folder is missing or full. Then the next folder is used.
-# - After "begin" the script may have run, so `run_program` does not try again.
-# - bash's own messages, such as "Killed", are dropped: some environments join stderr and stdout.
-# - Only the script has the mark, so `kill_script` spares the program, which still reports.
-# - A script may empty its output file (echo x >/dev/stderr). After `>`, bash would go on writing at
-#   the old position, with NULs before it. So the line has `>>`.
-# - `head` ends even if a background process is still printing.
+#     exec 2>      drops bash's own messages, which some environments join with stdout
+#     for          tries the next folder if one is missing or full
+#     begin        tells `run_program` that the script may have run
+#     set -m       gives the script a process group of its own
+#     ..._MARK=    marks the script and its children, but not this program, which still reports
+#     </dev/null   keeps the script from reading the environment's stdin
+#     >>           appends, because a script may empty the file (echo x >/dev/stderr); after `>` the
+#                  next output would stand at the old position, with NULs before it
+#     head         ends, even if a background process is still printing
 SCRIPT_PROGRAM = r"""
-loop_file=/dev/shm/$loop_mark
-trap 'rm -f $loop_file.script $loop_file.output' EXIT
-decode() { echo $loop_script | base64 -d >$loop_file.script; }
-if ! decode 2>/dev/null; then
-  rm -f $loop_file.script
-  loop_file=/tmp/$loop_mark
-  decode || exit 1
-fi
-echo begin:$loop_mark:
 exec 2>/dev/null
+for loop_file in /dev/shm/$loop_mark /tmp/$loop_mark; do
+  echo $loop_script | base64 -d >$loop_file.script && break
+  rm -f $loop_file.script
+done
+if [ ! -f $loop_file.script ]; then
+  echo "no room in /dev/shm and /tmp, or no base64"
+  exit 1
+fi
+trap 'rm -f $loop_file.script $loop_file.output' EXIT
+echo begin:$loop_mark:
 set -m
-BASIC_LOOP_MARK=$loop_mark \
-  bash $loop_file.script \
-  </dev/null >>$loop_file.output 2>&1 &
+BASIC_LOOP_MARK=$loop_mark bash $loop_file.script </dev/null >>$loop_file.output 2>&1 &
 wait $!
 code=$?
 size=$(stat -c %s $loop_file.output)
@@ -2542,53 +2552,56 @@ async def kill_script(mark: str, environment: BaseEnvironment) -> None:
         raise RuntimeRequestError(f"the environment no longer runs scripts: {text}")
 
 
+def printed_by(result: ExecResult) -> str:
+    """What a program printed. Its stderr says why there is no report, such as "bash: not found"."""
+    return valid_text(result.stdout) + valid_text(result.stderr)
+
+
 async def run_program(
     program: str, mark: str, environment: BaseEnvironment, timeout_sec: int
 ) -> tuple[str | None, str]:
     """Run the program of a script. Returns the script's exit code and output. If there is no
     report, returns None and what was printed, or the error of the environment."""
-    printed, cwd = "", None
+    notice = ""
     try:
-        # If the container's own working directory is gone, nothing starts there, so try /.
-        for cwd in (None, "/"):
-            result = await environment.exec(program, cwd=cwd, timeout_sec=timeout_sec)
-            # stderr says why there is no report, such as "bash: not found".
-            printed = valid_text(result.stdout) + valid_text(result.stderr)
-            # A program that succeeded without "begin" did run, and its output was lost.
-            if f"begin:{mark}:" in printed or result.return_code == 0:
-                break
+        result = await environment.exec(program, timeout_sec=timeout_sec)
+        # With exit code 0 the program did run, and its output was lost.
+        if f"begin:{mark}:" not in printed_by(result) and result.return_code != 0:
+            # Nothing starts in a working directory that is gone.
+            notice = "\n[The working directory cannot be used, so the script ran in /.]"
+            result = await environment.exec(program, cwd="/", timeout_sec=timeout_sec)
     except Exception as error:
-        printed = f"{type(error).__name__}: {error}"
-    code, output = parse_report(printed, mark) or (None, printed)
-    if code and cwd:
-        output += f"\n[The working directory cannot be used, so the script ran in {cwd}.]"
-    return code, output
+        return None, f"{type(error).__name__}: {error}"
+    report = parse_report(printed_by(result), mark)
+    if not report:
+        return None, printed_by(result)
+    code, output = report
+    return code, output + notice
 
 
 async def run_or_kill(
     program: str, mark: str, environment: BaseEnvironment, seconds: int, max_bytes: int
 ) -> str:
-    """Run the program of a script. Kill the script at the time limit, when the run is cancelled,
-    and when there is no report, because the script may still be running then. Returns the text for
-    the model. Raises RuntimeRequestError if the environment no longer runs commands."""
-    # The environment's own limit comes last: the kill and the report take a margin each, and one is
-    # to spare.
-    limit = seconds + 3 * MARGIN_SEC
-    running = asyncio.create_task(run_program(program, mark, environment, limit))
+    """Run the program of a script. Kill the script at the time limit, and if there is no report,
+    because it may still be running then. Returns the text for the model. Raises RuntimeRequestError
+    if the environment no longer runs commands."""
+    # What happens to a script with a limit of 120 seconds, at the latest after so many seconds:
+    #
+    #     120   the limit: `kill_script`
+    #     150   it is killed: the program, which survives its script, still reports
+    #     180   the agent gives up the environment
+    #     210   the environment's own limit, which therefore plays no part
+    environment_limit = seconds + 3 * MARGIN_SEC
+    running = asyncio.create_task(run_program(program, mark, environment, environment_limit))
     try:
         await asyncio.wait([running], timeout=seconds)
         timed_out = not running.done()
         if timed_out or running.result()[0] is None:
             await kill_script(mark, environment)
-            # The program survives its script, and still prints the report.
             await asyncio.wait([running], timeout=MARGIN_SEC)
         code, output = running.result() if running.done() else (None, "no answer")
-    except asyncio.CancelledError:
-        with contextlib.suppress(RuntimeRequestError):
-            await kill_script(mark, environment)
-        raise
     finally:
-        # Give up an environment that does not answer. (A finished task ignores this.)
+        # This gives up the environment. (A finished task ignores it.)
         running.cancel()
     texts = [output]
     if code is None:
@@ -2614,7 +2627,12 @@ async def run_script(
     mark = uuid4().hex[:8]
     variables = f"loop_mark={mark} loop_max_bytes={max_bytes} loop_script={encoded}"
     program = f"{variables}\n{SCRIPT_PROGRAM}"
-    return await run_or_kill(program, mark, environment, seconds, max_bytes)
+    try:
+        return await run_or_kill(program, mark, environment, seconds, max_bytes)
+    except asyncio.CancelledError:
+        with contextlib.suppress(RuntimeRequestError):
+            await kill_script(mark, environment)
+        raise
 
 
 def script_result(exit_code: str, *texts: str) -> str:

@@ -37,6 +37,9 @@ class PickingClient(ModelClient):
     async def connect(self) -> None:
         await self.client.connect()
 
+    def after_failure(self) -> None:
+        self.client.after_failure()
+
     def escape_special_tokens(self, text: str) -> str:
         return self.client.escape_special_tokens(text)
 
