@@ -41,7 +41,9 @@ import math
 import os
 import re
 import shlex
+import socket
 import threading
+import traceback
 import urllib.parse
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -577,6 +579,8 @@ task is done, reply without such a block."""
         may override this, for instance to add text to each prompt. Raises
         ContextLengthExceededError if a prompt after the first reply is too long, ApiError if the
         server failed, and RuntimeError if the first turn lacks ids."""
+        if not isinstance(prompt, str):
+            raise TypeError(f"a prompt must be a text, not {prompt!r}: `execute` must return one")
         prompt = valid_text(prompt)
         sent_at = datetime.now(UTC).isoformat()
         turn = await self._call_model(self._escaped(prompt))
@@ -684,7 +688,8 @@ task is done, reply without such a block."""
             forget_client(self.client)
         text = error_text(failure)
         # Harbor cannot save a lone surrogate, which a server may write. The whole job would end.
-        cause = failure if valid_text(str(failure)) == str(failure) else None
+        shown = "".join(traceback.format_exception(failure))
+        cause = failure if valid_text(shown) == shown else None
         if cause and isinstance(cause, ApiError):
             raise cause
         # A first prompt that is too long is not the model's fault, so raise ApiError, which Harbor
@@ -692,7 +697,7 @@ task is done, reply without such a block."""
         if meaning == "context is full" and self._has_replied:
             raise ContextLengthExceededError(text) from cause
         server = self.client.url or "the server"
-        if isinstance(first_cause(failure), ConnectionError):
+        if isinstance(first_cause(failure), ConnectionError | socket.gaierror):
             raise ApiError(f"nothing answers at {server}: {text}") from cause
         raise ApiError(f"{type(failure).__name__} from {server}: {text}") from cause
 
@@ -1141,8 +1146,10 @@ QUOTA_IS_USED_UP = (
     "request too large for",  # larger than the limit per minute
     "余额不足",  # GLM: insufficient balance
 )
-# What litellm writes before it quotes a response that it cannot read.
-UNREADABLE = ("original response", "received_args", "error converting to valid response")
+# What litellm writes before it quotes a response that it cannot read, and what ServerClient writes.
+UNREADABLE = re.compile(
+    "original response|received_args|error converting to valid response|returned no result"
+)
 # The statuses of an error about the request: bad, too large, not valid.
 REFUSED_STATUSES = (400, 413, 422)
 # The statuses of a server that is overloaded, or paused for new weights.
@@ -1171,18 +1178,22 @@ def meaning_of(error: Exception) -> Meaning:
         return "context is full"
     if isinstance(error, AbortedError):
         return "busy"
+    code = getattr(error, "status_code", None) or 0
+    # litellm passes on the code of a server's error, which may be a word.
+    status = int(code) if str(code).isdigit() else 500
     message = str(error).lower()
-    if any(words in message for words in UNREADABLE):
-        return "down"
-    status = getattr(error, "status_code", None) or 0
-    # Search the start only. After it, some servers repeat the request, which may hold any phrase.
-    text = message[:500] + str(getattr(error, "body", "")).lower()[:500]
+    # Search the start only. After it, some servers repeat the request, and litellm quotes the
+    # response. Either may hold any phrase.
+    start, body = UNREADABLE.split(message)[0][:500], str(getattr(error, "body", ""))[:500]
+    text = f"{code} {start} {body}".lower()
     # Some errors of Tinker have no status. Their category is "user" if the request is at fault.
     is_refused = status in REFUSED_STATUSES or str(getattr(error, "category", "")) == "user"
     # A prompt that is too long has no status of its own, so look for phrases. (llama.cpp and Ollama
     # return status 500 for it.)
     if (is_refused or status == 500) and has_phrase(text, CONTEXT_IS_FULL):
         return "context is full"
+    if UNREADABLE.search(message) or isinstance(error, json.JSONDecodeError):
+        return "down"
     if is_refused:
         return "refused"
     if status in BUSY_STATUSES:
@@ -1369,9 +1380,12 @@ URL_ENDINGS = {
 
 
 def check_url(url: str, name: str) -> None:
-    """Raise ValueError if a text is not the URL of a server."""
-    if not re.match(r"https?://[^/\s]", url):
-        raise ValueError(f"{name} must begin with http:// or https:// and a host")
+    """Raise ValueError if a text is not the URL of a server. The error does not show it, because it
+    may hold a password."""
+    if not re.fullmatch(r"https?://[^\s/?#][^\s?#]*", url):
+        raise ValueError(
+            f"{name} must begin with http:// or https:// and a host, and have no blank, ? or #"
+        )
 
 
 def url_and_key(
@@ -1387,19 +1401,18 @@ def url_and_key(
 
     def variable(*endings: str) -> str | None:
         names = [f"{prefix}_{ending}" for prefix in prefixes for ending in endings]
-        values = [variables.get(name) for variables in (given, os.environ) for name in names]
-        return next(filter(None, values), None)
+        values = [variables.get(name, "") for variables in (given, os.environ) for name in names]
+        # A value from a file often ends in a newline.
+        return next((value.strip() for value in values if value.strip()), None)
 
     url = options.api_base or variable(URL_ENDINGS.get(provider, "API_BASE"), "API_BASE")
     if url:
-        # A value from a file often ends in a newline.
-        url = url.strip()
         check_url(url, f"the URL of {provider}")
     key = options.llm_kwargs.get("api_key") or variable(
         "API_KEY", "TOKEN", "API_TOKEN", "KEY", "SECRET_KEY", "APIKEY", "JWT"
     )
     if key:
-        # Remove blanks for the same reason.
+        # Remove all blanks, because a key may be wrapped at the end of a line.
         key = "".join(str(key).split())
         if not (key.isascii() and key.isprintable()):
             # An HTTP client would show such a key in its error.

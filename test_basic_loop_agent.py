@@ -1405,7 +1405,9 @@ class TestOptions:
         options = BasicLoopOptions(**CHAT_OPTIONS)
         assert module.url_and_key(options, provider, {name: "http://agent"})[0] is None
 
-    @pytest.mark.parametrize("url", ["127.0.0.1:8000", "http://", "https:///v1"])
+    @pytest.mark.parametrize(
+        "url", ["127.0.0.1:8000", "http://", "https:///v1", "http://h?x", "http://a:b c@h"]
+    )
     def test_a_variable_that_holds_no_url_is_an_error(self, url):
         with pytest.raises(ValueError, match=r"the URL of vllm must begin with http://"):
             module.url_and_key(BasicLoopOptions(), "vllm", {"VLLM_BASE_URL": url})
@@ -2188,6 +2190,14 @@ class TestLoop:
         with pytest.raises(RuntimeRequestError, match="the run could not be recorded: "):
             failed.follow()
         assert failed.context.model_dump_json()
+
+    def test_an_execute_that_returns_nothing_is_an_error(self, tinker):
+        class ReturnsNothing(BasicLoopAgent):
+            async def execute(self, blocks: list[str], environment: Any) -> str:
+                await super().execute(blocks, environment)
+
+        with pytest.raises(RuntimeRequestError, match="a prompt must be a text, not None"):
+            tinker.run([bash("ls")], agent_class=ReturnsNothing, max_turns=2)
 
     def test_a_loop_that_returns_nothing_is_an_error(self, tinker):
         class ReturnsNothing(BasicLoopAgent):
@@ -5942,6 +5952,32 @@ class TestChat:
             chat.run(model_name="gemini/gemini-2.5-pro", llm_kwargs={"api_key": "sk-test"})
         assert len(chat.requests) == 3
 
+    @columns("code").rows(number="503", word="server_overloaded")
+    def test_a_code_that_is_a_text_is_waited_for(self, code, chat, no_pause):
+        error = {"error": {"message": "busy", "code": code}}
+        done = chat.run([bash("ls"), Reply(answer=error), "done"], max_turns=3)
+        assert (done.stop_reason, done.completion) == ("completed", "done")
+
+    def test_a_code_may_say_that_the_context_is_full(self, chat):
+        error = {"error": {"message": "too much", "code": "context_length_exceeded"}}
+        done = chat.run([bash("ls"), Reply(answer=error)], max_turns=3)
+        assert done.stop_reason == "context_overflow"
+
+    @columns("page").rows(a_page=b'"<html>"', broken_json=b'{"id": "1", "choi', nothing=b"")
+    def test_a_page_in_place_of_a_completion_is_waited_for(self, page, vllm, no_pause, monkeypatch):
+        real_answer, pages = vllm.answer, iter([page])
+
+        def answer(path: str, body: Any) -> Any:
+            page = next(pages, None) if path == "/v1/completions" else None
+            return real_answer(path, body) if page is None else page
+
+        monkeypatch.setattr(vllm, "answer", answer)
+        assert vllm.run().completion == "hello"
+
+    def test_words_after_a_full_context_change_nothing(self, server):
+        full = Refusal(400, "prompt is too long. The original response was: ...")
+        assert server.run([bash("ls"), full], max_turns=2).stop_reason == "context_overflow"
+
     def test_an_error_that_repeats_the_request_is_no_full_context(self, server):
         detail = {"message": "Field required", "input": f"{500 * 'x'} context length"}
         failed = server.new_run([bash("ls"), Refusal(400, body={"error": detail})], max_turns=2)
@@ -6062,7 +6098,7 @@ class TestChat:
     @pytest.mark.parametrize("provider", ["openai", "hosted_vllm", "anthropic"])
     @columns("url place cause").rows(
         refused_port=("http://127.0.0.1:1", "^nothing answers at", "Connect call failed"),
-        unknown_host=("http://no-such-host.invalid", "Error from", "Name or service not known"),
+        unknown_host=("http://no-such-host.invalid", "^nothing answers at", "not known"),
         no_https=("https://127.0.0.1:{port}", "Error from", "wrong version number"),
     )
     def test_the_error_says_why_no_server_answers(

@@ -16,6 +16,7 @@ import asyncio
 from pathlib import Path
 
 from harbor.environments.base import BaseEnvironment
+from pydantic import DirectoryPath
 
 from basic_loop_agent import BasicLoopAgent, BasicLoopOptions, fenced_blocks
 
@@ -26,7 +27,7 @@ MAX_CHARACTERS = 2_000
 class SearchOptions(BasicLoopOptions):
     """The options of `--ak key=value`."""
 
-    docs: str
+    docs: DirectoryPath
     """The folder of the texts, *.md and *.txt, on the host."""
 
 
@@ -50,7 +51,7 @@ most of these words are the next message."""
         turn.script = ""
         results = ""
         for words in fenced_blocks(turn.content, "search") or []:
-            result = await asyncio.to_thread(search, words, Path(self.options.docs))
+            result = await asyncio.to_thread(search, words, self.options.docs)
             results = f"{results}\n\n{result}".strip()[:MAX_CHARACTERS]
             # The run may end here, or in the script. The next step then opens with the results.
             turn.observation = results
