@@ -4044,6 +4044,11 @@ class TestScripts:
         assert text == told(143, LIMIT)
         wait_until_sleep_ends()
 
+    def test_a_script_whose_output_was_lost_is_not_run_twice(self):
+        environment = FakeEnvironment(ExecResult(return_code=0), ExecResult(return_code=0))
+        assert run_shell(environment, "x").startswith("Exit code: unknown")
+        assert len(environment.scripts) == 1
+
     # What an environment may do for a folder that is gone, and which folders are tried.
     @columns("answer printed").rows(
         prints_an_error=(ExecResult(stdout="chdir failed", return_code=126), "chdir failed"),
@@ -4342,6 +4347,11 @@ class TestTinker:
         asyncio.run(finish(failing))
         set_up(tinker.agent(max_tokens=1))
         assert len(tinker.sessions) == 2
+
+    def test_a_tokenizer_that_cannot_be_loaded_is_told(self, tinker):
+        agent = tinker.agent(model_name="no-such/model", renderer_name="qwen3")
+        with pytest.raises(ValueError, match="cannot load the tokenizer of no-such/model"):
+            set_up(agent)
 
     def test_a_model_that_tinker_cookbook_does_not_know_is_told(self, tinker):
         agent = tinker.agent(model_name="anthropic/claude-sonnet-4-5", renderer_name=None)
@@ -5403,6 +5413,10 @@ class TestVllm:
             module.ApiError, match="rejected the API key, or requires one: set VLLM_API_KEY"
         ):
             set_up(vllm.agent(**options))
+
+    def test_a_limit_may_be_a_text(self, vllm):
+        models_are(vllm, {"data": [{"id": VLLM_MODEL, "max_model_len": "8192"}]})
+        assert vllm.run().completion == "hello"
 
     @NO_LIMIT
     def test_setup_refuses_a_server_without_a_limit(self, answer, error, vllm):
@@ -7016,6 +7030,13 @@ class TestPages:
         ):
             told = re.search(pattern, (ROOT / page).read_text())[1]
             assert abs(int(told.replace(",", "")) - n_lines) < 20
+
+    def test_the_readme_tells_which_part_of_the_file_is_the_loop(self):
+        lines = (ROOT / "basic_loop_agent.py").read_text().splitlines()
+        # A blank line follows `answer`.
+        end = next(n for n, line in enumerate(lines) if "def _call_model" in line) - 1
+        readme = (ROOT / "README.md").read_text()
+        assert int(re.search(r"Read the first (\d+), to the end of `answer`", readme)[1]) == end
 
     @pytest.mark.parametrize("page", PAGES)
     def test_each_link_of_a_page_leads_somewhere(self, page):
