@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The BasicLoopAgent authors
 # SPDX-License-Identifier: Apache-2.0
-"""BasicLoopAgent: a minimal, single-file agent for Harbor that records every token it samples,
+r"""BasicLoopAgent: a minimal, single-file agent for Harbor that records every token it samples,
 if the server returns token ids.
 
     harbor run ... --agent basic_loop_agent:BasicLoopAgent -m Qwen/Qwen3-8B \
@@ -246,6 +246,10 @@ class ApiError(RuntimeError):
 
 class RuntimeRequestError(RuntimeError):
     """The environment, the loop or the recording failed."""
+
+
+class UnreadableError(RuntimeError):
+    """A response of the server is no result. The agent waits, as for a server that is down."""
 
 
 class AbortedError(RuntimeError):
@@ -1146,10 +1150,8 @@ QUOTA_IS_USED_UP = (
     "request too large for",  # larger than the limit per minute
     "余额不足",  # GLM: insufficient balance
 )
-# What litellm writes before it quotes a response that it cannot read, and what ServerClient writes.
-UNREADABLE = re.compile(
-    "original response|received_args|error converting to valid response|returned no result"
-)
+# What litellm writes before it quotes a response that it cannot read.
+UNREADABLE = re.compile("original response|received_args|error converting to valid response")
 # The statuses of an error about the request: bad, too large, not valid.
 REFUSED_STATUSES = (400, 413, 422)
 # The statuses of a server that is overloaded, or paused for new weights.
@@ -1192,7 +1194,8 @@ def meaning_of(error: Exception) -> Meaning:
     # return status 500 for it.)
     if (is_refused or status == 500) and has_phrase(text, CONTEXT_IS_FULL):
         return "context is full"
-    if UNREADABLE.search(message) or isinstance(error, json.JSONDecodeError):
+    is_unreadable = isinstance(error, UnreadableError | json.JSONDecodeError)
+    if is_unreadable or UNREADABLE.search(message):
         return "down"
     if is_refused:
         return "refused"
@@ -2160,7 +2163,8 @@ class ServerClient(TokenClient):
             place = f"{type(error).__name__} from {self.url}, {path}"
             raise ApiError(f"{place}: {error_text(error)}") from error
         if not isinstance(response, dict) or response.get("error"):
-            raise ApiError(f"{self.url}, {path} returned no result: {str(response)[:200]}")
+            text = f"{self.url}, {path} returned no result: {str(response)[:200]}"
+            raise UnreadableError(text)
         return response
 
     async def render(self, messages: list[Message]) -> list[int]:
@@ -2465,8 +2469,11 @@ def without_indent(line: str, before_fence: str) -> str:
 #     timeout 90 make               leave the process group    kill by a mark in the environment
 #     git commit                    leave a lock if SIGKILLed  send SIGTERM before SIGKILL
 #
+# A script that ends leaves its background processes running.
+#
 # The first line of a program sets its variables. loop_mark is a random word. An image may export a
-# variable, and bash would pass a new value on to the script, so the names begin with loop_.
+# variable, and bash would pass a new value on to the script. So the names of the variables that are
+# set before the script starts begin with loop_.
 # The programs hold no comments, because `pkill -f WORD` in a script would find their words.
 
 # Runs the script that loop_script holds in base64. For `echo hello` it reports the exit code, and

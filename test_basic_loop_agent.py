@@ -5379,7 +5379,7 @@ class TestVllm:
     @columns("answer shown").rows(
         an_error=({"error": {"message": "no engine"}}, "no engine"), a_page=("<html>", "<html>")
     )
-    def test_an_answer_that_is_no_result_is_shown(self, answer, shown, vllm, monkeypatch):
+    def test_an_answer_that_is_no_result_is_shown(self, answer, shown, vllm, monkeypatch, no_pause):
         run, real_answer = vllm.new_run(), vllm.answer
 
         def answer_to(path: str, body: Any) -> Any:
