@@ -1304,6 +1304,8 @@ async def shared_client(key: tuple, build: Callable[[], Any]) -> ModelClient:
         if entry.client is None:
             try:
                 client = await asyncio.to_thread(build)
+                if client is None:
+                    raise TypeError("_build_llm must return a ModelClient or a BaseLLM")
                 if not isinstance(client, ModelClient):
                     client = HarborClient(client)
                 await client.connect()

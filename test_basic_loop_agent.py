@@ -6237,6 +6237,13 @@ class TestChat:
         for name in [name for name in os.environ if name.endswith(("_API_KEY", "_TOKEN"))]:
             monkeypatch.delenv(name)
 
+    def test_a_subclass_that_returns_no_client_is_an_error(self, chat):
+        class NoClient(BasicLoopAgent):
+            def _build_llm(self) -> Any: ...
+
+        with pytest.raises(TypeError, match="_build_llm must return a ModelClient"):
+            set_up(chat.agent(NoClient))
+
     def test_a_subclass_may_return_any_llm_of_harbor(self, chat):
         class HarborsAgent(BasicLoopAgent):
             def _build_llm(self) -> Any:
