@@ -694,7 +694,7 @@ task is done, reply without such a block."""
         # Harbor cannot save a lone surrogate, which a server may write. The whole job would end.
         shown = "".join(traceback.format_exception(failure))
         cause = failure if valid_text(shown) == shown else None
-        if cause and isinstance(cause, ApiError):
+        if isinstance(cause, ApiError):
             raise cause
         # A first prompt that is too long is not the model's fault, so raise ApiError, which Harbor
         # does not score.
@@ -777,7 +777,7 @@ task is done, reply without such a block."""
             system = self.protocol.replace("{seconds}", str(self.options.command_timeout_sec))
         # Chat only uses its model's `call`, so a ModelClient need not be a BaseLLM.
         self._chat = Chat(cast(Any, self.client), self.options.interleaved_thinking)
-        self._previous = None
+        # The setter clears `_previous`.
         self.messages = [{"role": "system", "content": valid_text(system)}] if system else []
         self._has_replied = False
         await self._run_loop([*self.introduction, instruction], environment, context)
@@ -883,7 +883,8 @@ task is done, reply without such a block."""
         context.metadata = metadata
 
     def _write_files(self, context: AgentContext) -> None:
-        """Write what the run leaves in the log folder. Raises OSError."""
+        """Write what the run leaves in the log folder. Raises OSError, and the errors of a
+        subclass's `answer` or `trajectory_step`."""
         # The file may hold the answer of the step before. A run without a turn empties it.
         write_file(self.logs_dir / "completion.txt", [valid_text(self.answer).encode()])
         write_file(self.logs_dir / "trajectory.json", self._trajectory(context))
@@ -1344,9 +1345,9 @@ VARIABLE_PREFIXES = {
     "azure_ai": ["AZURE_AI", "AZURE", "AZURE_OPENAI"],
     "cohere": ["COHERE", "CO"],
     "cohere_chat": ["COHERE", "CO"],
-    "featherless_ai": ["FEATHERLESS", "FEATHERLESS_AI"],
+    "featherless_ai": ["FEATHERLESS_AI", "FEATHERLESS"],
     "fireworks_ai": ["FIREWORKS", "FIREWORKS_AI", "FIREWORKSAI"],
-    "friendliai": ["FRIENDLI", "FRIENDLIAI"],
+    "friendliai": ["FRIENDLIAI", "FRIENDLI"],
     "gemini": ["GEMINI", "GOOGLE", "PALM"],
     "huggingface": ["HUGGINGFACE", "HF"],
     "lambda_ai": ["LAMBDA"],
@@ -1354,11 +1355,11 @@ VARIABLE_PREFIXES = {
     "nano-gpt": ["NANOGPT"],
     "ollama_chat": ["OLLAMA"],
     "openrouter": ["OPENROUTER", "OR"],
-    "perplexity": ["PERPLEXITY", "PERPLEXITYAI"],
+    "perplexity": ["PERPLEXITYAI", "PERPLEXITY"],
     "qwen_ai_platform": ["DASHSCOPE"],
     "qwencloud": ["QWENCLOUD", "DASHSCOPE"],
     "scaleway": ["SCW"],
-    "tensormesh": ["TENSORMESH_SERVERLESS", "TENSORMESH_INFERENCE"],
+    "tensormesh": ["TENSORMESH_INFERENCE", "TENSORMESH_SERVERLESS"],
     "text-completion-openai": ["OPENAI"],
     "together_ai": ["TOGETHER_AI", "TOGETHERAI", "TOGETHER"],
     "veniceai": ["VENICE_AI"],
@@ -2590,7 +2591,7 @@ async def run_program(
         # With exit code 0 the program did run, and its output was lost.
         if f"begin:{mark}:" not in printed_by(result) and result.return_code != 0:
             # Nothing starts in a working directory that is gone.
-            notice = "\n[The working directory cannot be used, so the script ran in /.]"
+            notice = "[The working directory cannot be used, so the script ran in /.]"
             result = await environment.exec(program, cwd="/", timeout_sec=timeout_sec)
     except Exception as error:
         return None, f"{type(error).__name__}: {error}"
@@ -2598,7 +2599,7 @@ async def run_program(
     if not report:
         return None, printed_by(result)
     code, output = report
-    return code, output + notice
+    return code, "\n".join(filter(None, [output, notice]))
 
 
 async def run_or_kill(

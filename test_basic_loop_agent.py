@@ -4041,6 +4041,11 @@ class TestScripts:
         assert done.observations == [told(0, "(none)"), told(0, f"b\n{MOVED}")]
         assert done.stop_reason == "completed"
 
+    def test_no_blank_line_stands_before_the_notice_of_a_silent_script(self, tmp_path):
+        environment = WorkdirEnvironment(tmp_path / "work")
+        run_shell(environment, "rm -r $PWD")
+        assert run_shell(environment, "true") == told(0, MOVED)
+
     def test_a_script_that_takes_the_folder_away_is_killed_at_its_limit(self, tmp_path):
         environment = WorkdirEnvironment(tmp_path / "work")
         text = run_shell(environment, f"rm -r $PWD; setsid {SLEEP} & {SLEEP}", seconds=1)
