@@ -313,8 +313,8 @@ class Turn(LLMResponse):
         self.content = valid_text(self.content)
         self.reasoning_content = valid_text(self.reasoning_content)
         reason = valid_text(str(self.finish_reason)).lower()
-        # Servers say "length".
-        self.finish_reason = StopReason.MAX_TOKENS.value if reason == "length" else reason
+        is_truncated = reason in TRUNCATED_REASONS
+        self.finish_reason = StopReason.MAX_TOKENS.value if is_truncated else reason
         self.extra = self.extra or {}
         # The client gave no usage: count the tokens.
         self.usage = self.usage or usage_of(
@@ -730,10 +730,10 @@ task is done, reply without such a block."""
     def preflight(cls, kwargs: dict[str, Any] | None = None, env: Any = None) -> None:
         """Check the options, Tinker's packages and key, and the URL of a vLLM or SGLang server.
         Harbor 0.23 and later calls this before any trial. Raises ValueError."""
-        options = cls.parse_options(kwargs, env)
+        options = cast(BasicLoopOptions, cls.parse_options(kwargs, env))
         # A subclass that builds its own client may need no key and no URL.
-        if cls._build_llm is BasicLoopAgent._build_llm:
-            check_access(cast(BasicLoopOptions, options), env or {}, cls.tinker_service)
+        if options.model_client != "litellm" and cls._build_llm is BasicLoopAgent._build_llm:
+            server_access(options, env or {}, cls.tinker_service)
 
     @classmethod
     def check_model_credentials(
@@ -914,10 +914,8 @@ task is done, reply without such a block."""
                 "total_cost_usd": context.cost_usd,
             },
         }
-        yield b"{"
-        for key, value in head.items():
-            yield to_json(key) + b": " + to_json(value) + b", "
-        yield b'"steps": ['
+        # The object stays open for the steps.
+        yield to_json(head).removesuffix(b"}") + b', "steps": ['
         for step_id, step in enumerate(self._steps(), start=1):
             yield b", " if step_id > 1 else b""
             yield to_json(step | {"step_id": step_id}, fallback=str, inf_nan_mode="null")
@@ -983,7 +981,6 @@ task is done, reply without such a block."""
         for a custom client: a ModelClient, or any BaseLLM of Harbor's that returns text. Raises
         ValueError, and any error of the client."""
         options = self.options
-        check_access(options, self._agent_env, self.tinker_service)
         args = copy.deepcopy(options.llm_kwargs)
         sampling = {"temperature", "top_p", "reasoning_effort"}
         args |= options.model_dump(include=sampling, exclude_none=True)
@@ -992,7 +989,7 @@ task is done, reply without such a block."""
         model = str(self.model_name)
         if options.model_client == "litellm":
             return ChatClient(options, model, self._agent_env, **args)
-        url, key = url_and_key(options, options.model_client, self._agent_env)
+        url, key = server_access(options, self._agent_env, self.tinker_service)
         if options.model_client == "tinker":
             return TinkerClient(options, model, url, key, self.tinker_service, **args)
         return ServerClient(options, model, str(url), key, **args)
@@ -1048,14 +1045,14 @@ FAILED_REASONS = {
     "malformed_response",
     "malformed_model_output",
 }
-# Words for a truncated reply that litellm does not know: those of Mistral, Responses APIs and
-# Cohere, and LENGTH and MAX_TOKENS in capitals, which gateways write. Compare in lower case.
+# Words for a truncated reply: "length" is the usual one, the others are those of Mistral, Responses
+# APIs and Cohere. Compare in lower case, because gateways write LENGTH and MAX_TOKENS.
 TRUNCATED_REASONS = {
+    "length",
     "max_tokens",
     "model_length",
     "max_output_tokens",
     "incomplete",
-    "length",
     "length_capped",
     "context_length",
     "error_limit",
@@ -1080,10 +1077,8 @@ CONTEXT_IS_FULL = (
     "request_too_large",
     "request exceeds the maximum size",
     "request body too large for",
-    # xAI, Fireworks, vLLM, SambaNova, TensorRT-LLM
-    "maximum prompt length",
+    # Fireworks, vLLM, SambaNova, TensorRT-LLM
     "maximum model length",
-    "maximum input length",
     "maximum sequence length",
     "supported sequence length",
     # Gemini, Bedrock, GLM, Volcengine, SGLang
@@ -1091,7 +1086,7 @@ CONTEXT_IS_FULL = (
     "maximum allowed length",
     "exceeds the maximum number of tokens",
     "max message tokens",
-    # OpenAI, Gemini, DashScope, OpenRouter, Tencent, Copilot, Databricks, watsonx
+    # OpenAI, Gemini, DashScope, OpenRouter, Tencent, Copilot, Databricks, watsonx, xAI
     "input tokens exceed",
     "number of input tokens",
     "input token count",
@@ -1314,8 +1309,7 @@ async def shared_client(key: tuple, build: Callable[[], Any]) -> ModelClient:
                 # The trials that already wait for this entry raise this error. Later trials build a
                 # new client.
                 entry.error = error
-                if _clients.get(key) is entry:
-                    del _clients[key]
+                _clients.pop(key, None)
                 raise
             entry.client = client
         return entry.client
@@ -1439,10 +1433,11 @@ def without_passwords(text: str) -> str:
     return re.sub(r"//[^/\s]*@", "//", text)
 
 
-def check_access(
-    options: BasicLoopOptions, agent_env: dict[str, str], tinker_service: Any = None
-) -> None:
-    """Raise ValueError if Tinker's packages, its key, or the URL of a server are missing."""
+def server_access(
+    options: BasicLoopOptions, agent_env: dict[str, str], tinker_service: Any
+) -> tuple[str | None, str | None]:
+    """The URL and the API key of Tinker, or of a vLLM or SGLang server (see `url_and_key`). Raises
+    ValueError if Tinker's packages, its key, or the URL of a server are missing."""
     client = options.model_client
     url, key = url_and_key(options, client, agent_env)
     if client == "tinker":
@@ -1460,11 +1455,12 @@ def check_access(
                 "model_client=tinker, the default, needs a key: set TINKER_API_KEY. For Claude, "
                 "GPT, Gemini and the like, set -m PROVIDER/NAME and model_client=litellm"
             )
-    elif client != "litellm" and not url:
+    elif not url:
         raise ValueError(
             f"model_client={client} needs the server's URL: set api_base=http://... or "
             f"{client.upper()}_BASE_URL"
         )
+    return url, key
 
 
 # Providers for which litellm, without a URL, would send the conversation and the key to OpenAI.
@@ -1607,9 +1603,10 @@ def without_wrapping(answer: str) -> str:
 # ---- clients that send messages
 
 
-def with_text_in_each(messages: Iterable[Message]) -> list[Message]:
-    """The messages, with "(empty)" as the text of those that have none, such as a reply that was
-    nothing but thinking. Some servers refuse an empty message."""
+def with_prompt(history: Iterable[Message], prompt: str) -> list[Message]:
+    """The messages, and the prompt as the last one. Those without text, such as a reply that was
+    nothing but thinking, get the text "(empty)", because some servers refuse an empty message."""
+    messages = [*history, {"role": "user", "content": prompt}]
     return [m if str(m["content"] or "").strip() else m | {"content": "(empty)"} for m in messages]
 
 
@@ -1622,9 +1619,7 @@ class HarborClient(ModelClient):
     async def call(
         self, prompt: str, message_history: Sequence[Message] = (), **other: Any
     ) -> Turn:
-        *history, message = with_text_in_each(
-            [*message_history, {"role": "user", "content": prompt}]
-        )
+        *history, message = with_prompt(message_history, prompt)
         try:
             response = await self.llm.call(prompt=message["content"], message_history=history)
             # A Turn has all fields of Harbor's LLMResponse.
@@ -1675,8 +1670,8 @@ class ChatClient(ModelClient):
             # A header is ASCII, but a trial's name may hold other letters.
             header = {"X-Session-ID": urllib.parse.quote(session_id)}
             args["extra_headers"] = (args.get("extra_headers") or {}) | header
-        messages = with_text_in_each([*message_history, {"role": "user", "content": prompt}])
-        messages = add_anthropic_caching(cast(Any, messages), args["model"])
+        messages: Any = with_prompt(message_history, prompt)
+        messages = add_anthropic_caching(messages, args["model"])
         try:
             response = await litellm.acompletion(messages=messages, **args)
         except Exception as error:
@@ -1691,9 +1686,8 @@ class ChatClient(ModelClient):
         key; otherwise an empty list. Without a key, some of litellm's providers raise an error, and
         the others ask the server, which refuses the call."""
         import litellm
-        from litellm.exceptions import AuthenticationError
 
-        is_refused = isinstance(error, AuthenticationError)
+        is_refused = isinstance(error, litellm.exceptions.AuthenticationError)
         if not is_refused and not re.search(KEY_IS_MISSING, str(error)):
             return []
         names = litellm.validate_environment(self._args["model"])["missing_keys"]
@@ -1709,10 +1703,8 @@ class ChatClient(ModelClient):
         # own word, which it keeps here.
         server_reason = str(fields.get("native_finish_reason")).lower()
         reason = choice.finish_reason
-        if server_reason in FAILED_REASONS:
+        if server_reason in FAILED_REASONS | TRUNCATED_REASONS:
             reason = server_reason
-        elif server_reason in TRUNCATED_REASONS:
-            reason = "length"
         if reason == "abort":
             raise AbortedError("the server aborted the reply")
         logprobs = (choice.get("logprobs") or {}).get("content") or []
@@ -1753,7 +1745,11 @@ class TokenClient(ModelClient, ABC):
     # Regular expressions that match the model's special tokens.
     special_tokens: Sequence[str]
 
-    def __init__(self) -> None:
+    def __init__(self, options: BasicLoopOptions, url: str | None) -> None:
+        self.url = url and without_passwords(url)
+        self.max_tokens = options.max_tokens
+        # The client sets `context_limit` from this limit and the server's.
+        self._given_limit = options.context_limit
         # A cache for `_tail`, which explains it.
         self._heads: dict[str, list[int]] = {}
 
@@ -1819,18 +1815,15 @@ class TokenClient(ModelClient, ABC):
         The ids with which the tail repeats the end of the reply, here <|im_end|>, are left out. If
         the prompt cannot be built this way, the whole conversation is rendered.
         """
-        if not (previous and previous.prompt_token_ids and previous.completion_token_ids):
-            return await self.render(messages)
-        tail = await self._tail(messages)
-        if not tail:
-            return await self.render(messages)
-        # The reply and the tail share one stop token, several (Inkling, Kimi K3), or none after a
-        # truncated reply.
-        n_shared = overlap(previous.completion_token_ids, tail)
-        if n_shared == 0 and previous.finish_reason == "stop":
-            # The model ended its reply differently from the template.
-            return await self.render(messages)
-        return previous.ids + tail[n_shared:]
+        if previous and previous.prompt_token_ids and previous.completion_token_ids:
+            tail = await self._tail(messages)
+            # The reply and the tail share one stop token, or several (Inkling, Kimi K3).
+            n_shared = overlap(previous.completion_token_ids, tail)
+            # A truncated reply shares none. If a complete one shares none, the model ended it
+            # differently from the template.
+            if tail and (n_shared or previous.finish_reason != "stop"):
+                return previous.ids + tail[n_shared:]
+        return await self.render(messages)
 
     async def _tail(self, messages: list[Message]) -> list[int]:
         """The tokens that the template writes after a reply, up to the next reply. The list is
@@ -1924,9 +1917,7 @@ class TinkerClient(TokenClient):
         from tinker_cookbook.renderers import get_renderer
         from tinker_cookbook.tokenizer_utils import get_tokenizer
 
-        super().__init__()
-        self.url = url and without_passwords(url)
-        self.max_tokens = options.max_tokens
+        super().__init__(options, url)
         try:
             name = options.renderer_name or get_recommended_renderer_name(model)
         except Exception as error:
@@ -1966,7 +1957,6 @@ class TinkerClient(TokenClient):
         source = {"model_path": options.model_path} if options.model_path else {"base_model": model}
         self._source = source | client_args
         self._model = model
-        self._given_limit = options.context_limit
         # A trainer's ServiceClient, or None to use the shared one.
         self._trainer_service = service
         self._url_and_key = (url, key)
@@ -2093,10 +2083,7 @@ class ServerClient(TokenClient):
     ) -> None:
         from openai import AsyncOpenAI, Timeout
 
-        super().__init__()
-        self.url = url and without_passwords(url)
-        self.max_tokens = options.max_tokens
-        self._given_limit = options.context_limit
+        super().__init__(options, url)
         self._is_sglang = options.model_client == "sglang"
         # In litellm the name of a model on vLLM begins with hosted_vllm/.
         self._model = model.removeprefix("hosted_vllm/")
@@ -2390,7 +2377,6 @@ class _Block:
     fence: str
     words: list[str]
     lines: list[str] = field(default_factory=list)
-    is_closed: bool = False
 
     def has_fence(self, line: str) -> bool:
         """True if a line begins with at least as many of the fence's characters as the fence has,
@@ -2413,31 +2399,32 @@ def fenced_blocks(text: str, *languages: str) -> list[str] | None:
 
     An empty list: there is no such block. None: there is one, but nothing may run, because
 
-    1. the text's last block, in whatever language, is not closed (`is_unclosed`),
+    1. the text's last block, in whatever language, is not closed (`open_block`),
     2. some block holds a line such as ```python (`is_ambiguous`), or
     3. a block in one of the languages has other words on its first line (`has_other_words`)."""
     blocks: list[_Block] = []
+    # The block that is not closed yet.
+    open_block: _Block | None = None
     is_ambiguous = False
     for line in re.sub("\r\n?", "\n", text).split("\n"):
-        block = blocks[-1] if blocks else None
-        if block is None or block.is_closed:
+        if open_block is None:
             if opening := _OPENING_FENCE.fullmatch(line):
                 before, fence, words = opening.groups()
-                blocks.append(_Block(before, fence, words.lower().split()))
-        elif block.is_closed_by(line):
-            block.is_closed = True
+                open_block = _Block(before, fence, words.lower().split())
+                blocks.append(open_block)
+        elif open_block.is_closed_by(line):
+            open_block = None
         else:
-            block.lines.append(line)
+            open_block.lines.append(line)
             # A line such as ```python in a block of bash: the next ``` may close either.
-            is_ambiguous = is_ambiguous or block.has_fence(line)
+            is_ambiguous = is_ambiguous or open_block.has_fence(line)
     wanted = [
         block
         for block in blocks
         if block.fence.startswith("`") and block.words and block.words[0] in languages
     ]
-    is_unclosed = bool(blocks) and not blocks[-1].is_closed
     has_other_words = any(len(block.words) > 1 for block in wanted)
-    if wanted and (is_unclosed or has_other_words or is_ambiguous):
+    if wanted and (open_block or has_other_words or is_ambiguous):
         return None
     return [block.content() for block in wanted]
 
@@ -2446,10 +2433,8 @@ def without_indent(line: str, before_fence: str) -> str:
     """A line of a block without the indentation of its fence. Tabs in the line stay, because
     Makefiles need them."""
     indent = re.sub(r"\S", " ", before_fence)
-    if line.startswith(indent):
-        return line[len(indent) :]
+    n_blanks = len(line) - len(line.lstrip(indent))
     # A line with less indentation loses all of it.
-    n_blanks = len(line) - len(line.lstrip(" "))
     return line[min(n_blanks, len(indent)) :]
 
 

@@ -81,7 +81,6 @@ class LlamaCppClient(ServerClient):
 
     def __init__(self, options: BasicLoopOptions, model: str, url: str, key: str | None) -> None:
         super().__init__(options, model, url, key)
-        self._given_limit = options.context_limit
         given = options.model_dump(include={"temperature", "top_p"}, exclude_none=True)
         # They go into the requests of templates, too, which may take chat_template_kwargs.
         self._arguments = NEUTRAL_SAMPLING | given | options.llm_kwargs
