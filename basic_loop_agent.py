@@ -2440,50 +2440,87 @@ def without_indent(line: str, before_fence: str) -> str:
 
 # ---- scripts
 #
-# `run_script` starts a bash program in the container. The program writes the model's script to a
-# file, runs it, prints a report, and removes its files. `kill_script` runs another program, which
-# kills the script at the time limit, when the run is cancelled, and when the report is missing.
+# `run_script` starts a bash program in the container. The program runs the model's script and
+# prints a report: the exit code and the output. A second program kills the script at the time
+# limit, on cancellation, and if there is no report.
 #
-# Models write scripts that a plain `bash -c SCRIPT` does not survive. Each of these was seen:
-#
-#     the script                    what it would do           so the programs
-#     cat <<EOF (never closed)      swallow the next block     `eval` each block alone
-#     pkill -f WORD                 kill its own shell         hide the words in base64
-#     trap 'kill 0' EXIT            also kill the program      use a process group of its own
-#     python -m http.server &       keep the pipe open         send output to a file
-#     yes                           fill the disk              use /dev/shm (64 MB in Docker)
-#     cat /bin/ls                   print bytes, not text      report in base64
-#     mv /app /old                  move the working folder    start in / instead
-#     timeout 90 make               leave the process group    kill by a mark in the environment
-#     git commit                    leave a lock if SIGKILLed  send SIGTERM before SIGKILL
-#
-# A script that ends leaves its background processes running.
-#
-# The first line of a program sets its variables. loop_mark is a random word. An image may export a
-# variable, and bash would pass a new value on to the script. So the names of the variables that are
-# set before the script starts begin with loop_.
-# The programs hold no comments, because `pkill -f WORD` in a script would find their words.
+# A plain `bash -c SCRIPT` does not survive what models write. The comments below quote such scripts
+# in backticks. Each was seen in a real run.
 
-# Runs the script that loop_script holds in base64. For `echo hello` it reports the exit code, and
-# the output in base64:
-#
-#     begin:3f2a19bc:
-#     aGVsbG8K
-#     :3f2a19bc:0:
-#
-# It needs bash and coreutils. From the top:
-#
-#     exec 2>      drops bash's own messages, which some environments join with stdout
-#     for          tries the next folder if one is missing or full
-#     begin        tells `run_program` that the script may have run
-#     set -m       gives the script a process group of its own
-#     ..._MARK=    marks the script and its children, but not this program, which still reports
-#     </dev/null   keeps the script from reading the environment's stdin
-#     >>           appends, because a script may empty the file (echo x >/dev/stderr); after `>` the
-#                  next output would stand at the old position, with NULs before it
-#     head         ends, even if a background process is still printing
-SCRIPT_PROGRAM = r"""
-exec 2>/dev/null
+# Seconds that a kill may take, and then the report.
+MARGIN_SEC = 30
+
+
+@dataclass
+class ScriptResult:
+    """What came of a script. Without a report, the code is None and the output is what came
+    instead: other text, or the environment's error."""
+
+    code: str | None
+    output: str
+    notice: str = ""
+
+
+async def run_script(
+    blocks: list[str], environment: BaseEnvironment, seconds: int, max_bytes: int
+) -> str:
+    """Run blocks as one script with a time limit in seconds. Returns the text for the model: the
+    exit code and the output. A script that ends leaves its background processes running. Raises
+    RuntimeRequestError if the environment no longer runs commands."""
+    # Each block has its own `eval`, so that `cat <<EOF` without EOF does not swallow the next one.
+    script = "".join(f"eval {shlex.quote(block)}\n" for block in blocks)
+    # base64 hides the words: `pkill -f WORD` kills every process with WORD in its command line.
+    encoded = base64.b64encode(script.encode()).decode()
+    # The program is one argument of a process. Linux accepts 131,072 bytes.
+    if len(encoded) > 129_000:
+        # 126 is bash's code for "cannot be run".
+        return "Exit code: 126\nOutput:\n[Nothing was run: the script is too long. Split it.]"
+    mark = uuid4().hex[:8]
+    # A variable that the image exports stays exported, so the script would get the program's value.
+    # The program's own names therefore begin with loop_.
+    variables = f"loop_mark={mark} loop_max_bytes={max_bytes} loop_script={encoded}"
+    program = f"{variables}\n{SCRIPT_PROGRAM}"
+    # The agent gives up after `seconds` and two margins. The environment's own limit comes later.
+    timeout_sec = seconds + 3 * MARGIN_SEC
+    running = asyncio.create_task(run_program(program, mark, environment, timeout_sec))
+    try:
+        await asyncio.wait([running], timeout=seconds)
+        timed_out = not running.done()
+        # Without a report, the script may still be running.
+        if timed_out or running.result().code is None:
+            await kill_script(mark, environment)
+            # The program survives the kill, and reports what the script printed until then.
+            await asyncio.wait([running], timeout=MARGIN_SEC)
+        result = running.result() if running.done() else ScriptResult(None, "no answer")
+    except asyncio.CancelledError:
+        with contextlib.suppress(RuntimeRequestError):
+            await kill_script(mark, environment)
+        raise
+    finally:
+        # If `exec` has not returned by now, it is given up.
+        running.cancel()
+    texts = [result.output, result.notice]
+    if result.code is None:
+        # What came instead of a report has no bound.
+        texts = [result.output[-max_bytes:], "[The script's result could not be read.]"]
+    if timed_out:
+        texts.append(f"[The time limit of {seconds} seconds was reached.]")
+    shown = "\n".join(filter(None, texts)) or "(none)"
+    return f"Exit code: {result.code or 'unknown'}\nOutput:\n{shown}"
+
+
+def without_comments(program: str) -> str:
+    """A bash program as it is sent: `pkill -f WORD` would find the words of its comments, too."""
+    return re.sub(r"(?m)^ *#.*\n", "", program)
+
+
+# It needs bash, and coreutils or busybox.
+SCRIPT_PROGRAM = without_comments(r"""
+# The script must not read the environment's stdin. If the environment joins stderr with stdout, a
+# message of bash would spoil the report.
+exec </dev/null 2>/dev/null
+# `yes` would fill the disk. /dev/shm is in memory, and small (64 MB in Docker). If the script does
+# not fit there, its files are in /tmp.
 for loop_file in /dev/shm/$loop_mark /tmp/$loop_mark; do
   echo $loop_script | base64 -d >$loop_file.script && break
   rm -f $loop_file.script
@@ -2493,156 +2530,89 @@ if [ ! -f $loop_file.script ]; then
   exit 1
 fi
 trap 'rm -f $loop_file.script $loop_file.output' EXIT
+# From here on, `run_program` does not start the script again.
 echo begin:$loop_mark:
+# `trap 'kill 0' EXIT` kills a process group. With -m, the script has one of its own.
 set -m
-BASIC_LOOP_MARK=$loop_mark bash $loop_file.script </dev/null >>$loop_file.output 2>&1 &
+# The mark: the script's processes inherit it, and the kill finds it. This program does not have it.
+# A file: `python -m http.server &` would keep a pipe open.
+# >> and not >: if the script empties the file (echo x >/dev/stderr), > would leave NULs there.
+# & and wait: an interrupt that ends a script in the foreground would end this program, too.
+BASIC_LOOP_MARK=$loop_mark bash $loop_file.script >>$loop_file.output 2>&1 &
 wait $!
-code=$?
-size=$(stat -c %s $loop_file.output)
-if [ "$size" -gt $loop_max_bytes ]; then
-  half=$((loop_max_bytes / 2))
-  {
-    head -c $half $loop_file.output
-    printf '\n[... %s bytes left out ...]\n' $((size - 2 * half))
-    tail -c $half $loop_file.output
-  } | base64
+loop_code=$?
+# The script may have removed the file.
+loop_size=$(stat -c %s $loop_file.output || echo 0)
+loop_half=$((loop_max_bytes / 2))
+# The output is in base64, because `cat /bin/ls` prints bytes that are no text.
+if [ $loop_size -gt $loop_max_bytes ]; then
+  head -c $loop_half $loop_file.output
+  printf '\n[... %s bytes left out ...]\n' $((loop_size - 2 * loop_half))
+  tail -c $loop_half $loop_file.output
 else
-  head -c $loop_max_bytes $loop_file.output | base64
-fi
-echo :$loop_mark:$code:
-"""
+  head -c $loop_max_bytes $loop_file.output
+fi | base64
+echo :$loop_mark:$loop_code:
+""")
 
-# Kills the processes with the mark in their environment, if this user may kill them: SIGTERM, up to
-# two seconds for them to end, and then SIGKILL. It needs /proc and grep, and kills nothing without
-# them. `marked` prints their PIDs. Finding nothing to kill is not an error.
-KILL_PROGRAM = r"""
+
+async def run_program(
+    program: str, mark: str, environment: BaseEnvironment, timeout_sec: int
+) -> ScriptResult:
+    """Run SCRIPT_PROGRAM after its variables, and read its report."""
+    try:
+        answer = await environment.exec(program, timeout_sec=timeout_sec)
+        # With exit code 0 the program did run, and what it printed was lost.
+        if f"begin:{mark}:" in valid_text(answer.stdout) or answer.return_code == 0:
+            return read_report(answer, mark)
+        # After `mv /app /old`, nothing starts in the working directory.
+        answer = await environment.exec(program, cwd="/", timeout_sec=timeout_sec)
+    except Exception as error:
+        return ScriptResult(None, f"{type(error).__name__}: {error}")
+    result = read_report(answer, mark)
+    result.notice = "[The working directory cannot be used, so the script ran in /.]"
+    return result
+
+
+def read_report(answer: ExecResult, mark: str) -> ScriptResult:
+    """Find the report in what SCRIPT_PROGRAM printed. For the script `echo hello` it is
+    "begin:3f2a19bc:", "aGVsbG8K" and ":3f2a19bc:0:", each on a line."""
+    # stderr may say why there is no report, such as "bash: not found".
+    printed = valid_text(answer.stdout) + valid_text(answer.stderr)
+    report = re.search(rf"begin:{mark}:([A-Za-z0-9+/=\s]*):{mark}:(\d{{1,3}}):", printed)
+    if report:
+        # A script can write into the report, and what it writes may be no base64.
+        with contextlib.suppress(ValueError):
+            output = base64.b64decode(report[1]).decode("utf-8", "replace")
+            return ScriptResult(report[2], output.removesuffix("\n"))
+    return ScriptResult(None, printed)
+
+
+# It needs bash, grep and /proc, and kills nothing without them.
+KILL_PROGRAM = without_comments(r"""
+# The PIDs of the script's processes, by the mark: `timeout 90 make` leaves the process group.
 marked() { grep -ls BASIC_LOOP_MARK=$loop_mark /proc/[0-9]*/environ | cut -d / -f 3; }
+# `git commit` removes its lock at SIGTERM. After two seconds, SIGKILL ends what is left.
 kill -TERM $(marked)
 for _ in {1..20}; do
   [ -n "$(marked)" ] || break
   sleep 0.1
 done
 kill -KILL $(marked)
+# Nothing to kill is no error.
 exit 0
-"""
-
-
-def parse_report(printed: str, mark: str) -> tuple[str, str] | None:
-    """The exit code and the output, from what the program printed. None if the report is missing,
-    incomplete or corrupted."""
-    _, _, report = printed.partition(f"begin:{mark}:")
-    encoded, _, end = report.partition(f":{mark}:")
-    code, colon, _ = end.partition(":")
-    if not colon or not re.fullmatch(r"\d{1,3}", code):
-        return None
-    try:
-        output = base64.b64decode("".join(encoded.split()), validate=True)
-    except ValueError:
-        return None
-    return code, output.decode("utf-8", "replace").removesuffix("\n")
-
-
-# How long the agent waits for a kill, and then for the report.
-MARGIN_SEC = 30
+""")
 
 
 async def kill_script(mark: str, environment: BaseEnvironment) -> None:
-    """Kill all processes that inherited a script's mark. Raises RuntimeRequestError if the
-    environment no longer runs commands."""
+    """Kill all processes with the mark in their environment, if this user may kill them. Raises
+    RuntimeRequestError if the environment no longer runs commands."""
     program = f"loop_mark={mark}\n{KILL_PROGRAM}"
     try:
         async with asyncio.timeout(MARGIN_SEC):
-            result = await environment.exec(program, cwd="/", timeout_sec=MARGIN_SEC)
-        text = f"exit code {result.return_code}: {result.stderr}" if result.return_code else ""
+            answer = await environment.exec(program, cwd="/", timeout_sec=MARGIN_SEC)
+        problem = f"exit code {answer.return_code}: {answer.stderr}" if answer.return_code else ""
     except Exception as error:
-        text = f"{type(error).__name__}: {error}"
-    if text:
-        raise RuntimeRequestError(f"the environment no longer runs scripts: {text}")
-
-
-def printed_by(result: ExecResult) -> str:
-    """What a program printed. Its stderr says why there is no report, such as "bash: not found"."""
-    return valid_text(result.stdout) + valid_text(result.stderr)
-
-
-async def run_program(
-    program: str, mark: str, environment: BaseEnvironment, timeout_sec: int
-) -> tuple[str | None, str]:
-    """Run the program of a script. Returns the script's exit code and output. If there is no
-    report, returns None and what was printed, or the error of the environment."""
-    notice = ""
-    try:
-        result = await environment.exec(program, timeout_sec=timeout_sec)
-        # With exit code 0 the program did run, and its output was lost.
-        if f"begin:{mark}:" not in printed_by(result) and result.return_code != 0:
-            # Nothing starts in a working directory that is gone.
-            notice = "[The working directory cannot be used, so the script ran in /.]"
-            result = await environment.exec(program, cwd="/", timeout_sec=timeout_sec)
-    except Exception as error:
-        return None, f"{type(error).__name__}: {error}"
-    report = parse_report(printed_by(result), mark)
-    if not report:
-        return None, printed_by(result)
-    code, output = report
-    return code, "\n".join(filter(None, [output, notice]))
-
-
-async def run_or_kill(
-    program: str, mark: str, environment: BaseEnvironment, seconds: int, max_bytes: int
-) -> str:
-    """Run the program of a script. Kill the script at the time limit, and if there is no report,
-    because it may still be running then. Returns the text for the model. Raises RuntimeRequestError
-    if the environment no longer runs commands."""
-    # What happens to a script with a limit of 120 seconds, at the latest after so many seconds:
-    #
-    #     120   the limit: `kill_script`
-    #     150   it is killed: the program, which survives its script, still reports
-    #     180   the agent gives up the environment
-    #     210   the environment's own limit, which therefore plays no part
-    environment_limit = seconds + 3 * MARGIN_SEC
-    running = asyncio.create_task(run_program(program, mark, environment, environment_limit))
-    try:
-        await asyncio.wait([running], timeout=seconds)
-        timed_out = not running.done()
-        if timed_out or running.result()[0] is None:
-            await kill_script(mark, environment)
-            await asyncio.wait([running], timeout=MARGIN_SEC)
-        code, output = running.result() if running.done() else (None, "no answer")
-    finally:
-        # This gives up the environment. (A finished task ignores it.)
-        running.cancel()
-    texts = [output]
-    if code is None:
-        # What was printed instead of a report has no bound.
-        texts = [output[-max_bytes:], "[The script's result could not be read.]"]
-    if timed_out:
-        texts.append(f"[The time limit of {seconds} seconds was reached.]")
-    return script_result(code or "unknown", *texts)
-
-
-async def run_script(
-    blocks: list[str], environment: BaseEnvironment, seconds: int, max_bytes: int
-) -> str:
-    """Run blocks as one script with a time limit in seconds. Returns the text for the model: the
-    exit code and the output. Raises RuntimeRequestError if the environment no longer runs
-    commands."""
-    script = "".join(f"eval {shlex.quote(block)}\n" for block in blocks)
-    encoded = base64.b64encode(script.encode()).decode()
-    # The program becomes one argument of a process. Linux accepts 131,072 bytes.
-    if len(encoded) > 129_000:
-        # 126 is bash's code for "cannot be run".
-        return script_result("126", "[Nothing was run: the script is too long. Split it.]")
-    mark = uuid4().hex[:8]
-    variables = f"loop_mark={mark} loop_max_bytes={max_bytes} loop_script={encoded}"
-    program = f"{variables}\n{SCRIPT_PROGRAM}"
-    try:
-        return await run_or_kill(program, mark, environment, seconds, max_bytes)
-    except asyncio.CancelledError:
-        with contextlib.suppress(RuntimeRequestError):
-            await kill_script(mark, environment)
-        raise
-
-
-def script_result(exit_code: str, *texts: str) -> str:
-    """What the model is told about a script."""
-    return f"Exit code: {exit_code}\nOutput:\n" + ("\n".join(filter(None, texts)) or "(none)")
+        problem = f"{type(error).__name__}: {error}"
+    if problem:
+        raise RuntimeRequestError(f"the environment no longer runs scripts: {problem}")

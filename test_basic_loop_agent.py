@@ -3577,6 +3577,11 @@ class TestScripts:
     def test_pkill_finds_no_word_of_a_block(self, blocks, shell):
         assert run_shell(shell, *blocks) == told(0, "alive")
 
+    def test_no_comment_of_a_program_is_sent(self):
+        run_shell(environment := PrintingEnvironment("no report"), "x")
+        script, kill = environment.commands
+        assert "#" not in script + kill
+
     def test_the_images_variables_reach_a_script(self, shell):
         names = [
             "base",
