@@ -691,9 +691,7 @@ task is done, reply without such a block."""
         if meaning in ("busy", "down", "failed"):
             forget_client(self.client)
         text = error_text(failure)
-        # Harbor cannot save a lone surrogate, which a server may write. The whole job would end.
-        shown = "".join(traceback.format_exception(failure))
-        cause = failure if valid_text(shown) == shown else None
+        cause = as_cause(failure)
         if isinstance(cause, ApiError):
             raise cause
         # A first prompt that is too long is not the model's fault, so raise ApiError, which Harbor
@@ -817,7 +815,10 @@ task is done, reply without such a block."""
         except (ApiError, RuntimeRequestError):
             raise
         except Exception as error:
-            raise RuntimeRequestError(f"{type(error).__name__}: {error}") from error
+            frame = traceback.extract_tb(error.__traceback__)[-1]
+            place = f"{Path(frame.filename).name}, line {frame.lineno}"
+            text = valid_text(f"{type(error).__name__}: {error} ({place})")
+            raise RuntimeRequestError(text) from as_cause(error)
         finally:
             try:
                 self._record(stop_reason, context)
@@ -1237,6 +1238,13 @@ def error_text(error: Exception) -> str:
     return valid_text(without_passwords(text))
 
 
+def as_cause(error: Exception) -> Exception | None:
+    """The error, for `raise ... from`. None if its traceback has a lone surrogate, which a server
+    or a model may write in JSON. Harbor cannot save it, and the whole job would end."""
+    text = "".join(traceback.format_exception(error))
+    return error if valid_text(text) == text else None
+
+
 def first_cause(error: BaseException) -> BaseException:
     """What first caused an error: the ConnectionRefusedError behind an APIConnectionError."""
     # A bound, because causes may form a cycle.
@@ -1446,14 +1454,14 @@ def server_access(
             raise ValueError(
                 "model_client=tinker, the default, needs its packages: `pip install "
                 "'tinker>=0.38' tinker-cookbook`, or `uv sync` in a clone. For Claude, GPT, Gemini "
-                "and the like, set -m PROVIDER/NAME and model_client=litellm"
+                "and the like, set -m PROVIDER/NAME and --ak model_client=litellm"
             )
         from tinker.auth import tinker_has_credentials
 
         if not (key or tinker_service or tinker_has_credentials()):
             raise ValueError(
                 "model_client=tinker, the default, needs a key: set TINKER_API_KEY. For Claude, "
-                "GPT, Gemini and the like, set -m PROVIDER/NAME and model_client=litellm"
+                "GPT, Gemini and the like, set -m PROVIDER/NAME and --ak model_client=litellm"
             )
     elif not url:
         raise ValueError(
@@ -1932,7 +1940,13 @@ class TinkerClient(TokenClient):
                 f"cannot load the tokenizer of {model} (check -m and the network): {error}"
             ) from error
         with _tokenizer_lock:
-            self._renderer = get_renderer(name, self._tokenizer)
+            try:
+                self._renderer = get_renderer(name, self._tokenizer)
+            except Exception as error:
+                raise ValueError(
+                    f"cannot load the renderer {name} (without renderer_name, the agent uses the "
+                    f"one that tinker-cookbook recommends for the model): {error}"
+                ) from error
             # Token ids, or strings from the renderer role_colon.
             stop = self._renderer.get_stop_sequences()
             # What `generate` removes from the end of a reply's text: the stop sequence, and the
@@ -2514,7 +2528,7 @@ def without_comments(program: str) -> str:
     return re.sub(r"(?m)^ *#.*\n", "", program)
 
 
-# It needs bash, and coreutils or busybox.
+# This program needs bash, and coreutils or busybox.
 SCRIPT_PROGRAM = without_comments(r"""
 # The script must not read the environment's stdin. If the environment joins stderr with stdout, a
 # message of bash would spoil the report.
@@ -2588,7 +2602,7 @@ def read_report(answer: ExecResult, mark: str) -> ScriptResult:
     return ScriptResult(None, printed)
 
 
-# It needs bash, grep and /proc, and kills nothing without them.
+# This program needs bash, grep and /proc, and kills nothing without them.
 KILL_PROGRAM = without_comments(r"""
 # The PIDs of the script's processes, by the mark: `timeout 90 make` leaves the process group.
 marked() { grep -ls BASIC_LOOP_MARK=$loop_mark /proc/[0-9]*/environ | cut -d / -f 3; }
@@ -2615,4 +2629,4 @@ async def kill_script(mark: str, environment: BaseEnvironment) -> None:
     except Exception as error:
         problem = f"{type(error).__name__}: {error}"
     if problem:
-        raise RuntimeRequestError(f"the environment no longer runs scripts: {problem}")
+        raise RuntimeRequestError(f"the environment no longer runs scripts: {valid_text(problem)}")
