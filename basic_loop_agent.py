@@ -23,6 +23,7 @@ The parts of this file, in order. To change the loop, read up to the end of `ans
 5. Thinking. The clients of chat APIs. The clients that send token ids: Tinker, vLLM, SGLang.
 6. Training data from a finished trial.
 7. Files, the time limit of a task, the blocks of a reply, and the scripts made of them.
+8. Tables: the words of servers, the variables of providers, thinking tags, special tokens.
 
 The model's scripts run in the task's container. The agent limits how much of their output the model
 sees, but not the disk space and memory that they use. They can also write into the agent's log
@@ -310,6 +311,7 @@ class Turn(LLMResponse):
     observation: str = ""
 
     def __post_init__(self) -> None:
+        # Not every tokenizer, server or file accepts a lone surrogate or a NUL.
         self.content = valid_text(self.content)
         self.reasoning_content = valid_text(self.reasoning_content)
         reason = valid_text(str(self.finish_reason)).lower()
@@ -683,6 +685,7 @@ task is done, reply without such a block."""
                 self.logger.warning(
                     f"the model's server failed, next call in {pause} s: {error_text(error)}"
                 )
+            # `give_up_at` is at most the deadline, so the pause ends before it.
             await asyncio.sleep(pause)
 
     def _give_up(self, failure: Exception, meaning: Meaning) -> NoReturn:
@@ -691,6 +694,7 @@ task is done, reply without such a block."""
         if meaning in ("busy", "down", "failed"):
             forget_client(self.client)
         text = error_text(failure)
+        # Usually `failure` itself. None if Harbor could not save it; then only its text goes on.
         cause = as_cause(failure)
         if isinstance(cause, ApiError):
             raise cause
@@ -786,6 +790,7 @@ task is done, reply without such a block."""
         """Continue the conversation of the last `run`, for the later steps of a task. The prompt
         begins with what the model has not seen of the previous step: its last observation, or its
         first prompt if no reply came. Raises the errors of `run`."""
+        # (That first prompt may itself begin with what the step before it left unseen.)
         unseen = self.turns[-1].observation if self.turns else self.first_prompt
         await self._run_loop([unseen, instruction], environment, context)
 
@@ -825,7 +830,8 @@ task is done, reply without such a block."""
                 # In a thread, because converting the ids of a long run to JSON takes seconds.
                 await asyncio.to_thread(self._write_files, context)
             except Exception as error:
-                # Raise, so that Harbor does not score a trial without its answer.
+                # Raise, so that Harbor does not score a trial without its answer. exception.txt
+                # also shows the error of the run, which this one replaces.
                 raise RuntimeRequestError(f"the run could not be recorded: {error!r}") from error
 
     async def _converse_in_time(self, environment: BaseEnvironment) -> StopReason | str:
@@ -895,10 +901,10 @@ task is done, reply without such a block."""
         Each step is converted alone. Converting all ids at once would double the memory use, and
         hold the GIL for a long time."""
         agent = {"name": self.name(), "version": self.version(), "model_name": self.model_name}
-        for message in self._chat.messages[:1]:
-            if message["role"] == "system":
-                # Not a step, because NeMo Gym treats the steps before the first reply as its input.
-                agent["extra"] = {"system_prompt": message["content"]}
+        messages = self._chat.messages
+        if messages and messages[0]["role"] == "system":
+            # Not a step, because NeMo Gym treats the steps before the first reply as its input.
+            agent["extra"] = {"system_prompt": messages[0]["content"]}
         # Unique for each file, because viewers join the files of one session into one trace.
         name = f"{self._trial_name}-run{self._n_runs}"
         head = {
@@ -915,7 +921,7 @@ task is done, reply without such a block."""
                 "total_cost_usd": context.cost_usd,
             },
         }
-        # The object stays open for the steps.
+        # {"schema_version": ..., "steps": [{...}, {...}]}
         yield to_json(head).removesuffix(b"}") + b', "steps": ['
         for step_id, step in enumerate(self._steps(), start=1):
             yield b", " if step_id > 1 else b""
@@ -1026,127 +1032,6 @@ _TOKEN_FIELDS = ("prompt_token_ids", "completion_token_ids", "logprobs")
 # ---- what an error of a server means
 
 
-# A reply with one of these finish reasons is a failure of the server: words of vLLM, SGLang,
-# TensorRT-LLM, watsonx, DeepSeek, GLM, OpenRouter, Gemini and Bedrock. (For "abort" the clients of
-# this file raise AbortedError, but a custom client may not.)
-FAILED_REASONS = {
-    "abort",
-    "aborted",
-    "cancelled",
-    "canceled",
-    "error",
-    "failed",
-    "time_limit",
-    "timeout",
-    "insufficient_system_resource",
-    "network_error",
-    "engine_overloaded",
-    "overloaded",
-    "server_error",
-    "malformed_response",
-    "malformed_model_output",
-}
-# Words for a truncated reply: "length" is the usual one, the others are those of Mistral, Responses
-# APIs and Cohere. Compare in lower case, because gateways write LENGTH and MAX_TOKENS.
-TRUNCATED_REASONS = {
-    "length",
-    "max_tokens",
-    "model_length",
-    "max_output_tokens",
-    "incomplete",
-    "length_capped",
-    "context_length",
-    "error_limit",
-}
-# Phrases for a prompt that is too long, in lower case.
-CONTEXT_IS_FULL = (
-    # OpenAI, vLLM, SGLang, Anthropic, llama.cpp, LM Studio, MiniMax, Kimi
-    "context window",
-    "context length",
-    "context_length",
-    "context size",
-    "context limit",
-    "maximum context",
-    "the token limit",
-    "model token limit",
-    "total tokens limit",
-    # Anthropic, Bedrock, Ollama, SGLang
-    "prompt is too long",
-    "prompt too long",
-    "input is too long",
-    "input too long",
-    "request_too_large",
-    "request exceeds the maximum size",
-    "request body too large for",
-    # Fireworks, vLLM, SambaNova, TensorRT-LLM
-    "maximum model length",
-    "maximum sequence length",
-    "supported sequence length",
-    # Gemini, Bedrock, GLM, Volcengine, SGLang
-    "exceeds max length",
-    "maximum allowed length",
-    "exceeds the maximum number of tokens",
-    "max message tokens",
-    # OpenAI, Gemini, DashScope, OpenRouter, Tencent, Copilot, Databricks, watsonx, xAI
-    "input tokens exceed",
-    "number of input tokens",
-    "input token count",
-    "input length",
-    "input text length",
-    "prompt length",
-    "prompt tokens",
-    "prompt token count",
-    # Cohere, Bedrock, Groq
-    "too many tokens",
-    "too many input tokens",
-    "expected maxlength",
-    "reduce the length",
-    # TGI, Together
-    "`inputs` tokens",
-    "`inputs` must have less",
-    # TensorRT-LLM, vLLM, SGLang, LMDeploy
-    "max_seq_len",
-    "max_num_tokens",
-    "exceeds max_model_len",
-    "exceeds the kv",
-    "max_tokens must be at least 1, got",
-    "length limit exceeded",
-    "tokens_limit_reached",
-    "larger than the max_length",
-)
-# These contain a phrase above, "too many tokens", but mean something else. `has_phrase` removes
-# them first.
-OTHER_LIMITS = ("too many tokens, please wait", "too many tokens per")
-# Phrases for a quota that is used up, in lower case. Waiting does not help then.
-QUOTA_IS_USED_UP = (
-    "insufficient quota",
-    "insufficient_quota",
-    "insufficient balance",
-    "insufficient_balance",
-    "insufficient credit",
-    "insufficient_credit",
-    "insufficient fund",
-    "insufficient_fund",
-    "exceeded_current_quota",
-    "credit balance",
-    "credit_balance",
-    "spend_limit_exceeded",
-    "usage_limit_exceeded",
-    "spending limit",
-    "usage limit reached",
-    "free-models-per-day",
-    "daily free allocation",
-    "credits are depleted",
-    "budget has been exceeded",
-    "billing hard",
-    "billing_hard",
-    "billing_not",
-    "arrearage",
-    "is suspended",
-    "account balance",
-    "request too large for",  # larger than the limit per minute
-    "余额不足",  # GLM: insufficient balance
-)
 # What litellm writes before it quotes a response that it cannot read.
 UNREADABLE = re.compile("original response|received_args|error converting to valid response")
 # The statuses of an error about the request: bad, too large, not valid.
@@ -1336,55 +1221,6 @@ def forget_client(client: ModelClient) -> None:
 
 # How long a server has for its first response.
 FIRST_RESPONSE_SEC = 30
-# litellm reads only the process's environment, so the agent looks up the variables of `--ae`. Most
-# of their names begin with the provider's name in capitals, such as GROQ_API_KEY. This table lists
-# the exceptions, as of litellm 1.110.
-VARIABLE_PREFIXES = {
-    "ai21_chat": ["AI21"],
-    "aleph_alpha": ["ALEPH_ALPHA", "ALEPHALPHA"],
-    "apertis": ["STIMA"],
-    "azure": ["AZURE", "AZURE_OPENAI"],
-    "azure_ai": ["AZURE_AI", "AZURE", "AZURE_OPENAI"],
-    "cohere": ["COHERE", "CO"],
-    "cohere_chat": ["COHERE", "CO"],
-    "featherless_ai": ["FEATHERLESS_AI", "FEATHERLESS"],
-    "fireworks_ai": ["FIREWORKS", "FIREWORKS_AI", "FIREWORKSAI"],
-    "friendliai": ["FRIENDLIAI", "FRIENDLI"],
-    "gemini": ["GEMINI", "GOOGLE", "PALM"],
-    "huggingface": ["HUGGINGFACE", "HF"],
-    "lambda_ai": ["LAMBDA"],
-    "meta_llama": ["LLAMA"],
-    "nano-gpt": ["NANOGPT"],
-    "ollama_chat": ["OLLAMA"],
-    "openrouter": ["OPENROUTER", "OR"],
-    "perplexity": ["PERPLEXITYAI", "PERPLEXITY"],
-    "qwen_ai_platform": ["DASHSCOPE"],
-    "qwencloud": ["QWENCLOUD", "DASHSCOPE"],
-    "scaleway": ["SCW"],
-    "tensormesh": ["TENSORMESH_INFERENCE", "TENSORMESH_SERVERLESS"],
-    "text-completion-openai": ["OPENAI"],
-    "together_ai": ["TOGETHER_AI", "TOGETHERAI", "TOGETHER"],
-    "veniceai": ["VENICE_AI"],
-    "vercel_ai_gateway": ["VERCEL_AI_GATEWAY", "VERCEL_OIDC"],
-    "watsonx": ["WATSONX", "WX", "WML"],
-}
-
-
-# A URL may be in a variable such as GROQ_API_BASE. Only for these providers it may also be in a
-# variable with this ending. For others such a variable may name a server that is no model's, as
-# HF_ENDPOINT and WANDB_BASE_URL do.
-URL_ENDINGS = {
-    "anthropic": "BASE_URL",
-    "cometapi": "BASE_URL",
-    "datarobot": "ENDPOINT",
-    "openai": "BASE_URL",
-    "sglang": "BASE_URL",
-    "tensormesh": "BASE_URL",
-    "text-completion-openai": "BASE_URL",
-    "tinker": "BASE_URL",
-    "vllm": "BASE_URL",
-    "watsonx": "URL",
-}
 
 
 def check_url(url: str, name: str) -> None:
@@ -1471,10 +1307,6 @@ def server_access(
     return url, key
 
 
-# Providers for which litellm, without a URL, would send the conversation and the key to OpenAI.
-PROVIDERS_WITHOUT_URL = ("hosted_vllm", "lm_studio", "litellm_proxy", "custom_openai", "xinference")
-
-
 def litellm_access(
     options: BasicLoopOptions, model: str, agent_env: dict[str, str]
 ) -> tuple[str, str | None, str | None]:
@@ -1513,63 +1345,6 @@ def check_litellm_key(options: BasicLoopOptions, model: str, agent_env: dict[str
 
 
 # ---- thinking, and what a model wraps around its answer
-
-# The tag that opens the thinking, and the text after which the answer begins. For most models that
-# is the closing tag, and for gpt-oss and others the header of the final message. If a template ends
-# the prompt with an opening tag, `TokenClient.call` puts the tag in front of the reply. Tags of
-# other models may be added here.
-THINKING_TAGS = {
-    # <think>hm</think>hi
-    "<think>": "</think>",
-    "<longcat_think>": "</longcat_think>",
-    "<seed:think>": "</seed:think>",
-    "<mm:think>": "</mm:think>",
-    "<ifm|think>": "</ifm|think>",
-    "<ifm|think_fast>": "</ifm|think_fast>",
-    "<ifm|think_faster>": "</ifm|think_faster>",
-    # [THINK]hm[/THINK]hi
-    "[THINK]": "[/THINK]",
-    "\u25c1think\u25b7": "\u25c1/think\u25b7",
-    # <|START_THINKING|>hm<|END_THINKING|>hi
-    "<|START_THINKING|>": "<|END_THINKING|>",
-    "<|inner_prefix|>": "<|inner_suffix|>",
-    "<|plamo:begin_think:plamo|>": "<|plamo:end_think:plamo|>",
-    # <|open|>think<|sep|>hm<|close|>think<|sep|>hi
-    "<|open|>think<|sep|>": "<|close|>think<|sep|>",
-    # Gemma: <|channel>thought hm<channel|>hi
-    "<|channel>": "<channel|>",
-    # gpt-oss:
-    # <|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>hi
-    "<|channel|>": "<|channel|>final<|message|>",
-    # Inkling:
-    # <|message_model|><|content_thinking|>hm<|end_message|><|message_model|><|content_text|>hi
-    "<|message_model|>": "<|message_model|><|content_text|>",
-    # Muse: to=self<|message|>hm<|eom|><|start|>assistant to=user<|message|>hi
-    "to=self<|message|>": "to=user<|message|>",
-    # Solar: <|think|>hm<|end|><|begin|>assistant<|content|>hi
-    "<|think|>": "<|content|>",
-}
-# What may precede an answer, whether or not there was thinking.
-ANSWER_STARTS = (
-    # Kimi K3: <|open|>response<|sep|>hi<|close|>response<|sep|><|close|>message<|sep|>
-    "<|open|>response<|sep|>",
-    # Cohere: <|START_RESPONSE|>hi<|END_RESPONSE|>
-    "<|START_RESPONSE|>",
-    "<|START_TEXT|>",
-    # Muse and Solar without thinking
-    "to=user<|message|>",
-    "<|content|>",
-    # MiniMax: </mm:think>hi
-    "</mm:think>",
-)
-# What may end an answer, the outermost first.
-ANSWER_ENDS = (
-    "<|close|>message<|sep|>",
-    "<|close|>response<|sep|>",
-    "<|END_RESPONSE|>",
-    "<|END_TEXT|>",
-    "<|end_message|>",
-)
 
 
 def tags_for(text: str) -> dict[str, str]:
@@ -2050,24 +1825,6 @@ class TinkerClient(TokenClient):
 
 # ---- vLLM and SGLang
 
-# Special tokens, as regular expressions. A server does not list those of its model, so all of these
-# become plain text for every model, even an HTML <s>. Add the tokens of other models. (FF5C is
-# DeepSeek's full-width bar.)
-SPECIAL_TOKENS = [
-    # <|im_end|>, <|turn>, <turn|>, [|user|]
-    r"<[|\uFF5C][^<>\s]{1,99}>",
-    r"<[^<>\s]{1,99}[|\uFF5C]>",
-    r"\[\|\w+\|\]",
-    # Llama, Gemma, Mistral, GLM, Seed, MiniMax
-    r"</?s>",
-    r"<(?:bos|eos|sop|eop|start_of_turn|end_of_turn)>",
-    r"\[/?(?:INST|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_CALLS|TOOL_RESULTS)\]",
-    r"\[[gs]MASK\]",
-    r"<seed:[be]os>",
-    # MiniMax's ]~b] and ]~!b[. Their first characters are enough.
-    r"\]~!?b",
-    r"\[e~\[",
-]
 # These values leave the model's distribution as it is. Without them vLLM uses those of the model's
 # generation_config.json.
 NEUTRAL_SAMPLING = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
@@ -2090,14 +1847,13 @@ class ServerClient(TokenClient):
     """A vLLM or SGLang server that receives token ids. /tokenize renders messages, and
     /v1/completions samples."""
 
-    special_tokens = SPECIAL_TOKENS
-
     def __init__(
         self, options: BasicLoopOptions, model: str, url: str, key: str | None, **args: Any
     ) -> None:
         from openai import AsyncOpenAI, Timeout
 
         super().__init__(options, url)
+        self.special_tokens = SPECIAL_TOKENS
         self._is_sglang = options.model_client == "sglang"
         # In litellm the name of a model on vLLM begins with hosted_vllm/.
         self._model = model.removeprefix("hosted_vllm/")
@@ -2144,7 +1900,10 @@ class ServerClient(TokenClient):
                     f"{self.url} is not a vLLM or SGLang server (for others set "
                     f"model_client=litellm), or is not ready: {error!r}"
                 ) from error
-        # Some servers do not list an adapter that they load at its first request.
+        if self._is_sglang and limits and self._model not in limits:
+            # It would answer, with the base model.
+            raise ApiError(f"{self.url} has no model {self._model}: its models are {list(limits)}")
+        # vLLM does not list an adapter that it loads at its first request.
         limit = limits.get(self._model) or self._given_limit
         if not limit:
             raise ApiError(
@@ -2211,10 +1970,12 @@ class ServerClient(TokenClient):
         # vLLM returns these in the choice, SGLang beside the choices.
         for place in (reply, response.get("sglext"), response.get("metadata")):
             extra |= {name: place[name] for name in EXTRA_NAMES if place and place.get(name)}
-        if reply.get("prompt_token_ids") not in (None, prompt_ids):
-            raise ApiError(f"{self.url} changed the ids of the prompt")
         ids = reply.get("token_ids")
         usage = response.get("usage") or {}
+        # SGLang with --allow-auto-truncate repeats all ids of a prompt that it cut.
+        is_cut = usage.get("prompt_tokens") not in (None, len(prompt_ids))
+        if is_cut or reply.get("prompt_token_ids") not in (None, prompt_ids):
+            raise ApiError(f"{self.url} changed the ids of the prompt")
         details = usage.get("prompt_tokens_details") or {}
         # A server that gives no ids still counts the tokens.
         n_completion = usage.get("completion_tokens") or len(ids or [])
@@ -2394,7 +2155,7 @@ class _Block:
 
     def has_fence(self, line: str) -> bool:
         """True if a line begins with at least as many of the fence's characters as the fence has,
-        indented by at most three blanks more, as in Markdown."""
+        and with at most three blanks more than there are before the fence, as in Markdown."""
         n_blanks = len(line) - len(line.lstrip(" \t"))
         return line.lstrip(" \t").startswith(self.fence) and n_blanks <= len(self.before) + 3
 
@@ -2446,33 +2207,54 @@ def fenced_blocks(text: str, *languages: str) -> list[str] | None:
 def without_indent(line: str, before_fence: str) -> str:
     """A line of a block without the indentation of its fence. Tabs in the line stay, because
     Makefiles need them."""
+    # In "- ```bash" the marker of a list item counts as a blank.
     indent = re.sub(r"\S", " ", before_fence)
-    n_blanks = len(line) - len(line.lstrip(indent))
+    n_blanks = 0
     # A line with less indentation loses all of it.
-    return line[min(n_blanks, len(indent)) :]
+    while n_blanks < len(indent) and line[n_blanks : n_blanks + 1] in set(indent):
+        n_blanks += 1
+    return line[n_blanks:]
 
 
 # ---- scripts
 #
-# `run_script` starts a bash program in the container. The program runs the model's script and
-# prints a report: the exit code and the output. A second program kills the script at the time
-# limit, on cancellation, and if there is no report.
+# A plain `bash -c SCRIPT` does not survive what models write. So `run_script` starts a bash program
+# in the container. The program runs the model's script, and prints a report. For `echo hello` the
+# report holds the output in base64, and the exit code:
 #
-# A plain `bash -c SCRIPT` does not survive what models write. The comments below quote such scripts
-# in backticks. Each was seen in a real run.
+#     begin:3f2a19bc:
+#     aGVsbG8K
+#     :3f2a19bc:0:
+#
+# A second program kills the script at its time limit, on cancellation, and if there is no report.
+#
+# The comments of this section quote scripts in backticks. Each was seen in a real run. No comment
+# is part of a program, because `pkill -f WORD` would find its words there.
 
-# Seconds that a kill may take, and then the report.
-MARGIN_SEC = 30
+# What happens to a script with a limit of 120 seconds, at the latest after so many seconds:
+#
+#     120   the limit: the kill begins
+#     150   the kill has ended (KILL_SEC)
+#     180   the report has come, or the agent gives up the environment (REPORT_SEC)
+#     210   the environment's own limit, which therefore plays no part
+KILL_SEC = 30
+REPORT_SEC = 30
 
 
 @dataclass
 class ScriptResult:
-    """What came of a script. Without a report, the code is None and the output is what came
-    instead: other text, or the environment's error."""
+    """What came of a script."""
 
-    code: str | None
+    # None: there is no report.
+    exit_code: int | None
+    # The script's output. Without a report: what came instead, or the environment's error.
     output: str
-    notice: str = ""
+    # What the model is told besides.
+    notices: list[str] = field(default_factory=list)
+
+
+def no_report(output: str) -> ScriptResult:
+    return ScriptResult(None, output, ["[The script's result could not be read.]"])
 
 
 async def run_script(
@@ -2490,143 +2272,424 @@ async def run_script(
         # 126 is bash's code for "cannot be run".
         return "Exit code: 126\nOutput:\n[Nothing was run: the script is too long. Split it.]"
     mark = uuid4().hex[:8]
-    # A variable that the image exports stays exported, so the script would get the program's value.
-    # The program's own names therefore begin with loop_.
+    # The names begin with loop_, because a script must not lose a variable of its image: if the
+    # image exports `mark`, an assignment to `mark` would change it for the script.
     variables = f"loop_mark={mark} loop_max_bytes={max_bytes} loop_script={encoded}"
     program = f"{variables}\n{SCRIPT_PROGRAM}"
-    # The agent gives up after `seconds` and two margins. The environment's own limit comes later.
-    timeout_sec = seconds + 3 * MARGIN_SEC
+    result = await run_or_kill(program, mark, environment, seconds)
+    output, code = result.output, result.exit_code
+    if code is None:
+        # What came instead of a report has no bound.
+        output, code = output[-max_bytes:], "unknown"
+    shown = "\n".join(filter(None, [output, *result.notices])) or "(none)"
+    return f"Exit code: {code}\nOutput:\n{shown}"
+
+
+async def run_or_kill(
+    program: str, mark: str, environment: BaseEnvironment, seconds: int
+) -> ScriptResult:
+    """Run a script. Kill it at its time limit, on cancellation, and if there is no report, because
+    it may still be running then. Raises RuntimeRequestError if the kill fails."""
+    timeout_sec = seconds + KILL_SEC + REPORT_SEC + 30
     running = asyncio.create_task(run_program(program, mark, environment, timeout_sec))
     try:
         await asyncio.wait([running], timeout=seconds)
         timed_out = not running.done()
-        # Without a report, the script may still be running.
-        if timed_out or running.result().code is None:
+        if timed_out or running.result().exit_code is None:
             await kill_script(mark, environment)
             # The program survives the kill, and reports what the script printed until then.
-            await asyncio.wait([running], timeout=MARGIN_SEC)
-        result = running.result() if running.done() else ScriptResult(None, "no answer")
+            await asyncio.wait([running], timeout=REPORT_SEC)
+        result = running.result() if running.done() else no_report("no answer")
     except asyncio.CancelledError:
         with contextlib.suppress(RuntimeRequestError):
             await kill_script(mark, environment)
         raise
     finally:
-        # If `exec` has not returned by now, it is given up.
+        # Give up an `exec` that has not returned.
         running.cancel()
-    texts = [result.output, result.notice]
-    if result.code is None:
-        # What came instead of a report has no bound.
-        texts = [result.output[-max_bytes:], "[The script's result could not be read.]"]
     if timed_out:
-        texts.append(f"[The time limit of {seconds} seconds was reached.]")
-    shown = "\n".join(filter(None, texts)) or "(none)"
-    return f"Exit code: {result.code or 'unknown'}\nOutput:\n{shown}"
-
-
-def without_comments(program: str) -> str:
-    """A bash program as it is sent: `pkill -f WORD` would find the words of its comments, too."""
-    return re.sub(r"(?m)^ *#.*\n", "", program)
-
-
-# This program needs bash, and coreutils or busybox.
-SCRIPT_PROGRAM = without_comments(r"""
-# The script must not read the environment's stdin. If the environment joins stderr with stdout, a
-# message of bash would spoil the report.
-exec </dev/null 2>/dev/null
-# `yes` would fill the disk. /dev/shm is in memory, and small (64 MB in Docker). If the script does
-# not fit there, its files are in /tmp.
-for loop_file in /dev/shm/$loop_mark /tmp/$loop_mark; do
-  echo $loop_script | base64 -d >$loop_file.script && break
-  rm -f $loop_file.script
-done
-if [ ! -f $loop_file.script ]; then
-  echo "no room in /dev/shm and /tmp, or no base64"
-  exit 1
-fi
-trap 'rm -f $loop_file.script $loop_file.output' EXIT
-# From here on, `run_program` does not start the script again.
-echo begin:$loop_mark:
-# `trap 'kill 0' EXIT` kills a process group. With -m, the script has one of its own.
-set -m
-# The mark: the script's processes inherit it, and the kill finds it. This program does not have it.
-# A file: `python -m http.server &` would keep a pipe open.
-# >> and not >: if the script empties the file (echo x >/dev/stderr), > would leave NULs there.
-# & and wait: an interrupt that ends a script in the foreground would end this program, too.
-BASIC_LOOP_MARK=$loop_mark bash $loop_file.script >>$loop_file.output 2>&1 &
-wait $!
-loop_code=$?
-# The script may have removed the file.
-loop_size=$(stat -c %s $loop_file.output || echo 0)
-loop_half=$((loop_max_bytes / 2))
-# The output is in base64, because `cat /bin/ls` prints bytes that are no text.
-if [ $loop_size -gt $loop_max_bytes ]; then
-  head -c $loop_half $loop_file.output
-  printf '\n[... %s bytes left out ...]\n' $((loop_size - 2 * loop_half))
-  tail -c $loop_half $loop_file.output
-else
-  head -c $loop_max_bytes $loop_file.output
-fi | base64
-echo :$loop_mark:$loop_code:
-""")
+        result.notices.append(f"[The time limit of {seconds} seconds was reached.]")
+    return result
 
 
 async def run_program(
     program: str, mark: str, environment: BaseEnvironment, timeout_sec: int
 ) -> ScriptResult:
-    """Run SCRIPT_PROGRAM after its variables, and read its report."""
+    """Run SCRIPT_PROGRAM after its variables, in the working directory, or in / if that is gone.
+    Read its report."""
     try:
         answer = await environment.exec(program, timeout_sec=timeout_sec)
-        # With exit code 0 the program did run, and what it printed was lost.
-        if f"begin:{mark}:" in valid_text(answer.stdout) or answer.return_code == 0:
+        if f"begin:{mark}:" in valid_text(answer.stdout):
             return read_report(answer, mark)
-        # After `mv /app /old`, nothing starts in the working directory.
+        # After `mv /app /old`, nothing starts in the working directory. `true` shows whether that
+        # is the case: a script must never run twice.
+        probe = await environment.exec("true", timeout_sec=KILL_SEC)
+        if probe.return_code == 0:
+            return read_report(answer, mark)
         answer = await environment.exec(program, cwd="/", timeout_sec=timeout_sec)
     except Exception as error:
-        return ScriptResult(None, f"{type(error).__name__}: {error}")
+        return no_report(f"{type(error).__name__}: {error}")
     result = read_report(answer, mark)
-    result.notice = "[The working directory cannot be used, so the script ran in /.]"
+    if result.exit_code is not None:
+        result.notices = ["[The working directory cannot be used, so the script ran in /.]"]
     return result
 
 
 def read_report(answer: ExecResult, mark: str) -> ScriptResult:
-    """Find the report in what SCRIPT_PROGRAM printed. For the script `echo hello` it is
-    "begin:3f2a19bc:", "aGVsbG8K" and ":3f2a19bc:0:", each on a line."""
+    """Find the report in what SCRIPT_PROGRAM printed."""
     # stderr may say why there is no report, such as "bash: not found".
     printed = valid_text(answer.stdout) + valid_text(answer.stderr)
     report = re.search(rf"begin:{mark}:([A-Za-z0-9+/=\s]*):{mark}:(\d{{1,3}}):", printed)
     if report:
-        # A script can write into the report, and what it writes may be no base64.
+        # A script can write into the report. The result may not be base64.
         with contextlib.suppress(ValueError):
             output = base64.b64decode(report[1]).decode("utf-8", "replace")
-            return ScriptResult(report[2], output.removesuffix("\n"))
-    return ScriptResult(None, printed)
+            return ScriptResult(int(report[2]), output.removesuffix("\n"))
+    return no_report(printed)
 
 
-# This program needs bash, grep and /proc, and kills nothing without them.
-KILL_PROGRAM = without_comments(r"""
-# The PIDs of the script's processes, by the mark: `timeout 90 make` leaves the process group.
+# It needs bash, and coreutils or busybox.
+SCRIPT_PROGRAM = (
+    # </dev/null: the script does not read the stdin of the environment.
+    # 2>/dev/null: messages of bash do not spoil the report if the environment joins stderr and
+    # stdout.
+    r"""
+exec </dev/null 2>/dev/null
+"""
+    # The script and its output are files in /dev/shm, because `yes` would fill the disk. /dev/shm
+    # is in memory, and small (64 MB in Docker): a script that prints more gets write errors. If
+    # the script does not fit there, the files are in /tmp.
+    r"""
+loop_write() { echo $loop_script | base64 -d >$loop_file.script; }
+trap 'rm -f $loop_file.script $loop_file.output' EXIT
+loop_file=/dev/shm/$loop_mark
+if ! loop_write; then
+  rm -f $loop_file.script
+  loop_file=/tmp/$loop_mark
+  if ! loop_write; then
+    echo "no room in /dev/shm and /tmp, or no base64"
+    exit 1
+  fi
+fi
+echo begin:$loop_mark:
+"""
+    # set -m: the script has a process group of its own. `trap 'kill 0' EXIT` kills all of a group.
+    # BASIC_LOOP_MARK: the script's processes inherit it, and the kill finds them by it.
+    # $loop_file.output: a file, because `python -m http.server &` would keep a pipe open.
+    # >>: a script may empty the file (`echo x >/dev/stderr`). After > the next output would stand
+    # at its old place in the file, with NULs before it.
+    # &: an interrupt that ends a script in the foreground would end this program, too.
+    # set +m: otherwise `wait` would return when a script only stops (`kill -STOP $$`).
+    r"""
+set -m
+BASIC_LOOP_MARK=$loop_mark bash $loop_file.script >>$loop_file.output 2>&1 &
+set +m
+wait $!
+loop_code=$?
+"""
+    # echo 0: the script may have removed the file.
+    # base64: `cat /bin/ls` prints bytes that are not text.
+    r"""
+loop_size=$(stat -c %s $loop_file.output || echo 0)
+loop_half=$((loop_max_bytes / 2))
+if [ $loop_size -gt $loop_max_bytes ]; then
+  {
+    head -c $loop_half $loop_file.output
+    printf '\n[... %s bytes left out ...]\n' $((loop_size - 2 * loop_half))
+    tail -c $loop_half $loop_file.output
+  } | base64
+else
+  head -c $loop_max_bytes $loop_file.output | base64
+fi
+echo :$loop_mark:$loop_code:
+"""
+)
+
+# It needs bash, grep and /proc.
+KILL_PROGRAM = (
+    # `marked` prints the PIDs of the script's processes. A process group would not do, because
+    # `timeout 90 make` leaves it.
+    r"""
 marked() { grep -ls BASIC_LOOP_MARK=$loop_mark /proc/[0-9]*/environ | cut -d / -f 3; }
-# `git commit` removes its lock at SIGTERM. After two seconds, SIGKILL ends what is left.
+"""
+    # `git commit` removes its lock at SIGTERM. What is left after two seconds is killed.
+    r"""
 kill -TERM $(marked)
 for _ in {1..20}; do
   [ -n "$(marked)" ] || break
   sleep 0.1
 done
 kill -KILL $(marked)
-# Nothing to kill is no error.
 exit 0
-""")
+"""
+)
 
 
 async def kill_script(mark: str, environment: BaseEnvironment) -> None:
-    """Kill all processes with the mark in their environment, if this user may kill them. Raises
-    RuntimeRequestError if the environment no longer runs commands."""
+    """Kill the processes with this mark in their environment. Those started by `env -i` or as
+    another user stay, and so do all if the container has no /proc. Raises RuntimeRequestError if
+    the environment no longer runs commands."""
     program = f"loop_mark={mark}\n{KILL_PROGRAM}"
     try:
-        async with asyncio.timeout(MARGIN_SEC):
-            answer = await environment.exec(program, cwd="/", timeout_sec=MARGIN_SEC)
+        # Some environments ignore timeout_sec.
+        async with asyncio.timeout(KILL_SEC):
+            answer = await environment.exec(program, cwd="/", timeout_sec=KILL_SEC)
         problem = f"exit code {answer.return_code}: {answer.stderr}" if answer.return_code else ""
     except Exception as error:
         problem = f"{type(error).__name__}: {error}"
     if problem:
         raise RuntimeRequestError(f"the environment no longer runs scripts: {valid_text(problem)}")
+
+
+# ---- tables
+#
+# The functions above look up words, names and tags here. You need not read the tables to change the
+# agent, but may have to add an entry for your model, server or provider.
+
+# Finish reasons with which a server failed, in lower case: words of vLLM, SGLang, TensorRT-LLM,
+# watsonx, DeepSeek, GLM, OpenRouter, Gemini and Bedrock. (For "abort" the clients of this file
+# raise AbortedError, but a custom client may not.) If a word is missing, the trial is scored.
+FAILED_REASONS = {
+    "abort",
+    "aborted",
+    "cancelled",
+    "canceled",
+    "error",
+    "failed",
+    "time_limit",
+    "timeout",
+    "insufficient_system_resource",
+    "network_error",
+    "engine_overloaded",
+    "overloaded",
+    "server_error",
+    "malformed_response",
+    "malformed_model_output",
+}
+# Finish reasons of a truncated reply, in lower case: "length" is the usual one, the others are
+# those of Mistral, Responses APIs and Cohere. If a word is missing, litellm calls the reply
+# complete.
+TRUNCATED_REASONS = {
+    "length",
+    "max_tokens",
+    "model_length",
+    "max_output_tokens",
+    "incomplete",
+    "length_capped",
+    "context_length",
+    "error_limit",
+}
+# Phrases for a prompt that is too long, in lower case. If a phrase is missing, the trial ends in an
+# ApiError, which Harbor does not score.
+CONTEXT_IS_FULL = (
+    # OpenAI, vLLM, SGLang, Anthropic, llama.cpp, LM Studio, MiniMax, Kimi
+    "context window",
+    "context length",
+    "context_length",
+    "context size",
+    "context limit",
+    "maximum context",
+    "the token limit",
+    "model token limit",
+    "total tokens limit",
+    # Anthropic, Bedrock, Ollama, SGLang
+    "prompt is too long",
+    "prompt too long",
+    "input is too long",
+    "input too long",
+    "request_too_large",
+    "request exceeds the maximum size",
+    "request body too large for",
+    # Fireworks, vLLM, SambaNova, TensorRT-LLM
+    "maximum model length",
+    "maximum sequence length",
+    "supported sequence length",
+    # Gemini, Bedrock, GLM, Volcengine, SGLang
+    "exceeds max length",
+    "maximum allowed length",
+    "exceeds the maximum number of tokens",
+    "max message tokens",
+    # OpenAI, Gemini, DashScope, OpenRouter, Tencent, Copilot, Databricks, watsonx, xAI
+    "input tokens exceed",
+    "number of input tokens",
+    "input token count",
+    "input length",
+    "input text length",
+    "prompt length",
+    "prompt tokens",
+    "prompt token count",
+    # Cohere, Bedrock, Groq
+    "too many tokens",
+    "too many input tokens",
+    "expected maxlength",
+    "reduce the length",
+    # TGI, Together
+    "`inputs` tokens",
+    "`inputs` must have less",
+    # TensorRT-LLM, vLLM, SGLang, LMDeploy
+    "max_seq_len",
+    "max_num_tokens",
+    "exceeds max_model_len",
+    "exceeds the kv",
+    "max_tokens must be at least 1, got",
+    "length limit exceeded",
+    "tokens_limit_reached",
+    "larger than the max_length",
+)
+# These contain a phrase above, "too many tokens", but mean something else. `has_phrase` removes
+# them first.
+OTHER_LIMITS = ("too many tokens, please wait", "too many tokens per")
+# Phrases for a quota that is used up, in lower case. Waiting does not help then. If a phrase is
+# missing, the agent waits for ten minutes.
+QUOTA_IS_USED_UP = (
+    "insufficient quota",
+    "insufficient_quota",
+    "insufficient balance",
+    "insufficient_balance",
+    "insufficient credit",
+    "insufficient_credit",
+    "insufficient fund",
+    "insufficient_fund",
+    "exceeded_current_quota",
+    "credit balance",
+    "credit_balance",
+    "spend_limit_exceeded",
+    "usage_limit_exceeded",
+    "spending limit",
+    "usage limit reached",
+    "free-models-per-day",
+    "daily free allocation",
+    "credits are depleted",
+    "budget has been exceeded",
+    "billing hard",
+    "billing_hard",
+    "billing_not",
+    "arrearage",
+    "is suspended",
+    "account balance",
+    "request too large for",  # larger than the limit per minute
+    "余额不足",  # GLM: insufficient balance
+)
+# Providers for which litellm, without a URL, would send the conversation and the key to OpenAI.
+PROVIDERS_WITHOUT_URL = ("hosted_vllm", "lm_studio", "litellm_proxy", "custom_openai", "xinference")
+# The variables of a provider. Most of their names begin with the provider's name in capitals, such
+# as GROQ_API_KEY. This table lists the exceptions, as of litellm 1.110. If an entry is missing,
+# export the key: litellm itself looks for it in the environment of the process.
+VARIABLE_PREFIXES = {
+    "ai21_chat": ["AI21"],
+    "aleph_alpha": ["ALEPH_ALPHA", "ALEPHALPHA"],
+    "apertis": ["STIMA"],
+    "azure": ["AZURE", "AZURE_OPENAI"],
+    "azure_ai": ["AZURE_AI", "AZURE", "AZURE_OPENAI"],
+    "cohere": ["COHERE", "CO"],
+    "cohere_chat": ["COHERE", "CO"],
+    "featherless_ai": ["FEATHERLESS_AI", "FEATHERLESS"],
+    "fireworks_ai": ["FIREWORKS", "FIREWORKS_AI", "FIREWORKSAI"],
+    "friendliai": ["FRIENDLIAI", "FRIENDLI"],
+    "gemini": ["GEMINI", "GOOGLE", "PALM"],
+    "huggingface": ["HUGGINGFACE", "HF"],
+    "lambda_ai": ["LAMBDA"],
+    "meta_llama": ["LLAMA"],
+    "nano-gpt": ["NANOGPT"],
+    "ollama_chat": ["OLLAMA"],
+    "openrouter": ["OPENROUTER", "OR"],
+    "perplexity": ["PERPLEXITYAI", "PERPLEXITY"],
+    "qwen_ai_platform": ["DASHSCOPE"],
+    "qwencloud": ["QWENCLOUD", "DASHSCOPE"],
+    "scaleway": ["SCW"],
+    "tensormesh": ["TENSORMESH_INFERENCE", "TENSORMESH_SERVERLESS"],
+    "text-completion-openai": ["OPENAI"],
+    "together_ai": ["TOGETHER_AI", "TOGETHERAI", "TOGETHER"],
+    "veniceai": ["VENICE_AI"],
+    "vercel_ai_gateway": ["VERCEL_AI_GATEWAY", "VERCEL_OIDC"],
+    "watsonx": ["WATSONX", "WX", "WML"],
+}
+# A URL may be in a variable such as GROQ_API_BASE. For these providers it may also be in a variable
+# with this ending. For other providers it may not, because HF_ENDPOINT, for example, is the URL of
+# the model hub.
+URL_ENDINGS = {
+    "anthropic": "BASE_URL",
+    "cometapi": "BASE_URL",
+    "datarobot": "ENDPOINT",
+    "openai": "BASE_URL",
+    "sglang": "BASE_URL",
+    "tensormesh": "BASE_URL",
+    "text-completion-openai": "BASE_URL",
+    "tinker": "BASE_URL",
+    "vllm": "BASE_URL",
+    "watsonx": "URL",
+}
+# The tag that opens the thinking, and the text after which the answer begins. For most models that
+# is the closing tag, and for gpt-oss and others the header of the final message. If a template ends
+# the prompt with an opening tag, `TokenClient.call` puts the tag in front of the reply. If the tags
+# of a model are missing, its thinking is part of its answer, and a script in it is run.
+THINKING_TAGS = {
+    # <think>hm</think>hi
+    "<think>": "</think>",
+    "<longcat_think>": "</longcat_think>",
+    "<seed:think>": "</seed:think>",
+    "<mm:think>": "</mm:think>",
+    "<ifm|think>": "</ifm|think>",
+    "<ifm|think_fast>": "</ifm|think_fast>",
+    "<ifm|think_faster>": "</ifm|think_faster>",
+    # [THINK]hm[/THINK]hi
+    "[THINK]": "[/THINK]",
+    "\u25c1think\u25b7": "\u25c1/think\u25b7",
+    # <|START_THINKING|>hm<|END_THINKING|>hi
+    "<|START_THINKING|>": "<|END_THINKING|>",
+    "<|inner_prefix|>": "<|inner_suffix|>",
+    "<|plamo:begin_think:plamo|>": "<|plamo:end_think:plamo|>",
+    # <|open|>think<|sep|>hm<|close|>think<|sep|>hi
+    "<|open|>think<|sep|>": "<|close|>think<|sep|>",
+    # Gemma: <|channel>thought hm<channel|>hi
+    "<|channel>": "<channel|>",
+    # gpt-oss:
+    # <|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>hi
+    "<|channel|>": "<|channel|>final<|message|>",
+    # Inkling:
+    # <|message_model|><|content_thinking|>hm<|end_message|><|message_model|><|content_text|>hi
+    "<|message_model|>": "<|message_model|><|content_text|>",
+    # Muse: to=self<|message|>hm<|eom|><|start|>assistant to=user<|message|>hi
+    "to=self<|message|>": "to=user<|message|>",
+    # Solar: <|think|>hm<|end|><|begin|>assistant<|content|>hi
+    "<|think|>": "<|content|>",
+}
+# What may precede an answer, whether or not there was thinking.
+ANSWER_STARTS = (
+    # Kimi K3: <|open|>response<|sep|>hi<|close|>response<|sep|><|close|>message<|sep|>
+    "<|open|>response<|sep|>",
+    # Cohere: <|START_RESPONSE|>hi<|END_RESPONSE|>
+    "<|START_RESPONSE|>",
+    "<|START_TEXT|>",
+    # Muse and Solar without thinking
+    "to=user<|message|>",
+    "<|content|>",
+    # MiniMax: </mm:think>hi
+    "</mm:think>",
+)
+# What may end an answer, the outermost first.
+ANSWER_ENDS = (
+    "<|close|>message<|sep|>",
+    "<|close|>response<|sep|>",
+    "<|END_RESPONSE|>",
+    "<|END_TEXT|>",
+    "<|end_message|>",
+)
+# Special tokens, as regular expressions. A server does not list those of its model, so all of these
+# become plain text for every model, even an HTML <s>. If a token is missing, an output that holds
+# its name can end a message. (FF5C is DeepSeek's full-width bar.)
+SPECIAL_TOKENS = [
+    # <|im_end|>, <|turn>, <turn|>, [|user|]
+    r"<[|\uFF5C][^<>\s]{1,99}>",
+    r"<[^<>\s]{1,99}[|\uFF5C]>",
+    r"\[\|\w+\|\]",
+    # Llama, Gemma, Mistral, GLM, Seed, MiniMax
+    r"</?s>",
+    r"<(?:bos|eos|sop|eop|start_of_turn|end_of_turn)>",
+    r"\[/?(?:INST|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_CALLS|TOOL_RESULTS)\]",
+    r"\[[gs]MASK\]",
+    r"<seed:[be]os>",
+    # MiniMax's ]~b] and ]~!b[. Their first characters are enough.
+    r"\]~!?b",
+    r"\[e~\[",
+]

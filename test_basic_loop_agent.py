@@ -2745,6 +2745,13 @@ class TestEndings:
         with pytest.raises(module.ApiError, match="changed the ids of the prompt"):
             failed.follow()
 
+    def test_a_prompt_that_the_server_cut_is_an_error(self, sglang):
+        """SGLang with --allow-auto-truncate returns all ids of the prompt."""
+        usage = {"prompt_tokens": 9, "completion_tokens": 2}
+        failed = sglang.new_run([Reply("hi", answer={"usage": usage})])
+        with pytest.raises(module.ApiError, match="changed the ids of the prompt"):
+            failed.follow()
+
     def test_a_reply_on_vllm_without_a_finish_reason_is_an_error(self, vllm):
         failed = vllm.new_run([Reply("hi", choice={"finish_reason": None})])
         with pytest.raises(module.ApiError, match="ended the reply with 'error'"):
@@ -3610,7 +3617,7 @@ class TestScripts:
 
     def test_no_comment_of_a_program_is_sent(self):
         run_shell(environment := PrintingEnvironment("no report"), "x")
-        script, kill = environment.commands
+        script, _, kill = environment.commands
         assert "#" not in script + kill
 
     def test_the_images_variables_reach_a_script(self, shell):
@@ -3728,7 +3735,7 @@ class TestScripts:
         assert len(text.encode()) < 400
 
     def test_a_pipe_in_the_place_of_the_output_costs_its_script_alone(self, shell, monkeypatch):
-        monkeypatch.setattr(module, "MARGIN_SEC", 2)
+        monkeypatch.setattr(module, "REPORT_SEC", 2)
         output = "/dev/shm/$BASIC_LOOP_MARK.output"
         # Without this writer the reporter would read the pipe for ever.
         writer = f"env -i bash -c 'sleep 9; : >{output.replace('$BASIC_LOOP_MARK', '$0')}'"
@@ -4033,6 +4040,10 @@ class TestScripts:
         wait_until_sleep_ends()
         assert not (tmp_path / "clean").exists()
 
+    def test_a_script_that_stops_has_not_ended(self, shell):
+        text = run_shell(shell, "echo a; kill -STOP $$; echo b", seconds=1)
+        assert text == told(137, "a\n[The time limit of 1 seconds was reached.]")
+
     def test_a_child_that_ends_at_once_is_not_waited_for(self, shell, tmp_path):
         program = '#!/bin/sh\necho "$1" >>"$0.log"\nexec /bin/sleep "$1"\n'
         (tmp_path / "sleep").write_text(program)
@@ -4093,11 +4104,6 @@ class TestScripts:
         assert text == told(143, LIMIT)
         wait_until_sleep_ends()
 
-    def test_a_script_whose_output_was_lost_is_not_run_twice(self):
-        environment = FakeEnvironment(ExecResult(return_code=0), ExecResult(return_code=0))
-        assert run_shell(environment, "x").startswith("Exit code: unknown")
-        assert len(environment.scripts) == 1
-
     # What an environment may do for a folder that is gone, and which folders are tried.
     @columns("answer printed").rows(
         prints_an_error=(ExecResult(stdout="chdir failed", return_code=126), "chdir failed"),
@@ -4105,10 +4111,18 @@ class TestScripts:
         prints_nothing=(ExecResult(return_code=127), ""),
     )
     def test_a_script_that_starts_nowhere_is_told(self, answer, printed):
-        environment = FakeEnvironment(answer, answer, ExecResult(return_code=0))
+        environment = FakeEnvironment(answer, answer, answer, ExecResult(return_code=0))
         text = run_shell(environment, "x")
         assert text == told("unknown", "\n".join(filter(None, [printed, NO_REPORT])))
-        assert environment.folders == [None, "/", "/"]
+        # The script, `true`, the script once more, and the kill.
+        assert environment.folders == [None, None, "/", "/"]
+
+    @pytest.mark.parametrize("code", [0, 1, 137])
+    def test_a_script_whose_report_is_lost_does_not_run_twice(self, code):
+        lost, works = ExecResult(return_code=code), ExecResult(return_code=0)
+        environment = FakeEnvironment(lost, works, works)
+        assert run_shell(environment, "x") == told("unknown", NO_REPORT)
+        assert len(environment.scripts) == 1
 
 
 # ------------------------------------------------------------------------------ prompts on Tinker
@@ -5539,10 +5553,12 @@ class TestSglang:
         # The adapter has its base model's limit.
         assert body["max_tokens"] == 8192 - len(body["prompt"])
 
+    @pytest.mark.parametrize("limit", [None, 100])
     @pytest.mark.parametrize("name", ["base:other", "other:sql", "other", "base:"])
-    def test_an_adapter_that_sglang_does_not_have_is_refused(self, name, sglang, adapters):
-        with pytest.raises(module.ApiError, match=f"context limit for the model {name}: "):
-            set_up(sglang.agent(model_name=name))
+    def test_a_name_that_sglang_does_not_list_is_refused(self, name, limit, sglang, adapters):
+        """SGLang would answer with its base model."""
+        with pytest.raises(module.ApiError, match=f"has no model {name}: its models are "):
+            set_up(sglang.agent(model_name=name, context_limit=limit))
 
     def test_an_adapter_without_its_base_model_is_refused_by_sglangs_name(self, sglang, adapters):
         with pytest.raises(module.ApiError, match=r"its models are .*'base:sql'"):

@@ -72,15 +72,14 @@ class LlamaCppClient(ServerClient):
     """llama.cpp's server by token ids: /apply-template and /tokenize render, /completion samples.
     (Its /v1/completions returns no ids.)"""
 
-    # The special tokens of SmolLM2 that other models do not have.
-    special_tokens = (
-        *SPECIAL_TOKENS,
-        r"<(?:repo_?name|file_sep|filename|gh_stars|empty_output)>",
-        r"<(?:issue_(?:start|comment|closed)|jupyter_(?:start|text|code|output|script))>",
-    )
-
     def __init__(self, options: BasicLoopOptions, model: str, url: str, key: str | None) -> None:
         super().__init__(options, model, url, key)
+        # With those of SmolLM2 that other models do not have.
+        self.special_tokens = [
+            *SPECIAL_TOKENS,
+            r"<(?:repo_?name|file_sep|filename|gh_stars|empty_output)>",
+            r"<(?:issue_(?:start|comment|closed)|jupyter_(?:start|text|code|output|script))>",
+        ]
         given = options.model_dump(include={"temperature", "top_p"}, exclude_none=True)
         # They go into the requests of templates, too, which may take chat_template_kwargs.
         self._arguments = NEUTRAL_SAMPLING | given | options.llm_kwargs
