@@ -22,7 +22,8 @@ The parts of this file, in order. To change the loop, read up to the end of `ans
 4. What an error of a server means. The cache of clients. URLs and keys.
 5. Thinking. The clients of chat APIs. The clients that send token ids: Tinker, vLLM, SGLang.
 6. Training data from a finished trial.
-7. Files, the time limit of a task, the blocks of a reply, and the scripts made of them.
+7. Files, the time limit of a task, the blocks of a reply, and the scripts made of them. (A subclass
+   that overrides `execute` needs none of the latter.)
 8. Tables: the words of servers, the variables of providers, thinking tags, special tokens.
 
 The model's scripts run in the task's container. The agent limits how much of their output the model
@@ -194,8 +195,8 @@ class BasicLoopOptions(
 # The options declared above. Of the others in Harbor's AgentOptions, the agent reads only
 # reasoning_effort.
 OPTION_NAMES = BasicLoopOptions.__annotations__.keys()
-# Options that only some clients use. model_info and interleaved_thinking are not listed, because
-# trainers set them for every client.
+# Options that only some clients use. model_info, interleaved_thinking and session_id are not
+# listed, because trainers set them for every client.
 CLIENTS_OF_OPTION = {
     "model_path": ["tinker"],
     "renderer_name": ["tinker"],
@@ -250,7 +251,8 @@ class RuntimeRequestError(RuntimeError):
 
 
 class UnreadableError(RuntimeError):
-    """A response of the server is no result. The agent waits, as for a server that is down."""
+    """The server answered with something else than a result, such as a gateway's error page. The
+    agent waits, as for a server that is down."""
 
 
 class AbortedError(RuntimeError):
@@ -991,7 +993,7 @@ task is done, reply without such a block."""
         args = copy.deepcopy(options.llm_kwargs)
         sampling = {"temperature", "top_p", "reasoning_effort"}
         args |= options.model_dump(include=sampling, exclude_none=True)
-        # The key comes from `url_and_key`.
+        # The clients receive the key by itself.
         args.pop("api_key", None)
         model = str(self.model_name)
         if options.model_client == "litellm":
@@ -1089,7 +1091,8 @@ def meaning_of(error: Exception) -> Meaning:
 
 
 def has_phrase(text: str, phrases: Iterable[str]) -> bool:
-    """True if a text in lower case holds one of the phrases, apart from OTHER_LIMITS."""
+    """True if a text in lower case holds one of the phrases. (The phrases of OTHER_LIMITS contain
+    some of them, but mean something else.)"""
     for phrase in OTHER_LIMITS:
         text = text.replace(phrase, "")
     return any(phrase in text for phrase in phrases)
@@ -1901,7 +1904,7 @@ class ServerClient(TokenClient):
                     f"model_client=litellm), or is not ready: {error!r}"
                 ) from error
         if self._is_sglang and limits and self._model not in limits:
-            # It would answer, with the base model.
+            # SGLang would answer to any name, with its base model.
             raise ApiError(f"{self.url} has no model {self._model}: its models are {list(limits)}")
         # vLLM does not list an adapter that it loads at its first request.
         limit = limits.get(self._model) or self._given_limit
@@ -1972,7 +1975,7 @@ class ServerClient(TokenClient):
             extra |= {name: place[name] for name in EXTRA_NAMES if place and place.get(name)}
         ids = reply.get("token_ids")
         usage = response.get("usage") or {}
-        # SGLang with --allow-auto-truncate repeats all ids of a prompt that it cut.
+        # With --allow-auto-truncate, SGLang truncates a long prompt, but returns all of its ids.
         is_cut = usage.get("prompt_tokens") not in (None, len(prompt_ids))
         if is_cut or reply.get("prompt_token_ids") not in (None, prompt_ids):
             raise ApiError(f"{self.url} changed the ids of the prompt")
@@ -2228,28 +2231,27 @@ def without_indent(line: str, before_fence: str) -> str:
 #
 # A second program kills the script at its time limit, on cancellation, and if there is no report.
 #
-# The comments of this section quote scripts in backticks. Each was seen in a real run. No comment
-# is part of a program, because `pkill -f WORD` would find its words there.
+# The comments quote scripts in backticks: models wrote such scripts.
 
 # What happens to a script with a limit of 120 seconds, at the latest after so many seconds:
 #
 #     120   the limit: the kill begins
-#     150   the kill has ended (KILL_SEC)
-#     180   the report has come, or the agent gives up the environment (REPORT_SEC)
-#     210   the environment's own limit, which therefore plays no part
+#     150   the kill has ended, or the run ends with RuntimeRequestError (KILL_SEC)
+#     180   the report has come, or the model is told that there is none (REPORT_SEC)
+#     210   the environment's own limit, which is never reached
 KILL_SEC = 30
 REPORT_SEC = 30
 
 
 @dataclass
 class ScriptResult:
-    """What came of a script."""
+    """The result of a script."""
 
     # None: there is no report.
     exit_code: int | None
     # The script's output. Without a report: what came instead, or the environment's error.
     output: str
-    # What the model is told besides.
+    # Further lines for the model.
     notices: list[str] = field(default_factory=list)
 
 
@@ -2272,8 +2274,8 @@ async def run_script(
         # 126 is bash's code for "cannot be run".
         return "Exit code: 126\nOutput:\n[Nothing was run: the script is too long. Split it.]"
     mark = uuid4().hex[:8]
-    # The names begin with loop_, because a script must not lose a variable of its image: if the
-    # image exports `mark`, an assignment to `mark` would change it for the script.
+    # The names begin with loop_. If the image exports a variable `mark`, an assignment to `mark`
+    # would change it for the script.
     variables = f"loop_mark={mark} loop_max_bytes={max_bytes} loop_script={encoded}"
     program = f"{variables}\n{SCRIPT_PROGRAM}"
     result = await run_or_kill(program, mark, environment, seconds)
@@ -2289,7 +2291,8 @@ async def run_or_kill(
     program: str, mark: str, environment: BaseEnvironment, seconds: int
 ) -> ScriptResult:
     """Run a script. Kill it at its time limit, on cancellation, and if there is no report, because
-    it may still be running then. Raises RuntimeRequestError if the kill fails."""
+    it may still be running then. Raises RuntimeRequestError if the kill fails: the environment no
+    longer runs commands then."""
     timeout_sec = seconds + KILL_SEC + REPORT_SEC + 30
     running = asyncio.create_task(run_program(program, mark, environment, timeout_sec))
     try:
@@ -2297,7 +2300,7 @@ async def run_or_kill(
         timed_out = not running.done()
         if timed_out or running.result().exit_code is None:
             await kill_script(mark, environment)
-            # The program survives the kill, and reports what the script printed until then.
+            # SCRIPT_PROGRAM survives the kill, and reports what the script printed until then.
             await asyncio.wait([running], timeout=REPORT_SEC)
         result = running.result() if running.done() else no_report("no answer")
     except asyncio.CancelledError:
@@ -2321,8 +2324,8 @@ async def run_program(
         answer = await environment.exec(program, timeout_sec=timeout_sec)
         if f"begin:{mark}:" in valid_text(answer.stdout):
             return read_report(answer, mark)
-        # After `mv /app /old`, nothing starts in the working directory. `true` shows whether that
-        # is the case: a script must never run twice.
+        # After `mv /app /old`, no command starts in the working directory, not even `true`. But if
+        # `true` does, the script may have run, and must not run again.
         probe = await environment.exec("true", timeout_sec=KILL_SEC)
         if probe.return_code == 0:
             return read_report(answer, mark)
@@ -2341,28 +2344,30 @@ def read_report(answer: ExecResult, mark: str) -> ScriptResult:
     printed = valid_text(answer.stdout) + valid_text(answer.stderr)
     report = re.search(rf"begin:{mark}:([A-Za-z0-9+/=\s]*):{mark}:(\d{{1,3}}):", printed)
     if report:
-        # A script can write into the report. The result may not be base64.
+        # A script can write into the report (`echo x >/proc/$PPID/fd/1`), so this may fail.
         with contextlib.suppress(ValueError):
             output = base64.b64decode(report[1]).decode("utf-8", "replace")
             return ScriptResult(int(report[2]), output.removesuffix("\n"))
     return no_report(printed)
 
 
-# It needs bash, and coreutils or busybox.
-SCRIPT_PROGRAM = (
-    # </dev/null: the script does not read the stdin of the environment.
-    # 2>/dev/null: messages of bash do not spoil the report if the environment joins stderr and
-    # stdout.
-    r"""
+def without_comments(program: str) -> str:
+    """A bash program as it is sent. A script's `pkill -f WORD` would find the words of comments,
+    because the program becomes a command line."""
+    return re.sub(r"(?m)^ *#.*\n", "", program)
+
+
+# The programs need bash, grep, /proc, and coreutils or busybox.
+SCRIPT_PROGRAM = without_comments(r"""
+# The script must not read the stdin of the environment. Bash's own messages must not spoil the
+# report, if the environment joins stderr with stdout.
 exec </dev/null 2>/dev/null
-"""
-    # The script and its output are files in /dev/shm, because `yes` would fill the disk. /dev/shm
-    # is in memory, and small (64 MB in Docker): a script that prints more gets write errors. If
-    # the script does not fit there, the files are in /tmp.
-    r"""
+# The script and its output are files in /dev/shm, because `yes` would fill the disk. /dev/shm is in
+# memory, and small (64 MB in Docker): a script that prints more gets write errors. If the script
+# does not fit there, both files are in /tmp.
 loop_write() { echo $loop_script | base64 -d >$loop_file.script; }
-trap 'rm -f $loop_file.script $loop_file.output' EXIT
 loop_file=/dev/shm/$loop_mark
+trap 'rm -f $loop_file.script $loop_file.output' EXIT
 if ! loop_write; then
   rm -f $loop_file.script
   loop_file=/tmp/$loop_mark
@@ -2372,26 +2377,28 @@ if ! loop_write; then
   fi
 fi
 echo begin:$loop_mark:
-"""
-    # set -m: the script has a process group of its own. `trap 'kill 0' EXIT` kills all of a group.
-    # BASIC_LOOP_MARK: the script's processes inherit it, and the kill finds them by it.
-    # $loop_file.output: a file, because `python -m http.server &` would keep a pipe open.
-    # >>: a script may empty the file (`echo x >/dev/stderr`). After > the next output would stand
-    # at its old place in the file, with NULs before it.
-    # &: an interrupt that ends a script in the foreground would end this program, too.
-    # set +m: otherwise `wait` would return when a script only stops (`kill -STOP $$`).
-    r"""
+# With -m the script has a process group of its own. Otherwise `trap 'kill 0' EXIT` in a script
+# would kill this program, too.
 set -m
+# The script's processes inherit the mark, by which the kill finds them. This program lacks it.
+# The output goes to a file, because `python -m http.server &` would keep a pipe open.
+# It is appended. A script may empty the file (`echo x >/dev/stderr`). After > instead of >>, its
+# next output would stand at the old place, with NULs before it.
+# The script runs in the background. In the foreground, an interrupt that ends the script would end
+# this program, too.
 BASIC_LOOP_MARK=$loop_mark bash $loop_file.script >>$loop_file.output 2>&1 &
-set +m
 wait $!
 loop_code=$?
-"""
-    # echo 0: the script may have removed the file.
-    # base64: `cat /bin/ls` prints bytes that are not text.
-    r"""
+# `wait` also returns when a script only stops (`kill -STOP $$`).
+while kill -0 $!; do
+  sleep 0.1
+  wait $!
+  loop_code=$?
+done
+# 0: the script removed the file.
 loop_size=$(stat -c %s $loop_file.output || echo 0)
 loop_half=$((loop_max_bytes / 2))
+# The output is in base64, because `cat /bin/ls` prints bytes that are not text.
 if [ $loop_size -gt $loop_max_bytes ]; then
   {
     head -c $loop_half $loop_file.output
@@ -2399,30 +2406,25 @@ if [ $loop_size -gt $loop_max_bytes ]; then
     tail -c $loop_half $loop_file.output
   } | base64
 else
+  # A background process may still be printing: `cat` might never end.
   head -c $loop_max_bytes $loop_file.output | base64
 fi
 echo :$loop_mark:$loop_code:
-"""
-)
+""")
 
-# It needs bash, grep and /proc.
-KILL_PROGRAM = (
-    # `marked` prints the PIDs of the script's processes. A process group would not do, because
-    # `timeout 90 make` leaves it.
-    r"""
-marked() { grep -ls BASIC_LOOP_MARK=$loop_mark /proc/[0-9]*/environ | cut -d / -f 3; }
-"""
-    # `git commit` removes its lock at SIGTERM. What is left after two seconds is killed.
-    r"""
-kill -TERM $(marked)
+KILL_PROGRAM = without_comments(r"""
+# The script's processes, by their mark. `timeout 90 make` leaves the script's process group.
+script_pids() { grep -ls BASIC_LOOP_MARK=$loop_mark /proc/[0-9]*/environ | cut -d / -f 3; }
+# At SIGTERM `git commit` removes its lock. SIGKILL ends what is left after two seconds.
+kill -TERM $(script_pids)
 for _ in {1..20}; do
-  [ -n "$(marked)" ] || break
+  [ -n "$(script_pids)" ] || break
   sleep 0.1
 done
-kill -KILL $(marked)
+kill -KILL $(script_pids)
+# It is not an error if there is nothing to kill.
 exit 0
-"""
-)
+""")
 
 
 async def kill_script(mark: str, environment: BaseEnvironment) -> None:
