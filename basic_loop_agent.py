@@ -44,6 +44,7 @@ import os
 import re
 import shlex
 import socket
+import sys
 import threading
 import traceback
 import urllib.parse
@@ -59,7 +60,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, Self, TypeVa
 from uuid import uuid4
 
 from harbor.agents.base import BaseAgent
-from harbor.environments.base import BaseEnvironment, ExecResult
+from harbor.environments.base import BaseEnvironment
 from harbor.llms.base import (
     BaseLLM,
     ContextLengthExceededError,
@@ -163,7 +164,9 @@ class BasicLoopOptions(
         taken = {name: value for name, value in llm_kwargs.items() if name in OPTION_NAMES}
         for name, value in taken.items():
             if name in given and given[name] != value:
-                raise ValueError(f"llm_kwargs and the option {name} have different values")
+                raise ValueError(
+                    f"llm_kwargs and the option {name} have different values: give one of them"
+                )
         others = {name: value for name, value in llm_kwargs.items() if name not in taken}
         return given | taken | {"llm_kwargs": others}
 
@@ -541,6 +544,8 @@ task is done, reply without such a block."""
                 turn = await self.sample(prompt)
             except ContextLengthExceededError:
                 return StopReason.CONTEXT_OVERFLOW
+            if not isinstance(turn, Turn):
+                raise TypeError("`sample` must return the turn")
             if turn.finish_reason != "stop":
                 # The reply is incomplete, so nothing in it may be run.
                 return turn.finish_reason
@@ -822,7 +827,10 @@ task is done, reply without such a block."""
         except (ApiError, RuntimeRequestError):
             raise
         except Exception as error:
-            frame = traceback.extract_tb(error.__traceback__)[-1]
+            # The innermost line of this file or of the subclass's.
+            files = {__file__, getattr(sys.modules[type(self).__module__], "__file__", None)}
+            frames = traceback.extract_tb(error.__traceback__)
+            frame = [frame for frame in frames if frame.filename in files][-1]
             place = f"{Path(frame.filename).name}, line {frame.lineno}"
             text = valid_text(f"{type(error).__name__}: {error} ({place})")
             raise RuntimeRequestError(text) from as_cause(error)
@@ -834,7 +842,8 @@ task is done, reply without such a block."""
             except Exception as error:
                 # Raise, so that Harbor does not score a trial without its answer. exception.txt
                 # also shows the error of the run, which this one replaces.
-                raise RuntimeRequestError(f"the run could not be recorded: {error!r}") from error
+                text = f"the run could not be recorded: {error!r}"
+                raise RuntimeRequestError(text) from as_cause(error)
 
     async def _converse_in_time(self, environment: BaseEnvironment) -> StopReason | str:
         """Call `converse`, and stop it at the deadline. Raises any error of the loop."""
@@ -1205,7 +1214,8 @@ async def shared_client(key: tuple, build: Callable[[], Any]) -> ModelClient:
                 # The trials that already wait for this entry raise this error. Later trials build a
                 # new client.
                 entry.error = error
-                _clients.pop(key, None)
+                if _clients.get(key) is entry:
+                    del _clients[key]
                 raise
             entry.client = client
         return entry.client
@@ -1976,8 +1986,9 @@ class ServerClient(TokenClient):
         ids = reply.get("token_ids")
         usage = response.get("usage") or {}
         # With --allow-auto-truncate, SGLang truncates a long prompt, but returns all of its ids.
-        is_cut = usage.get("prompt_tokens") not in (None, len(prompt_ids))
-        if is_cut or reply.get("prompt_token_ids") not in (None, prompt_ids):
+        # (If it aborts a request in its queue, it counts no ids.)
+        n_prompt = usage.get("prompt_tokens") or len(prompt_ids)
+        if n_prompt != len(prompt_ids) or reply.get("prompt_token_ids") not in (None, prompt_ids):
             raise ApiError(f"{self.url} changed the ids of the prompt")
         details = usage.get("prompt_tokens_details") or {}
         # A server that gives no ids still counts the tokens.
@@ -2167,7 +2178,9 @@ class _Block:
         return self.has_fence(line) and not line.strip(f"{self.fence[0]} \t")
 
     def content(self) -> str:
-        return "".join(f"{without_indent(line, self.before)}\n" for line in self.lines)
+        # In "- ```bash" the marker of a list item counts as a blank.
+        indent = re.sub(r"\S", " ", self.before)
+        return "".join(f"{without_indent(line, indent)}\n" for line in self.lines)
 
 
 def fenced_blocks(text: str, *languages: str) -> list[str] | None:
@@ -2207,16 +2220,12 @@ def fenced_blocks(text: str, *languages: str) -> list[str] | None:
     return [block.content() for block in wanted]
 
 
-def without_indent(line: str, before_fence: str) -> str:
-    """A line of a block without the indentation of its fence. Tabs in the line stay, because
-    Makefiles need them."""
-    # In "- ```bash" the marker of a list item counts as a blank.
-    indent = re.sub(r"\S", " ", before_fence)
-    n_blanks = 0
-    # A line with less indentation loses all of it.
-    while n_blanks < len(indent) and line[n_blanks : n_blanks + 1] in set(indent):
-        n_blanks += 1
-    return line[n_blanks:]
+def without_indent(line: str, indent: str) -> str:
+    """A line of a block without the indentation of its fence. A line with less indentation loses
+    its spaces. Its tabs stay, because Makefiles need them."""
+    if line.startswith(indent):
+        return line[len(indent) :]
+    return line[: len(indent)].lstrip(" ") + line[len(indent) :]
 
 
 # ---- scripts
@@ -2251,12 +2260,9 @@ class ScriptResult:
     exit_code: int | None
     # The script's output. Without a report: what came instead, or the environment's error.
     output: str
-    # Further lines for the model.
-    notices: list[str] = field(default_factory=list)
-
-
-def no_report(output: str) -> ScriptResult:
-    return ScriptResult(None, output, ["[The script's result could not be read.]"])
+    # True if the script never ran, because the environment could not start its program.
+    did_not_start: bool = False
+    timed_out: bool = False
 
 
 async def run_script(
@@ -2279,22 +2285,30 @@ async def run_script(
     variables = f"loop_mark={mark} loop_max_bytes={max_bytes} loop_script={encoded}"
     program = f"{variables}\n{SCRIPT_PROGRAM}"
     result = await run_or_kill(program, mark, environment, seconds)
-    output, code = result.output, result.exit_code
+    did_not_start = result.did_not_start and not result.timed_out
+    is_moved = did_not_start and await is_directory_gone(environment)
+    if is_moved:
+        result = await run_or_kill(program, mark, environment, seconds, cwd="/")
+    code, lines = result.exit_code, [result.output]
     if code is None:
         # What came instead of a report has no bound.
-        output, code = output[-max_bytes:], "unknown"
-    shown = "\n".join(filter(None, [output, *result.notices])) or "(none)"
-    return f"Exit code: {code}\nOutput:\n{shown}"
+        lines = [result.output[-max_bytes:], "[The script's result could not be read.]"]
+    elif is_moved:
+        lines.append("[The working directory cannot be used, so the script ran in /.]")
+    if result.timed_out:
+        lines.append(f"[The time limit of {seconds} seconds was reached.]")
+    shown = "\n".join(filter(None, lines)) or "(none)"
+    return f"Exit code: {'unknown' if code is None else code}\nOutput:\n{shown}"
 
 
 async def run_or_kill(
-    program: str, mark: str, environment: BaseEnvironment, seconds: int
+    program: str, mark: str, environment: BaseEnvironment, seconds: int, cwd: str | None = None
 ) -> ScriptResult:
     """Run a script. Kill it at its time limit, on cancellation, and if there is no report, because
     it may still be running then. Raises RuntimeRequestError if the kill fails: the environment no
     longer runs commands then."""
     timeout_sec = seconds + KILL_SEC + REPORT_SEC + 30
-    running = asyncio.create_task(run_program(program, mark, environment, timeout_sec))
+    running = asyncio.create_task(run_program(program, mark, environment, cwd, timeout_sec))
     try:
         await asyncio.wait([running], timeout=seconds)
         timed_out = not running.done()
@@ -2302,53 +2316,49 @@ async def run_or_kill(
             await kill_script(mark, environment)
             # SCRIPT_PROGRAM survives the kill, and reports what the script printed until then.
             await asyncio.wait([running], timeout=REPORT_SEC)
-        result = running.result() if running.done() else no_report("no answer")
+        result = running.result() if running.done() else ScriptResult(None, "no answer")
     except asyncio.CancelledError:
+        # Some environments run one command at a time.
+        running.cancel()
         with contextlib.suppress(RuntimeRequestError):
             await kill_script(mark, environment)
         raise
     finally:
         # Give up an `exec` that has not returned.
         running.cancel()
-    if timed_out:
-        result.notices.append(f"[The time limit of {seconds} seconds was reached.]")
-    return result
+    return replace(result, timed_out=timed_out)
 
 
 async def run_program(
-    program: str, mark: str, environment: BaseEnvironment, timeout_sec: int
+    program: str, mark: str, environment: BaseEnvironment, cwd: str | None, timeout_sec: int
 ) -> ScriptResult:
-    """Run SCRIPT_PROGRAM after its variables, in the working directory, or in / if that is gone.
-    Read its report."""
+    """Run SCRIPT_PROGRAM after its variables, and find the report in what it printed. Raises no
+    error of the environment."""
     try:
-        answer = await environment.exec(program, timeout_sec=timeout_sec)
-        if f"begin:{mark}:" in valid_text(answer.stdout):
-            return read_report(answer, mark)
-        # After `mv /app /old`, no command starts in the working directory, not even `true`. But if
-        # `true` does, the script may have run, and must not run again.
-        probe = await environment.exec("true", timeout_sec=KILL_SEC)
-        if probe.return_code == 0:
-            return read_report(answer, mark)
-        answer = await environment.exec(program, cwd="/", timeout_sec=timeout_sec)
+        answer = await environment.exec(program, cwd=cwd, timeout_sec=timeout_sec)
+        # stderr may say why there is no report, such as "bash: not found".
+        printed = valid_text(answer.stdout) + valid_text(answer.stderr)
     except Exception as error:
-        return no_report(f"{type(error).__name__}: {error}")
-    result = read_report(answer, mark)
-    if result.exit_code is not None:
-        result.notices = ["[The working directory cannot be used, so the script ran in /.]"]
-    return result
-
-
-def read_report(answer: ExecResult, mark: str) -> ScriptResult:
-    """Find the report in what SCRIPT_PROGRAM printed."""
-    # stderr may say why there is no report, such as "bash: not found".
-    printed = valid_text(answer.stdout) + valid_text(answer.stderr)
+        return ScriptResult(None, f"{type(error).__name__}: {error}")
     report = re.search(rf"begin:{mark}:([A-Za-z0-9+/=\s]*):{mark}:(\d{{1,3}}):", printed)
     if report:
         # A script can write into the report (`echo x >/proc/$PPID/fd/1`), so this may fail.
         with contextlib.suppress(ValueError):
             output = base64.b64decode(report[1]).decode("utf-8", "replace")
             return ScriptResult(int(report[2]), output.removesuffix("\n"))
-    return no_report(printed)
+    # With exit code 0 the program did run, and what it printed was lost.
+    did_not_start = answer.return_code != 0 and f"begin:{mark}:" not in printed
+    return ScriptResult(None, printed, did_not_start)
+
+
+async def is_directory_gone(environment: BaseEnvironment) -> bool:
+    """True if no command starts in the working directory, as after `mv /app /old`. (`kill_script`
+    has just shown that commands start in /.)"""
+    try:
+        async with asyncio.timeout(KILL_SEC):
+            return (await environment.exec("true", timeout_sec=KILL_SEC)).return_code != 0
+    except Exception:
+        return False
 
 
 def without_comments(program: str) -> str:
@@ -2415,6 +2425,8 @@ echo :$loop_mark:$loop_code:
 KILL_PROGRAM = without_comments(r"""
 # The script's processes, by their mark. `timeout 90 make` leaves the script's process group.
 script_pids() { grep -ls BASIC_LOOP_MARK=$loop_mark /proc/[0-9]*/environ | cut -d / -f 3; }
+# Without these programs nothing would be killed.
+type grep cut >/dev/null || exit 127
 # At SIGTERM `git commit` removes its lock. SIGKILL ends what is left after two seconds.
 kill -TERM $(script_pids)
 for _ in {1..20}; do
@@ -2436,7 +2448,8 @@ async def kill_script(mark: str, environment: BaseEnvironment) -> None:
         # Some environments ignore timeout_sec.
         async with asyncio.timeout(KILL_SEC):
             answer = await environment.exec(program, cwd="/", timeout_sec=KILL_SEC)
-        problem = f"exit code {answer.return_code}: {answer.stderr}" if answer.return_code else ""
+        printed = f"{answer.stdout or ''}{answer.stderr or ''}"
+        problem = f"exit code {answer.return_code}: {printed}" if answer.return_code else ""
     except Exception as error:
         problem = f"{type(error).__name__}: {error}"
     if problem:

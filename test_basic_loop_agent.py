@@ -2207,15 +2207,22 @@ class TestLoop:
             tinker.run([bash("ls")], agent_class=ReturnsNothing, max_turns=2)
 
     def test_the_error_of_a_loop_names_its_line(self, tinker):
+        class Fails(BasicLoopAgent):
+            async def converse(self, prompt: str, environment: Any) -> str:
+                return {}["no such key"]
+
+        with pytest.raises(RuntimeRequestError) as error:
+            tinker.run(agent_class=Fails)
+        number = re.search(r"\(test_basic_loop_agent.py, line (\d+)\)$", str(error.value))[1]
+        assert "no such key" in Path(__file__).read_text().splitlines()[int(number) - 1]
+
+    def test_a_sample_that_returns_nothing_is_an_error(self, tinker):
         class ReturnsNothing(BasicLoopAgent):
             async def sample(self, prompt: str) -> None:
                 await super().sample(prompt)
 
-        with pytest.raises(RuntimeRequestError) as error:
+        with pytest.raises(RuntimeRequestError, match="`sample` must return the turn"):
             tinker.run(agent_class=ReturnsNothing)
-        number = re.search(r"\(basic_loop_agent.py, line (\d+)\)$", str(error.value))[1]
-        line = (ROOT / "basic_loop_agent.py").read_text().splitlines()[int(number) - 1]
-        assert "turn.finish_reason" in line
 
     def test_half_a_character_in_the_error_of_a_loop_can_be_saved(self, tinker):
         """Harbor would end the whole job at such a text."""
@@ -3357,6 +3364,12 @@ class TestBlocks:
         agent_class = saying(LLMResponse(content=reply))
         assert chat.run(agent_class=agent_class, max_turns=2).stop_reason == "completed"
 
+    def test_a_deeply_indented_block_is_read_in_time(self):
+        blanks = " " * 200_000
+        lines = [f"{blanks}```bash", f"{blanks}ls", *[""] * 20_000, f"{blanks}```"]
+        (block,) = fenced_blocks("\n".join(lines), "bash")
+        assert block.split() == ["ls"]
+
     def test_a_nul_in_a_block_is_left_out(self, tinker):
         done = tinker.run([bash("printf 'a\0b'"), "done"], max_turns=2)
         assert done.scripts == ["printf 'ab'"]
@@ -3617,7 +3630,7 @@ class TestScripts:
 
     def test_no_comment_of_a_program_is_sent(self):
         run_shell(environment := PrintingEnvironment("no report"), "x")
-        script, _, kill = environment.commands
+        script, kill = environment.commands
         assert "#" not in script + kill
 
     def test_the_images_variables_reach_a_script(self, shell):
@@ -3757,11 +3770,20 @@ class TestScripts:
         bash=("bash", "bash: command not found"), base64=("base64", "or no base64")
     )
     def test_an_image_that_lacks_a_program_is_told(self, missing, output, shell, tmp_path):
-        needed = {"bash", "base64", "head", "rm", "stat", "tail"}
+        needed = {"bash", "base64", "head", "rm", "stat", "tail", "grep", "cut"}
         for name in needed - {missing}:
             (tmp_path / name).symlink_to(shutil.which(name))
         shell.variables |= {"PATH": str(tmp_path), "LC_ALL": "C"}
         assert output in run_shell(shell, "echo a")
+
+    @pytest.mark.parametrize("missing", ["grep", "cut"])
+    def test_a_script_that_cannot_be_killed_is_an_error(self, missing, shell, tmp_path):
+        for name in {"bash", "base64", "rm", "sleep", "grep", "cut"} - {missing}:
+            (tmp_path / name).symlink_to(shutil.which(name))
+        shell.variables["PATH"] = str(tmp_path)
+        message = f"no longer runs scripts: exit code 127: .*{missing}: not found"
+        with pytest.raises(RuntimeRequestError, match=message):
+            run_shell(shell, "sleep 4", seconds=1)
 
     # What an image may set.
     @columns("name value").rows(
@@ -4111,11 +4133,12 @@ class TestScripts:
         prints_nothing=(ExecResult(return_code=127), ""),
     )
     def test_a_script_that_starts_nowhere_is_told(self, answer, printed):
-        environment = FakeEnvironment(answer, answer, answer, ExecResult(return_code=0))
+        killed = ExecResult(return_code=0)
+        environment = FakeEnvironment(answer, killed, answer, answer, killed)
         text = run_shell(environment, "x")
         assert text == told("unknown", "\n".join(filter(None, [printed, NO_REPORT])))
-        # The script, `true`, the script once more, and the kill.
-        assert environment.folders == [None, None, "/", "/"]
+        # The script, a kill, `true`, the script once more, and a kill.
+        assert environment.folders == [None, "/", None, "/", "/"]
 
     @pytest.mark.parametrize("code", [0, 1, 137])
     def test_a_script_whose_report_is_lost_does_not_run_twice(self, code):
@@ -4123,6 +4146,31 @@ class TestScripts:
         environment = FakeEnvironment(lost, works, works)
         assert run_shell(environment, "x") == told("unknown", NO_REPORT)
         assert len(environment.scripts) == 1
+
+    def test_a_script_that_starts_nowhere_does_not_start_after_its_time_limit(self):
+        async def slow() -> ExecResult:
+            await asyncio.sleep(2)
+            return ExecResult(return_code=126)
+
+        environment = FakeEnvironment(slow, ExecResult(return_code=0), slow, "too late")
+        run = script_agent(seconds=1).execute(["x"], environment)
+        text = asyncio.run(run, loop_factory=virtual_loop)
+        assert text == told("unknown", f"{NO_REPORT}\n{LIMIT}")
+        assert len(environment.scripts) == 1
+
+    def test_a_cancelled_script_is_killed_where_commands_run_one_at_a_time(self):
+        class OneAtATime(FakeEnvironment):
+            lock = asyncio.Lock()
+
+            async def exec(self, *arguments: Any, **options: Any) -> Any:
+                async with self.lock:
+                    return await super().exec(*arguments, **options)
+
+        environment = OneAtATime(forever, ExecResult(return_code=0))
+        run = asyncio.wait_for(script_agent().execute(["x"], environment), 1)
+        with pytest.raises(TimeoutError):
+            asyncio.run(run, loop_factory=virtual_loop)
+        assert len(environment.commands) == 2
 
 
 # ------------------------------------------------------------------------------ prompts on Tinker
@@ -5196,6 +5244,12 @@ class TestVllm:
         assert first.prompt == second.prompt == third.prompt
         assert done.recorded == [third]
         assert (done.stop_reason, done.completion) == ("completed", "c")
+
+    def test_a_request_that_sglang_aborts_in_its_queue_is_sent_again(self, sglang, no_pause):
+        """It then counts no ids of the prompt."""
+        usage = {"prompt_tokens": 0, "completion_tokens": 0}
+        aborted = Reply(ids=[], choice={"finish_reason": "abort"}, answer={"usage": usage})
+        assert sglang.run([aborted, "c"]).completion == "c"
 
     def test_an_aborted_reply_is_sampled_again_after_a_pause(self, server, no_pause):
         done = server.run([self.ABORTED, self.ABORTED, "c"])

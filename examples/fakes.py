@@ -40,7 +40,8 @@ module, _, name = os.environ.get("AGENT", "basic_loop_agent:BasicLoopAgent").par
 
 
 class ScriptedAgent(getattr(importlib.import_module(module), name)):
-    """The agent with a model that gives REPLIES."""
+    """The agent with a model that gives REPLIES. An agent to try (see AGENT) is a subclass of
+    BasicLoopAgent, not of this class."""
 
     def _build_llm(self) -> BaseLLM:
         return ScriptedLLM()
