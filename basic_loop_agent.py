@@ -254,8 +254,8 @@ class RuntimeRequestError(RuntimeError):
 
 
 class UnreadableError(RuntimeError):
-    """The server answered with something else than a result, such as a gateway's error page. The
-    agent waits, as for a server that is down."""
+    """The server's answer is not a result, but for instance a gateway's error page. The agent
+    waits, as for a server that is down."""
 
 
 class AbortedError(RuntimeError):
@@ -1916,7 +1916,7 @@ class ServerClient(TokenClient):
         if self._is_sglang and limits and self._model not in limits:
             # SGLang would answer to any name, with its base model.
             raise ApiError(f"{self.url} has no model {self._model}: its models are {list(limits)}")
-        # vLLM does not list an adapter that it loads at its first request.
+        # vLLM may load an adapter at the first request for it, and does not list it before that.
         limit = limits.get(self._model) or self._given_limit
         if not limit:
             raise ApiError(
@@ -1985,8 +1985,8 @@ class ServerClient(TokenClient):
             extra |= {name: place[name] for name in EXTRA_NAMES if place and place.get(name)}
         ids = reply.get("token_ids")
         usage = response.get("usage") or {}
-        # With --allow-auto-truncate, SGLang truncates a long prompt, but returns all of its ids.
-        # (If it aborts a request in its queue, it counts no ids.)
+        # With --allow-auto-truncate, SGLang truncates a long prompt, but returns all its ids. The
+        # count is 0 if SGLang aborted the request in its queue.
         n_prompt = usage.get("prompt_tokens") or len(prompt_ids)
         if n_prompt != len(prompt_ids) or reply.get("prompt_token_ids") not in (None, prompt_ids):
             raise ApiError(f"{self.url} changed the ids of the prompt")
@@ -2178,7 +2178,7 @@ class _Block:
         return self.has_fence(line) and not line.strip(f"{self.fence[0]} \t")
 
     def content(self) -> str:
-        # In "- ```bash" the marker of a list item counts as a blank.
+        # In "- ```bash" each character of the list item's marker counts as a blank.
         indent = re.sub(r"\S", " ", self.before)
         return "".join(f"{without_indent(line, indent)}\n" for line in self.lines)
 
@@ -2222,7 +2222,7 @@ def fenced_blocks(text: str, *languages: str) -> list[str] | None:
 
 def without_indent(line: str, indent: str) -> str:
     """A line of a block without the indentation of its fence. A line with less indentation loses
-    its spaces. Its tabs stay, because Makefiles need them."""
+    the spaces at its start. Tabs stay, because Makefiles need them."""
     if line.startswith(indent):
         return line[len(indent) :]
     return line[: len(indent)].lstrip(" ") + line[len(indent) :]
@@ -2240,9 +2240,9 @@ def without_indent(line: str, indent: str) -> str:
 #
 # A second program kills the script at its time limit, on cancellation, and if there is no report.
 #
-# The comments quote scripts in backticks: models wrote such scripts.
+# Models wrote scripts such as those that the comments quote in backticks, for example `yes`.
 
-# What happens to a script with a limit of 120 seconds, at the latest after so many seconds:
+# The latest time, in seconds, of each event for a script with a limit of 120 seconds:
 #
 #     120   the limit: the kill begins
 #     150   the kill has ended, or the run ends with RuntimeRequestError (KILL_SEC)
@@ -2260,7 +2260,7 @@ class ScriptResult:
     exit_code: int | None
     # The script's output. Without a report: what came instead, or the environment's error.
     output: str
-    # True if the script never ran, because the environment could not start its program.
+    # True if the program's exit code is not 0, and nothing shows that the script ran.
     did_not_start: bool = False
     timed_out: bool = False
 
@@ -2305,8 +2305,8 @@ async def run_or_kill(
     program: str, mark: str, environment: BaseEnvironment, seconds: int, cwd: str | None = None
 ) -> ScriptResult:
     """Run a script. Kill it at its time limit, on cancellation, and if there is no report, because
-    it may still be running then. Raises RuntimeRequestError if the kill fails: the environment no
-    longer runs commands then."""
+    it may still be running then. Raises RuntimeRequestError if the kill
+    fails, for instance because the environment no longer runs commands."""
     timeout_sec = seconds + KILL_SEC + REPORT_SEC + 30
     running = asyncio.create_task(run_program(program, mark, environment, cwd, timeout_sec))
     try:
@@ -2352,8 +2352,8 @@ async def run_program(
 
 
 async def is_directory_gone(environment: BaseEnvironment) -> bool:
-    """True if no command starts in the working directory, as after `mv /app /old`. (`kill_script`
-    has just shown that commands start in /.)"""
+    """True if no command starts in the working directory, as after `mv /app /old`. The
+    `kill_script` before this call showed that commands start in /."""
     try:
         async with asyncio.timeout(KILL_SEC):
             return (await environment.exec("true", timeout_sec=KILL_SEC)).return_code != 0
@@ -2392,8 +2392,8 @@ echo begin:$loop_mark:
 set -m
 # The script's processes inherit the mark, by which the kill finds them. This program lacks it.
 # The output goes to a file, because `python -m http.server &` would keep a pipe open.
-# It is appended. A script may empty the file (`echo x >/dev/stderr`). After > instead of >>, its
-# next output would stand at the old place, with NULs before it.
+# The >> appends the output, because a script may empty the file (`echo x >/dev/stderr`). With >,
+# the next output would be written at the old offset, with NULs before it.
 # The script runs in the background. In the foreground, an interrupt that ends the script would end
 # this program, too.
 BASIC_LOOP_MARK=$loop_mark bash $loop_file.script >>$loop_file.output 2>&1 &
@@ -2425,7 +2425,7 @@ echo :$loop_mark:$loop_code:
 KILL_PROGRAM = without_comments(r"""
 # The script's processes, by their mark. `timeout 90 make` leaves the script's process group.
 script_pids() { grep -ls BASIC_LOOP_MARK=$loop_mark /proc/[0-9]*/environ | cut -d / -f 3; }
-# Without these programs nothing would be killed.
+# Without grep and cut nothing would be killed.
 type grep cut >/dev/null || exit 127
 # At SIGTERM `git commit` removes its lock. SIGKILL ends what is left after two seconds.
 kill -TERM $(script_pids)
@@ -2440,9 +2440,9 @@ exit 0
 
 
 async def kill_script(mark: str, environment: BaseEnvironment) -> None:
-    """Kill the processes with this mark in their environment. Those started by `env -i` or as
-    another user stay, and so do all if the container has no /proc. Raises RuntimeRequestError if
-    the environment no longer runs commands."""
+    """Kill the processes with this mark in their environment. A process that was
+    started by `env -i` or as another user survives. Without /proc, all of them survive. Raises
+    RuntimeRequestError if the container lacks grep or cut, or no longer runs commands."""
     program = f"loop_mark={mark}\n{KILL_PROGRAM}"
     try:
         # Some environments ignore timeout_sec.
