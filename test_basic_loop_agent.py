@@ -5521,8 +5521,9 @@ class TestVllm:
             set_up(vllm.agent(**options))
 
     def test_a_limit_may_be_a_text(self, vllm):
-        models_are(vllm, {"data": [{"id": VLLM_MODEL, "max_model_len": "8192"}]})
-        assert vllm.run().completion == "hello"
+        models_are(vllm, {"data": [{"id": VLLM_MODEL, "max_model_len": "4096"}]})
+        set_up(agent := vllm.agent())
+        assert agent.client.context_limit == 4096
 
     @NO_LIMIT
     def test_setup_refuses_a_server_without_a_limit(self, answer, error, vllm):
