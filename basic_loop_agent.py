@@ -2305,8 +2305,8 @@ async def run_or_kill(
     program: str, mark: str, environment: BaseEnvironment, seconds: int, cwd: str | None = None
 ) -> ScriptResult:
     """Run a script. Kill it at its time limit, on cancellation, and if there is no report, because
-    it may still be running then. Raises RuntimeRequestError if the kill
-    fails, for instance because the environment no longer runs commands."""
+    it may still be running then. Raises RuntimeRequestError if the kill fails, for instance because
+    the environment no longer runs commands."""
     timeout_sec = seconds + KILL_SEC + REPORT_SEC + 30
     running = asyncio.create_task(run_program(program, mark, environment, cwd, timeout_sec))
     try:
@@ -2344,8 +2344,9 @@ async def run_program(
     if report:
         # A script can write into the report (`echo x >/proc/$PPID/fd/1`), so this may fail.
         with contextlib.suppress(ValueError):
-            output = base64.b64decode(report[1]).decode("utf-8", "replace")
-            return ScriptResult(int(report[2]), output.removesuffix("\n"))
+            output = base64.b64decode("".join(report[1].split()), validate=True)
+            text = output.decode("utf-8", "replace").removesuffix("\n")
+            return ScriptResult(int(report[2]), text)
     # With exit code 0 the program did run, and what it printed was lost.
     did_not_start = answer.return_code != 0 and f"begin:{mark}:" not in printed
     return ScriptResult(None, printed, did_not_start)
@@ -2440,8 +2441,8 @@ exit 0
 
 
 async def kill_script(mark: str, environment: BaseEnvironment) -> None:
-    """Kill the processes with this mark in their environment. A process that was
-    started by `env -i` or as another user survives. Without /proc, all of them survive. Raises
+    """Kill the processes with this mark in their environment. A process that was started by
+    `env -i` or as another user survives. Without /proc, all of them survive. Raises
     RuntimeRequestError if the container lacks grep or cut, or no longer runs commands."""
     program = f"loop_mark={mark}\n{KILL_PROGRAM}"
     try:

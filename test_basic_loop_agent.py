@@ -3703,6 +3703,7 @@ class TestScripts:
         cut_in_the_code="begin:M:\nYQo=\n:M:12",
         of_another_script="begin:1234:\nYQo=\n:1234:0:",
         with_forged_output="begin:M:\nY\n:M:0:",
+        with_forged_output_before="begin:M:\nYQ==YQo=\n:M:0:",
         with_a_message_in_it="begin:M:\nYQo=\nbash: line 9: rm: not found\n:M:0:",
         with_a_forged_code="begin:M:\nYQo=\n:M:x:",
     )
@@ -4140,10 +4141,11 @@ class TestScripts:
         # The script, a kill, `true`, the script once more, and a kill.
         assert environment.folders == [None, "/", None, "/", "/"]
 
-    @pytest.mark.parametrize("code", [0, 1, 137])
-    def test_a_script_whose_report_is_lost_does_not_run_twice(self, code):
-        lost, works = ExecResult(return_code=code), ExecResult(return_code=0)
-        environment = FakeEnvironment(lost, works, works)
+    # The code of the lost report's program, and then that of `true` in the working directory.
+    @pytest.mark.parametrize(("code", "true_code"), [(0, 0), (0, 126), (1, 0), (137, 0)])
+    def test_a_script_whose_report_is_lost_does_not_run_twice(self, code, true_code):
+        lost, killed = ExecResult(return_code=code), ExecResult(return_code=0)
+        environment = FakeEnvironment(lost, killed, ExecResult(return_code=true_code))
         assert run_shell(environment, "x") == told("unknown", NO_REPORT)
         assert len(environment.scripts) == 1
 
