@@ -174,10 +174,6 @@ class BasicLoopOptions(
     def _check(self) -> Self:
         if self.collect_rollout_details is None:
             self.collect_rollout_details = self.model_client != "litellm"
-        if self.model_path is not None and not self.model_path.startswith("tinker://"):
-            raise ValueError("model_path must begin with tinker://")
-        if self.api_base is not None:
-            check_url(self.api_base, "api_base")
         for name in ("extra_body", "extra_headers"):
             if not isinstance(self.llm_kwargs.get(name) or {}, dict):
                 raise ValueError(f"llm_kwargs: {name} must be a JSON object")
@@ -192,6 +188,10 @@ class BasicLoopOptions(
             is_given = getattr(self, name, None) or name in further
             if is_given and self.model_client not in clients:
                 raise ValueError(f"{name} is for model_client={' or '.join(clients)}: drop it")
+        if self.model_path is not None and not self.model_path.startswith("tinker://"):
+            raise ValueError("model_path must begin with tinker://")
+        if self.api_base is not None:
+            check_url(self.api_base, "api_base")
         return self
 
 
@@ -359,7 +359,7 @@ class ModelClient(ABC):
     """Samples the replies of a model, for all trials of a job. Harbor's Chat uses it in place of a
     BaseLLM."""
 
-    # The server's URL without a password, for error messages. None: the default of its SDK.
+    # The server's URL without a password, or its provider, for error messages. None: not known.
     url: str | None = None
 
     async def connect(self) -> None:  # noqa: B027 (most clients need nothing here)
@@ -711,7 +711,7 @@ task is done, reply without such a block."""
             raise ContextLengthExceededError(text) from cause
         server = self.client.url or "the server"
         if isinstance(first_cause(failure), ConnectionError | socket.gaierror):
-            raise ApiError(f"nothing answers at {server}: {text}") from cause
+            raise ApiError(f"nothing answers at {server}{CHECK_URL}{text}") from cause
         raise ApiError(f"{type(failure).__name__} from {server}: {text}") from cause
 
     def _add_turn(self, turn: Turn) -> None:
@@ -1234,6 +1234,7 @@ def forget_client(client: ModelClient) -> None:
 
 # How long a server has for its first response.
 FIRST_RESPONSE_SEC = 30
+CHECK_URL = ": start the server, or check its URL and the network: "
 
 
 def check_url(url: str, name: str) -> None:
@@ -1301,9 +1302,9 @@ def server_access(
         # Tinker's SDK has this module from 0.38 on.
         if not (find_spec("tinker_cookbook") and find_spec("tinker.auth")):
             raise ValueError(
-                "model_client=tinker, the default, needs its packages: `pip install "
-                "'tinker>=0.38' tinker-cookbook`, or `uv sync` in a clone. For Claude, GPT, Gemini "
-                "and the like, set -m PROVIDER/NAME and --ak model_client=litellm"
+                "model_client=tinker, the default, needs its packages: `uv sync` in a clone, and "
+                "elsewhere `uv add 'tinker>=0.38' tinker-cookbook` (or `pip install`). For Claude, "
+                "GPT, Gemini and the like, set -m PROVIDER/NAME and --ak model_client=litellm"
             )
         from tinker.auth import tinker_has_credentials
 
@@ -1436,7 +1437,7 @@ class ChatClient(ModelClient):
         import litellm
 
         self._provider, url, key = litellm_access(options, model, agent_env)
-        self.url = url and without_passwords(url)
+        self.url = without_passwords(url or self._provider)
         if options.model_info:
             litellm.register_model({model: options.model_info})
         # drop_params leaves out what a model refuses, such as a temperature. There are no retries,
@@ -1541,8 +1542,8 @@ class TokenClient(ModelClient, ABC):
     # Regular expressions that match the model's special tokens.
     special_tokens: Sequence[str]
 
-    def __init__(self, options: BasicLoopOptions, url: str | None) -> None:
-        self.url = url and without_passwords(url)
+    def __init__(self, options: BasicLoopOptions, url: str) -> None:
+        self.url = without_passwords(url)
         self.max_tokens = options.max_tokens
         # The client sets `context_limit` from this limit and the server's.
         self._given_limit = options.context_limit
@@ -1713,7 +1714,7 @@ class TinkerClient(TokenClient):
         from tinker_cookbook.renderers import get_renderer
         from tinker_cookbook.tokenizer_utils import get_tokenizer
 
-        super().__init__(options, url)
+        super().__init__(options, url or "Tinker")
         try:
             name = options.renderer_name or get_recommended_renderer_name(model)
         except Exception as error:
@@ -1770,7 +1771,7 @@ class TinkerClient(TokenClient):
                 cards = await in_daemon_thread(self._fetch_models)
         except TimeoutError as error:
             raise ApiError(
-                f"{self.url or 'Tinker'} did not answer within {FIRST_RESPONSE_SEC} seconds"
+                f"{self.url} did not answer within {FIRST_RESPONSE_SEC} seconds"
             ) from error
         limit = {card.model_name: card.max_context_length for card in cards}.get(self._model)
         self.context_limit = min(filter(None, (limit, self._given_limit)), default=32_000)
@@ -1900,7 +1901,8 @@ class ServerClient(TokenClient):
             response: Any = await http.get("/v1/models", cast_to=object)
             limits = context_limits(response["data"], self._is_sglang)
         except APIConnectionError as error:
-            raise ApiError(f"nothing answers at {self.url}: {error_text(error)}") from error
+            text = f"nothing answers at {self.url}{CHECK_URL}{error_text(error)}"
+            raise ApiError(text) from error
         except AuthenticationError as error:
             name = "SGLANG_API_KEY" if self._is_sglang else "VLLM_API_KEY"
             raise ApiError(

@@ -1061,7 +1061,7 @@ class TestOptions:
         more_than_a_week=({"command_timeout_sec": 604_801}, "less than or equal to 604800"),
         empty_path=({"model_path": ""}, "model_path must begin with tinker://"),
         path_of_a_file=({"model_path": "/tmp/m"}, "model_path must begin with tinker://"),
-        model_path_elsewhere=(CHAT_OPTIONS | {"model_path": "tinker://1"}, "=tinker: drop it"),
+        model_path_elsewhere=(CHAT_OPTIONS | {"model_path": "x"}, "=tinker: drop it"),
         renderer_elsewhere=(CHAT_OPTIONS | {"renderer_name": "x"}, "=tinker: drop it"),
         url_without_http=({"api_base": "localhost:8000"}, "api_base must begin with http://"),
         empty_url=(CHAT_OPTIONS | {"api_base": ""}, "api_base must begin with http://"),
@@ -1233,8 +1233,8 @@ class TestOptions:
     @pytest.mark.parametrize("missing", ["tinker_cookbook", "tinker.auth"])
     def test_setup_names_missing_or_old_tinker_packages(self, missing, tinker, monkeypatch):
         monkeypatch.setitem(sys.modules, missing, None)
-        command = "pip install 'tinker>=0.38' tinker-cookbook"
-        with pytest.raises(ValueError, match=f"needs its packages: `{command}`"):
+        command = "uv add 'tinker>=0.38' tinker-cookbook"
+        with pytest.raises(ValueError, match=f"needs its packages: .*`{command}`"):
             set_up(tinker.agent())
 
     @since_harbor_023
@@ -2430,14 +2430,9 @@ class TestTheTimeLimit:
 
 class TestEndings:
     @columns("reply result error_type message").rows(
-        client=(RuntimeError("gone"), "", module.ApiError, "^RuntimeError from the server: gone"),
-        server=(Refusal(404, "no"), "", module.ApiError, "^Refusal from the server: no"),
-        clients_timeout=(
-            TimeoutError("x"),
-            "",
-            module.ApiError,
-            "^TimeoutError from the server: x",
-        ),
+        client=(RuntimeError("gone"), "", module.ApiError, "^RuntimeError from Tinker: gone"),
+        server=(Refusal(404, "no"), "", module.ApiError, "^Refusal from Tinker: no"),
+        clients_timeout=(TimeoutError("x"), "", module.ApiError, "^TimeoutError from Tinker: x"),
         environment=(bash("b"), RuntimeError("gone"), RuntimeRequestError, "Error: gone$"),
     )
     def test_an_error_ends_the_run(self, reply, result, error_type, message, tinker):
@@ -2511,7 +2506,7 @@ class TestEndings:
 
     def test_an_error_of_a_client_is_told_with_its_name(self, tinker):
         error_type = type("AuthenticationError", (Exception,), {})
-        with pytest.raises(module.ApiError, match=r"^AuthenticationError from the server: why"):
+        with pytest.raises(module.ApiError, match=r"^AuthenticationError from Tinker: why"):
             tinker.new_run([error_type("why")]).follow()
 
     def test_a_plain_answer_is_logged_without_a_warning(self, tinker, caplog):
@@ -3814,7 +3809,9 @@ class TestScripts:
     @columns("memory").rows(
         full="mount -t tmpfs -o size=64k none /dev/shm; head -c 65536 /dev/zero >/dev/shm/x",
         read_only="mount -t tmpfs -o ro none /dev/shm",
-        missing="mount --bind /usr /dev",
+        # A /dev that has nothing but null.
+        missing="mount -t tmpfs none /mnt && touch /mnt/null && mount --bind /dev/null /mnt/null && "
+        "mount --rbind /mnt /dev",
     )
     def test_without_room_in_memory_the_disk_is_used(self, memory):
         environment = MountEnvironment(memory)
@@ -6218,7 +6215,7 @@ class TestChat:
         failed = chat.new_run(api_base=url, llm_kwargs={"max_retries": 0})
         with pytest.raises(module.ApiError, match="Connection error") as error:
             failed.follow()
-        assert f"nothing answers at {url}/v1: " in shown_text(error.value)
+        assert f"nothing answers at {url}/v1: start the server" in shown_text(error.value)
 
     @pytest.mark.parametrize("provider", ["openai", "hosted_vllm", "anthropic"])
     @columns("url place cause").rows(
@@ -7047,7 +7044,7 @@ class TestJob:
     @pytest.mark.skipif(not hasattr(TrialResult, "reward_valid"), reason="since Harbor 0.25")
     def test_a_trial_that_failed_has_no_valid_reward(self, tinker):
         trial = run_job(tinker, COMMAND, NO_SAMPLER)
-        message = "RuntimeError from the server: the sampler is gone"
+        message = "RuntimeError from Tinker: the sampler is gone"
         assert trial.exception_info.exception_message == message
         assert trial.reward_valid is False
 

@@ -24,6 +24,7 @@ from importlib.metadata import distribution
 from typing import Any
 
 from basic_loop_agent import (
+    CHECK_URL,
     SPECIAL_TOKENS,
     ApiError,
     BasicLoopAgent,
@@ -95,7 +96,8 @@ class LlamaCppClient(ServerClient):
             # The server's slots share its context.
             limit = properties["default_generation_settings"]["n_ctx"]
         except APIConnectionError as error:
-            raise ApiError(f"nothing answers at {self.url}: {error_text(error)}") from error
+            text = f"nothing answers at {self.url}{CHECK_URL}{error_text(error)}"
+            raise ApiError(text) from error
         except (APIError, KeyError, TypeError) as error:
             raise ApiError(f"{self.url} is no llama.cpp server: {error!r}") from error
         self.context_limit = min(limit, self._given_limit or limit)
