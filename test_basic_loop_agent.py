@@ -2003,13 +2003,15 @@ class TestLoop:
     def test_a_client_of_ones_own_needs_no_key(self, no_key):
         ScriptedAgent.preflight({}, {})
 
-    def test_a_recipe_tries_a_loop_without_a_job(self, tmp_path, monkeypatch, capsys):
+    def test_an_example_tries_a_loop_without_a_job(self, tmp_path):
         """It tries the recipe that stops a model which repeats its script."""
         recipes = fenced_blocks((ROOT / "examples/recipes.md").read_text(), "python")
-        code = "".join(recipe for recipe in recipes if "StopsRepeats" in recipe)
-        monkeypatch.chdir(tmp_path)
-        exec(code, {})
-        assert "{'stop_reason': 'repeats', 'n_episodes': 3}" in capsys.readouterr().out
+        (recipe,) = [recipe for recipe in recipes if "class StopsRepeats" in recipe]
+        (tmp_path / "my_agent.py").write_text(recipe)
+        command = [sys.executable, str(ROOT / "examples/try_loop.py"), "my_agent:StopsRepeats"]
+        env = os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
+        printed = subprocess.check_output(command, env=env, cwd=tmp_path, text=True)
+        assert printed.endswith("\n{'stop_reason': 'repeats', 'n_episodes': 3}\n")
 
     def test_a_client_may_sample_twice_for_a_reply(self, tinker):
         """What it returns is recorded."""
@@ -3810,8 +3812,8 @@ class TestScripts:
         full="mount -t tmpfs -o size=64k none /dev/shm; head -c 65536 /dev/zero >/dev/shm/x",
         read_only="mount -t tmpfs -o ro none /dev/shm",
         # A /dev that has nothing but null.
-        missing="mount -t tmpfs none /mnt && touch /mnt/null && mount --bind /dev/null /mnt/null && "
-        "mount --rbind /mnt /dev",
+        missing="mount -t tmpfs none /mnt && touch /mnt/null && "
+        "mount --bind /dev/null /mnt/null && mount --rbind /mnt /dev",
     )
     def test_without_room_in_memory_the_disk_is_used(self, memory):
         environment = MountEnvironment(memory)

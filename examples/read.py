@@ -2,11 +2,13 @@
 # SPDX-FileCopyrightText: 2026 The BasicLoopAgent authors
 """Print the trials of a job: reward, stop reason, answers, and each turn's token ids and logprobs.
 
-    uv run --no-dev python examples/read.py jobs/first
+    uv run --no-dev python examples/read.py jobs/first      # in a clone
+    PYTHONPATH=. uv run python examples/read.py jobs/first  # in a project of your own
 
 A trial without ids has a line that says why.
 """
 
+import signal
 import sys
 from pathlib import Path
 
@@ -17,17 +19,17 @@ def print_trial(folder: Path) -> None:
     trial = TrialResult.model_validate_json((folder / "result.json").read_text())
     data = training_data(trial)
     if data:
-        print(folder, data.reward, data.stop_reason)
+        print(f"{folder}: reward {data.reward}, stop reason {data.stop_reason}")
     elif trial.exception_info:
         error = trial.exception_info
-        print(folder, f"failed: {error.exception_type}: {error.exception_message}")
+        print(f"{folder}: failed: {error.exception_type}: {error.exception_message}")
     else:
-        print(folder, "has no training data: it has no valid reward, or a step failed")
+        print(f"{folder}: no training data, because it has no valid reward, or a step failed")
     # A task with steps has a folder for each.
     for answer in sorted(
         [*folder.glob("agent/completion.txt"), *folder.glob("steps/*/agent/completion.txt")]
     ):
-        print(answer.read_text())
+        print("answer:", answer.read_text())
     for turn in data.turns if data else []:
         print("token ids:", turn.completion_token_ids)
         print("logprobs:", [round(logprob, 2) for logprob in turn.logprobs or []])
@@ -53,6 +55,8 @@ def why_ids_are_missing(trial: TrialResult) -> str:
 if __name__ == "__main__":
     if len(sys.argv) < 2:
         raise SystemExit(__doc__)
+    # `read.py jobs/first | head` ends without a traceback.
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     for job in sys.argv[1:]:
         paths = sorted(Path(job).glob("*/result.json"))
         if not paths:
