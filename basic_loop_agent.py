@@ -700,19 +700,11 @@ task is done, reply without such a block."""
         failed, new trials do not use its client."""
         if meaning in ("busy", "down", "failed"):
             forget_client(self.client)
-        text = error_text(failure)
-        # Usually `failure` itself. None if Harbor could not save it; then only its text goes on.
-        cause = as_cause(failure)
-        if isinstance(cause, ApiError):
-            raise cause
         # A first prompt that is too long is not the model's fault, so raise ApiError, which Harbor
         # does not score.
         if meaning == "context is full" and self._has_replied:
-            raise ContextLengthExceededError(text) from cause
-        server = self.client.url or "the server"
-        if isinstance(first_cause(failure), ConnectionError | socket.gaierror):
-            raise ApiError(f"nothing answers at {server}{CHECK_URL}{text}") from cause
-        raise ApiError(f"{type(failure).__name__} from {server}: {text}") from cause
+            raise ContextLengthExceededError(error_text(failure)) from as_cause(failure)
+        raise_api_error(failure, self.client)
 
     def _add_turn(self, turn: Turn) -> None:
         turn.timestamp = datetime.now(UTC).isoformat()
@@ -827,8 +819,9 @@ task is done, reply without such a block."""
         except (ApiError, RuntimeRequestError):
             raise
         except Exception as error:
-            # The innermost line of this file or of the subclass's.
-            files = {__file__, getattr(sys.modules[type(self).__module__], "__file__", None)}
+            # The innermost line of this file or of a subclass's.
+            modules = [sys.modules.get(cls.__module__) for cls in type(self).__mro__]
+            files = {__file__, *(getattr(module, "__file__", None) for module in modules)}
             frames = traceback.extract_tb(error.__traceback__)
             frame = [frame for frame in frames if frame.filename in files][-1]
             place = f"{Path(frame.filename).name}, line {frame.lineno}"
@@ -854,7 +847,9 @@ task is done, reply without such a block."""
                     await self._remove_old_files(environment)
                 stop_reason = await self.converse(self.first_prompt, environment)
                 if not isinstance(stop_reason, str):
-                    raise TypeError("converse must return a StopReason or another string")
+                    raise TypeError(
+                        f"{type(self).__name__}.converse must return a StopReason or a string"
+                    )
                 return stop_reason
         except TimeoutError:
             if not timer.expired():
@@ -1081,8 +1076,9 @@ def meaning_of(error: Exception) -> Meaning:
     # response. Either may hold any phrase.
     start, body = UNREADABLE.split(message)[0][:500], str(getattr(error, "body", ""))[:500]
     text = f"{code} {start} {body}".lower()
-    # Some errors of Tinker have no status. Their category is "user" if the request is at fault.
-    is_refused = status in REFUSED_STATUSES or str(getattr(error, "category", "")) == "user"
+    # Some errors of Tinker have no status, but a category. "user" means a fault of the request.
+    category = str(getattr(error, "category", ""))
+    is_refused = status in REFUSED_STATUSES or category == "user"
     # A prompt that is too long has no status of its own, so look for phrases. (llama.cpp and Ollama
     # return status 500 for it.)
     if (is_refused or status == 500) and has_phrase(text, CONTEXT_IS_FULL):
@@ -1096,7 +1092,8 @@ def meaning_of(error: Exception) -> Meaning:
         return "failed" if has_phrase(text, QUOTA_IS_USED_UP) else "busy"
     # The packages openai, litellm and tinker each have a class of this name.
     is_unreachable = any(cls.__name__ == "APIConnectionError" for cls in type(error).__mro__)
-    return "down" if is_unreachable or status in DOWN_STATUSES or status >= 500 else "failed"
+    is_down = is_unreachable or status in DOWN_STATUSES or category in ("server", "unknown")
+    return "down" if is_down or status >= 500 else "failed"
 
 
 def has_phrase(text: str, phrases: Iterable[str]) -> bool:
@@ -1140,6 +1137,24 @@ def as_cause(error: Exception) -> Exception | None:
     or a model may write in JSON. Harbor cannot save it, and the whole job would end."""
     text = "".join(traceback.format_exception(error))
     return error if valid_text(text) == text else None
+
+
+# What to do about an error with this status.
+STATUS_HINTS = {401: "check the API key", 404: "check the model's name and the URL's path"}
+
+
+def raise_api_error(failure: Exception, client: ModelClient) -> NoReturn:
+    """Raise ApiError for an error of a client's server."""
+    cause = as_cause(failure)
+    if isinstance(cause, ApiError):
+        raise cause
+    server = client.url or "the server"
+    place = f"{type(failure).__name__} from {server}"
+    hint = STATUS_HINTS.get(getattr(failure, "status_code", 0))
+    if isinstance(first_cause(failure), ConnectionError | socket.gaierror):
+        place = f"nothing answers at {server}"
+        hint = "start the server, or check its URL and the network"
+    raise ApiError(": ".join(filter(None, [place, hint, error_text(failure)]))) from cause
 
 
 def first_cause(error: BaseException) -> BaseException:
@@ -1209,7 +1224,10 @@ async def shared_client(key: tuple, build: Callable[[], Any]) -> ModelClient:
                     raise TypeError("_build_llm must return a ModelClient or a BaseLLM")
                 if not isinstance(client, ModelClient):
                     client = HarborClient(client)
-                await client.connect()
+                try:
+                    await client.connect()
+                except Exception as error:
+                    raise_api_error(error, client)
             except Exception as error:
                 # The trials that already wait for this entry raise this error. Later trials build a
                 # new client.
@@ -1234,7 +1252,6 @@ def forget_client(client: ModelClient) -> None:
 
 # How long a server has for its first response.
 FIRST_RESPONSE_SEC = 30
-CHECK_URL = ": start the server, or check its URL and the network: "
 
 
 def check_url(url: str, name: str) -> None:
@@ -1242,7 +1259,7 @@ def check_url(url: str, name: str) -> None:
     may hold a password."""
     if not re.fullmatch(r"https?://[^\s/?#][^\s?#]*", url):
         raise ValueError(
-            f"{name} must begin with http:// or https:// and a host, and have no blank, ? or #"
+            f"{name} must be a URL such as http://localhost:8000, without spaces, ? and #"
         )
 
 
@@ -1270,7 +1287,7 @@ def url_and_key(
         "API_KEY", "TOKEN", "API_TOKEN", "KEY", "SECRET_KEY", "APIKEY", "JWT"
     )
     if key:
-        # Remove all blanks, because a key may be wrapped at the end of a line.
+        # Remove all whitespace, because a key may be wrapped at the end of a line.
         key = "".join(str(key).split())
         if not (key.isascii() and key.isprintable()):
             # An HTTP client would show such a key in its error.
@@ -1728,6 +1745,9 @@ class TinkerClient(TokenClient):
             raise ValueError(
                 f"cannot load the tokenizer of {model} (check -m and the network): {error}"
             ) from error
+        # Llama 3's tokenizers set it, and `decode` then drops spaces: `cp ../a .` becomes `cp../a.`
+        self._tokenizer.clean_up_tokenization_spaces = False
+        # Llama 3's tokenizers set it, and `decode` then drops spaces: `cp ../a .` becomes `cp../a.`
         with _tokenizer_lock:
             try:
                 self._renderer = get_renderer(name, self._tokenizer)
@@ -1749,7 +1769,7 @@ class TinkerClient(TokenClient):
             # Some tokenizers lack this method, and never turn text into special tokens.
             has_names = hasattr(self._tokenizer, "get_added_vocab")
             names = self._tokenizer.get_added_vocab() if has_names else []
-        # Skip single characters and blanks, which some vocabularies add: any text may hold them.
+        # Skip single characters and spaces, which some vocabularies add: any text may hold them.
         self.special_tokens = [re.escape(name) for name in names if len(name.strip()) > 1]
         parameters = tinker.SamplingParams.model_fields
         sampling = {name: value for name, value in args.items() if name in parameters}
@@ -1801,6 +1821,11 @@ class TinkerClient(TokenClient):
     def _open(self) -> None:
         service = self._trainer_service or shared_tinker_service(*self._url_and_key)
         self._sampling_client = service.create_sampling_client(**self._source).result()
+        # With another model's tokenizer all ids would be wrong. (A folder may hold any tokenizer.)
+        if "model_path" in self._source and not Path(self._model).is_dir():
+            base = self._sampling_client.get_base_model()
+            if base and base != self._model:
+                raise ApiError(f"model_path is a checkpoint of {base}: set -m {base}")
 
     async def render(self, messages: list[Message]) -> list[int]:
         with _tokenizer_lock:
@@ -1892,7 +1917,7 @@ class ServerClient(TokenClient):
         self._decoded: dict[tuple[int, ...], str] = {}
 
     async def connect(self) -> None:
-        from openai import APIConnectionError, APIError, AuthenticationError
+        from openai import APIStatusError, AuthenticationError
 
         http = self._http.with_options(timeout=FIRST_RESPONSE_SEC, max_retries=1)
         limits: dict[str, int] = {}
@@ -1900,15 +1925,12 @@ class ServerClient(TokenClient):
             # cast_to=object: the response is plain JSON.
             response: Any = await http.get("/v1/models", cast_to=object)
             limits = context_limits(response["data"], self._is_sglang)
-        except APIConnectionError as error:
-            text = f"nothing answers at {self.url}{CHECK_URL}{error_text(error)}"
-            raise ApiError(text) from error
         except AuthenticationError as error:
             name = "SGLANG_API_KEY" if self._is_sglang else "VLLM_API_KEY"
             raise ApiError(
                 f"{self.url} rejected the API key, or requires one: set {name} ({error})"
             ) from error
-        except (APIError, AttributeError, KeyError, TypeError, ValueError) as error:
+        except (APIStatusError, AttributeError, KeyError, TypeError, ValueError) as error:
             # With `context_limit`, a server need not have /v1/models.
             if not self._given_limit:
                 raise ApiError(
@@ -2154,7 +2176,7 @@ def task_timeout_sec(trial_dir: Path) -> float:
 
 # ---- the blocks of a reply
 
-# A line that opens a block: blanks or the marker of a list item, the fence, and the words after it,
+# A line that opens a block: spaces or the marker of a list item, the fence, and the words after it,
 # as in "- ```bash".
 _OPENING_FENCE = re.compile(
     r"(?P<before>(?:[ \t]|[-*+] |\d{1,9}[.)] )*)(?P<fence>`{3,}|~{3,})(?P<words>[^`]*)"
@@ -2171,16 +2193,16 @@ class _Block:
 
     def has_fence(self, line: str) -> bool:
         """True if a line begins with at least as many of the fence's characters as the fence has,
-        and with at most three blanks more than there are before the fence, as in Markdown."""
-        n_blanks = len(line) - len(line.lstrip(" \t"))
-        return line.lstrip(" \t").startswith(self.fence) and n_blanks <= len(self.before) + 3
+        and with at most three spaces more than there are before the fence, as in Markdown."""
+        n_spaces = len(line) - len(line.lstrip(" \t"))
+        return line.lstrip(" \t").startswith(self.fence) and n_spaces <= len(self.before) + 3
 
     def is_closed_by(self, line: str) -> bool:
         """True if a line holds the block's fence and nothing else."""
         return self.has_fence(line) and not line.strip(f"{self.fence[0]} \t")
 
     def content(self) -> str:
-        # In "- ```bash" each character of the list item's marker counts as a blank.
+        # In "- ```bash" each character of the list item's marker counts as a space.
         indent = re.sub(r"\S", " ", self.before)
         return "".join(f"{without_indent(line, indent)}\n" for line in self.lines)
 

@@ -290,6 +290,8 @@ class FakeTinker(Model):
         self.sessions, self.opened, self.params = [], [], []
         # The model's context limit, which the server tells if it is not None.
         self.context_limit = None
+        # What each checkpoint was trained from.
+        self.base_model = self.options["model_name"]
 
     def open_session(self, **arguments: Any) -> "Session":
         self.sessions.append(Session(self, arguments))
@@ -320,6 +322,9 @@ class Session:
         created = Future()
         created.set_result(self)
         return created
+
+    def get_base_model(self) -> str:
+        return self.fake.base_model
 
     def sample(self, prompt: Any, num_samples: int, sampling_params: Any) -> Any:
         assert num_samples == 1
@@ -596,7 +601,10 @@ def tokenizer_dir(tmp_path_factory) -> str:
     tokenizer.add_special_tokens(SPECIAL_TOKENS)
     tokenizer.add_special_tokens([f"<\uff5c{name}\uff5c>" for name in DEEPSEEK_TOKENS.split()])
     tokenizer.add_tokens(ADDED_TOKENS.split())
-    wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|endoftext|>")
+    # With the last argument, which Llama 3's tokenizers have, `decode` drops spaces by default.
+    wrapped = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token="<|endoftext|>", clean_up_tokenization_spaces=True
+    )
     wrapped.save_pretrained(folder := tmp_path_factory.mktemp("tokenizer"))
     return str(folder)
 
@@ -1063,9 +1071,9 @@ class TestOptions:
         path_of_a_file=({"model_path": "/tmp/m"}, "model_path must begin with tinker://"),
         model_path_elsewhere=(CHAT_OPTIONS | {"model_path": "x"}, "=tinker: drop it"),
         renderer_elsewhere=(CHAT_OPTIONS | {"renderer_name": "x"}, "=tinker: drop it"),
-        url_without_http=({"api_base": "localhost:8000"}, "api_base must begin with http://"),
-        empty_url=(CHAT_OPTIONS | {"api_base": ""}, "api_base must begin with http://"),
-        url_without_host=({"api_base": "http://"}, "api_base must begin with .* and a host"),
+        url_without_http=({"api_base": "localhost:8000"}, "api_base must be a URL such as"),
+        empty_url=(CHAT_OPTIONS | {"api_base": ""}, "api_base must be a URL such as"),
+        url_without_host=({"api_base": "http://"}, "api_base must be a URL such as"),
         effort_elsewhere=({"llm_kwargs": {"reasoning_effort": "low"}}, "=litellm: drop it"),
         model_twice=(
             {"llm_kwargs": {"model_name": 1}},
@@ -1280,7 +1288,7 @@ class TestOptions:
         ),
         stop=("tinker", {"llm_kwargs": {"stop": "x"}}, TypeError, "argument 'stop'"),
         # `create_sampling_client` takes the rest, and refuses this.
-        a_misspelt_argument=("tinker", {"llm_kwargs": {"top_pi": 1}}, TypeError, "top_pi"),
+        a_misspelt_argument=("tinker", {"llm_kwargs": {"top_pi": 1}}, RuntimeError, "top_pi"),
         no_url=("vllm", {"api_base": None}, ValueError, NO_URL),
         no_such_model=(
             "vllm",
@@ -1416,7 +1424,7 @@ class TestOptions:
         "url", ["127.0.0.1:8000", "http://", "https:///v1", "http://h?x", "http://a:b c@h"]
     )
     def test_a_variable_that_holds_no_url_is_an_error(self, url):
-        with pytest.raises(ValueError, match=r"the URL of vllm must begin with http://"):
+        with pytest.raises(ValueError, match="the URL of vllm must be a URL such as"):
             module.url_and_key(BasicLoopOptions(), "vllm", {"VLLM_BASE_URL": url})
 
     def test_a_masked_key_does_not_hide_a_key_of_the_process(self, monkeypatch):
@@ -2237,12 +2245,37 @@ class TestLoop:
             tinker.run([bash("ls")], agent_class=Fails, max_turns=2)
         assert shown_text(error.value).encode()
 
+    def test_half_a_character_in_the_error_of_a_server_ends_no_job(self, vllm, monkeypatch):
+        def refuse(path: str, body: Any) -> None:
+            raise Refusal(401, body={"error": {"message": "caf\ud83d"}})
+
+        monkeypatch.setattr(vllm, "answer", refuse)
+        trial = run_job(vllm, RIGHT)
+        assert trial.exception_info.exception_type == "ApiError"
+        assert "caf?" in trial.exception_info.exception_message
+
+    def test_the_error_of_a_base_class_names_its_line(self, tinker):
+        """Also if the subclass was sent by value, so that its module is not in this process."""
+
+        class Fails(BasicLoopAgent):
+            async def execute(self, blocks: list[str], environment: Any) -> str:
+                raise ValueError("mine")
+
+        class Sent(Fails):
+            __module__ = "elsewhere"
+
+        message = r"mine \(test_basic_loop_agent\.py, line \d+\)"
+        with pytest.raises(RuntimeRequestError, match=message):
+            tinker.run([bash("ls")], agent_class=Sent, max_turns=2)
+
     def test_a_loop_that_returns_nothing_is_an_error(self, tinker):
         class ReturnsNothing(BasicLoopAgent):
             async def converse(self, prompt: str, environment: Any) -> str:
                 await super().converse(prompt, environment)
 
-        with pytest.raises(RuntimeRequestError, match="converse must return a StopReason or"):
+        with pytest.raises(
+            RuntimeRequestError, match=r"ReturnsNothing\.converse must return a Stop"
+        ):
             tinker.run(agent_class=ReturnsNothing)
 
 
@@ -2433,7 +2466,12 @@ class TestTheTimeLimit:
 class TestEndings:
     @columns("reply result error_type message").rows(
         client=(RuntimeError("gone"), "", module.ApiError, "^RuntimeError from Tinker: gone"),
-        server=(Refusal(404, "no"), "", module.ApiError, "^Refusal from Tinker: no"),
+        server=(
+            Refusal(404, "no"),
+            "",
+            module.ApiError,
+            "^Refusal from Tinker: check the model's name .*: no$",
+        ),
         clients_timeout=(TimeoutError("x"), "", module.ApiError, "^TimeoutError from Tinker: x"),
         environment=(bash("b"), RuntimeError("gone"), RuntimeRequestError, "Error: gone$"),
     )
@@ -4439,7 +4477,7 @@ class TestTinker:
     def test_a_session_that_has_ended_is_replaced(self, tinker):
         set_up(tinker.agent())
         tinker.sessions[0].status = 410
-        with pytest.raises(tinker_sdk.APIStatusError):
+        with pytest.raises(module.ApiError, match=r"^Refusal from Tinker: "):
             set_up(tinker.agent(max_tokens=1))
         set_up(tinker.agent(max_tokens=2), tinker.agent(max_tokens=3))
         assert len(tinker.sessions) == 2
@@ -4459,6 +4497,23 @@ class TestTinker:
         asyncio.run(finish(failing))
         set_up(tinker.agent(max_tokens=1))
         assert len(tinker.sessions) == 2
+
+    def test_a_script_keeps_the_spaces_that_were_sampled(self, tinker):
+        script = "cp ../a . ; [ 1 != 2 ] && echo ok , done"
+        done = tinker.run([bash(script), "done"], max_turns=2)
+        assert done.agent.turns[0].script == f"{script}\n"
+
+    def test_a_checkpoint_of_another_model_is_refused(self, tinker):
+        """Its ids would be those of another tokenizer."""
+        tinker.base_model = "other/model"
+        options = {"renderer_name": "tml_v0", "model_path": "tinker://1"}
+        with pytest.raises(module.ApiError, match="checkpoint of other/model: set -m other/model"):
+            set_up(tinker.agent(model_name=INKLING, **options))
+
+    @pytest.mark.parametrize("category", ["server", "unknown"])
+    def test_a_failure_inside_tinker_is_waited_for(self, category, tinker, no_pause):
+        done = tinker.run([bash("ls"), tinker_error("gone", category), "done"], max_turns=2)
+        assert (done.stop_reason, done.completion) == ("completed", "done")
 
     def test_a_tokenizer_that_cannot_be_loaded_is_told(self, tinker):
         agent = tinker.agent(model_name="no-such/model", renderer_name="qwen3")
@@ -4505,7 +4560,7 @@ class TestTinker:
     def test_a_given_service_is_never_replaced(self, tinker):
         agent_class = sampling_by(tinker.open_session())
         tinker.sessions[0].status = 410
-        with pytest.raises(tinker_sdk.APIStatusError):
+        with pytest.raises(module.ApiError, match=r"^Refusal from Tinker: "):
             set_up(tinker.agent(agent_class))
         tinker.sessions[0].status = None
         set_up(tinker.agent(agent_class))
@@ -4640,7 +4695,6 @@ class TestSharedClient:
         a_request_that_is_too_large=(Refusal(413), {}, True),
         a_request_that_is_invalid=(Refusal(422), {}, True),
         an_error_of_the_user=(tinker_error("bad stop", "user"), {}, True),
-        an_error_of_the_server=(tinker_error("gone", "server"), {}, False),
         a_wrong_key=(Refusal(401), {}, False),
         no_such_path=(Refusal(404), {}, False),
         a_quota_that_is_used_up=(Refusal(429, "insufficient_quota"), {}, False),
@@ -5059,7 +5113,8 @@ class TestVllm:
         with pytest.raises(module.ApiError) as error:
             failed.follow()
         said = "Error code: 401 - Refusal('gone')"
-        assert str(error.value) == f"AuthenticationError from {vllm.url}: {said}"
+        place = f"AuthenticationError from {vllm.url}: check the API key"
+        assert str(error.value) == f"{place}: {said}"
 
     @columns("status").rows(not_found=404, not_allowed=405)
     @pytest.mark.parametrize("path", ["/tokenize", "/detokenize"])

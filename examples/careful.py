@@ -19,7 +19,7 @@ class CarefulOptions(BasicLoopOptions):
     """The options of `--ak key=value`."""
 
     n_checks: NonNegativeInt = 1
-    """How often the model is asked to check its work before the run ends."""
+    """How many times the model is asked to check its work before the run ends."""
 
 
 class Careful(BasicLoopAgent):

@@ -183,7 +183,7 @@ class HostVerifier(BaseVerifier):
 
 
 def words(path: Path) -> str:
-    """The words of a file in lower case, separated by blanks. Raises OSError for a link, which may
+    """The words of a file in lower case, separated by spaces. Raises OSError for a link, which may
     point anywhere."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     with open(descriptor, encoding="utf-8") as file:

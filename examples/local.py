@@ -24,7 +24,6 @@ from importlib.metadata import distribution
 from typing import Any
 
 from basic_loop_agent import (
-    CHECK_URL,
     SPECIAL_TOKENS,
     ApiError,
     BasicLoopAgent,
@@ -33,7 +32,6 @@ from basic_loop_agent import (
     ModelClient,
     ServerClient,
     Turn,
-    error_text,
     usage_of,
 )
 
@@ -86,7 +84,7 @@ class LlamaCppClient(ServerClient):
         self._arguments = NEUTRAL_SAMPLING | given | options.llm_kwargs
 
     async def connect(self) -> None:
-        from openai import APIConnectionError, APIError
+        from openai import APIStatusError
 
         # Without a time limit a server that never answers would hang the job. While it loads its
         # model it answers 503, and the openai package asks again, for about 15 seconds in all.
@@ -95,10 +93,7 @@ class LlamaCppClient(ServerClient):
             properties: Any = await http.get("/props", cast_to=object)
             # The server's slots share its context.
             limit = properties["default_generation_settings"]["n_ctx"]
-        except APIConnectionError as error:
-            text = f"nothing answers at {self.url}{CHECK_URL}{error_text(error)}"
-            raise ApiError(text) from error
-        except (APIError, KeyError, TypeError) as error:
+        except (APIStatusError, KeyError, TypeError) as error:
             raise ApiError(f"{self.url} is no llama.cpp server: {error!r}") from error
         self.context_limit = min(limit, self._given_limit or limit)
 

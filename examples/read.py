@@ -25,11 +25,15 @@ def print_trial(folder: Path) -> None:
         print(f"{folder}: failed: {error.exception_type}: {error.exception_message}")
     else:
         print(f"{folder}: no training data, because it has no valid reward, or a step failed")
-    # A task with steps has a folder for each.
-    for answer in sorted(
-        [*folder.glob("agent/completion.txt"), *folder.glob("steps/*/agent/completion.txt")]
-    ):
-        print("answer:", answer.read_text())
+    # A task with steps has a folder for each. (A script may have put a link or a pipe there.)
+    paths = [*folder.glob("agent/completion.txt"), *folder.glob("steps/*/agent/completion.txt")]
+    for path in sorted(path for path in paths if path.is_file() and not path.is_symlink()):
+        answer = path.read_text(errors="replace")
+        if answer:
+            # A terminal obeys control characters.
+            print("answer:", "".join(c if c.isprintable() or c == "\n" else "?" for c in answer))
+        if data and data.stop_reason == "completed" and "```bash" in answer:
+            print("(The bash block was not run. With max_turns=1, the default, no block is.)")
     for turn in data.turns if data else []:
         print("token ids:", turn.completion_token_ids)
         print("logprobs:", [round(logprob, 2) for logprob in turn.logprobs or []])

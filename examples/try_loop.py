@@ -5,7 +5,8 @@
     uv run --no-dev python examples/try_loop.py my_agent:MyAgent    # in a clone
     PYTHONPATH=. uv run python examples/try_loop.py my_agent:MyAgent  # in a project of your own
 
-Change REPLIES to what your model might say. Only SCRIPT is run, on this machine (Linux).
+Change REPLIES to what your model might say. Only SCRIPT is run, on this machine (Linux). Any
+other command of a loop "succeeds" and prints nothing.
 """
 
 import asyncio
@@ -44,5 +45,7 @@ async def try_loop(agent_class: Any) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        raise SystemExit(__doc__)
     module, _, name = sys.argv[1].partition(":")
     asyncio.run(try_loop(getattr(importlib.import_module(module), name)))
