@@ -23,7 +23,7 @@ The parts of this file, in order. To change the loop, read up to the end of `ans
 5. Thinking. The clients of chat APIs. The clients that send token ids: Tinker, vLLM, SGLang.
 6. Training data from a finished trial.
 7. Files, the time limit of a task, the blocks of a reply, and the scripts made of them. (A subclass
-   that overrides `execute` needs none of the latter.)
+   that overrides `execute` does not use the scripts.)
 8. Tables: the words of servers, the variables of providers, thinking tags, special tokens.
 
 The model's scripts run in the task's container. The agent limits how much of their output the model
@@ -789,7 +789,7 @@ task is done, reply without such a block."""
         """Continue the conversation of the last `run`, for the later steps of a task. The prompt
         begins with what the model has not seen of the previous step: its last observation, or its
         first prompt if no reply came. Raises the errors of `run`."""
-        # (That first prompt may itself begin with what the step before it left unseen.)
+        # (That first prompt may itself begin with unseen text from an earlier step.)
         unseen = self.turns[-1].observation if self.turns else self.first_prompt
         await self._run_loop([unseen, instruction], environment, context)
 
@@ -1189,9 +1189,9 @@ class CacheEntry:
 
 
 # The cache: an entry for each `BasicLoopAgent._cache_key`, the oldest first. An entry is removed
-# when its server fails, and the oldest one when there are more than MAX_CLIENTS: each client has
-# connections, and some trainers give each trial a different URL. A running trial keeps its
-# client.
+# when its server fails. If there are more than MAX_CLIENTS, the oldest is removed, because each
+# client has connections, and some trainers give each trial a different URL. A running trial keeps
+# its client.
 _clients: dict[tuple, CacheEntry] = {}
 MAX_CLIENTS = 64
 # Names of variables that may hold a URL or a key.
@@ -1259,7 +1259,7 @@ def check_url(url: str, name: str) -> None:
     may hold a password."""
     if not re.fullmatch(r"https?://[^\s/?#][^\s?#]*", url):
         raise ValueError(
-            f"{name} must be a URL such as http://localhost:8000, without spaces, ? and #"
+            f"{name} must be a URL such as http://localhost:8000, without spaces, ? or #"
         )
 
 
@@ -1418,8 +1418,8 @@ def without_wrapping(answer: str) -> str:
 
 
 def with_prompt(history: Iterable[Message], prompt: str) -> list[Message]:
-    """The messages, and the prompt as the last one. Those without text, such as a reply that was
-    nothing but thinking, get the text "(empty)", because some servers refuse an empty message."""
+    """The messages, with the prompt as the last one. A message without text, such as a reply that
+    was nothing but thinking, becomes "(empty)", because some servers reject empty messages."""
     messages = [*history, {"role": "user", "content": prompt}]
     return [m if str(m["content"] or "").strip() else m | {"content": "(empty)"} for m in messages]
 
@@ -1745,9 +1745,8 @@ class TinkerClient(TokenClient):
             raise ValueError(
                 f"cannot load the tokenizer of {model} (check -m and the network): {error}"
             ) from error
-        # Llama 3's tokenizers set it, and `decode` then drops spaces: `cp ../a .` becomes `cp../a.`
+        # Llama 3's tokenizers set this. `decode` then drops spaces: `cp ../a .` becomes `cp../a.`
         self._tokenizer.clean_up_tokenization_spaces = False
-        # Llama 3's tokenizers set it, and `decode` then drops spaces: `cp ../a .` becomes `cp../a.`
         with _tokenizer_lock:
             try:
                 self._renderer = get_renderer(name, self._tokenizer)
@@ -1994,7 +1993,7 @@ class ServerClient(TokenClient):
             "skip_special_tokens": False,
         }
         if not self._is_sglang:
-            # vLLM 0.33 and later honor this. SGLang returns them without a request.
+            # vLLM 0.33 and later honor this. SGLang returns the versions by default.
             body["return_weight_versions"] = True
         headers = None
         if session:
@@ -2192,8 +2191,8 @@ class _Block:
     lines: list[str] = field(default_factory=list)
 
     def has_fence(self, line: str) -> bool:
-        """True if a line begins with at least as many of the fence's characters as the fence has,
-        and with at most three spaces more than there are before the fence, as in Markdown."""
+        """True if a line begins with a fence of the same character that is at least as long, and
+        that is indented at most three spaces more than this block's fence, as in Markdown."""
         n_spaces = len(line) - len(line.lstrip(" \t"))
         return line.lstrip(" \t").startswith(self.fence) and n_spaces <= len(self.before) + 3
 
@@ -2264,7 +2263,7 @@ def without_indent(line: str, indent: str) -> str:
 #
 # A second program kills the script at its time limit, on cancellation, and if there is no report.
 #
-# Models wrote scripts such as those that the comments quote in backticks, for example `yes`.
+# The comments quote scripts in backticks, for example `yes`. Models wrote scripts like these.
 
 # The latest time, in seconds, of each event for a script with a limit of 120 seconds:
 #
@@ -2315,7 +2314,7 @@ async def run_script(
         result = await run_or_kill(program, mark, environment, seconds, cwd="/")
     code, lines = result.exit_code, [result.output]
     if code is None:
-        # What came instead of a report has no bound.
+        # Text that came instead of a report is unbounded, so cut it.
         lines = [result.output[-max_bytes:], "[The script's result could not be read.]"]
     elif is_moved:
         lines.append("[The working directory cannot be used, so the script ran in /.]")
@@ -2644,9 +2643,9 @@ VARIABLE_PREFIXES = {
     "vercel_ai_gateway": ["VERCEL_AI_GATEWAY", "VERCEL_OIDC"],
     "watsonx": ["WATSONX", "WX", "WML"],
 }
-# A URL may be in a variable such as GROQ_API_BASE. For these providers it may also be in a variable
-# with this ending. For other providers it may not, because HF_ENDPOINT, for example, is the URL of
-# the model hub.
+# Any provider's URL may be in a variable such as GROQ_API_BASE. For these providers, a variable
+# with this ending may hold it, too. Other providers have no second ending: HF_ENDPOINT, for
+# example, is the URL of the model hub.
 URL_ENDINGS = {
     "anthropic": "BASE_URL",
     "cometapi": "BASE_URL",

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: 2026 The BasicLoopAgent authors
-"""A stand-in for Tinker's training, by which the tests run train.py without a server.
+"""A stand-in for Tinker's training, with which the tests run train.py without a server.
 
-It keeps what it is given to train on, and samples by what a test gives it.
+It records the training data that it receives, and samples with the sampler that a test passes.
 """
 
 from types import SimpleNamespace

@@ -33,7 +33,7 @@ os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
 
 # The only script that HostEnvironment runs.
 SCRIPT = "echo hello from the script"
-# What the model is told after it ran, and the model's replies.
+# The output that the model is sent after SCRIPT ran, and the model's replies.
 OUTPUT = "Exit code: 0\nOutput:\nhello from the script"
 REPLIES = (f"I will try a command.\n\n```bash\n{SCRIPT}\n```", "Hello, world!")
 module, _, name = os.environ.get("AGENT", "basic_loop_agent:BasicLoopAgent").partition(":")

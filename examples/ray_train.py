@@ -4,9 +4,9 @@
 
     uv run --with ray python examples/ray_train.py ...  # the arguments of train.py
 
-`ray start --head`, and on each other machine `ray start --address=...`, make the cluster. A node
-needs this project in the same folder, with what it installs, Docker or a remote environment of
-Harbor's, and a way to the model's server.
+To start the cluster, run `ray start --head` on one machine, and `ray start --address=...` on each
+other machine. A node needs this project and its packages in the same folder, Docker or one of
+Harbor's remote environments, and network access to the model's server.
 """
 
 import asyncio
@@ -24,8 +24,8 @@ import chz
 from harbor.environments.docker.docker import DockerEnvironment
 from train import Config, main
 
-# Each node has its own environment. Else Ray would copy the one of `uv run`, and Ray reads this
-# when it is imported.
+# Each node has its own environment. Without this variable, Ray would copy that of `uv run`. Ray
+# reads the variable when it is imported.
 os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"
 ray = importlib.import_module("ray")
 # How long the trials of a stopped training, and then the clean-up of a node, may take.
@@ -35,15 +35,15 @@ STOP_SEC = 30
 class RayExecutor(Executor):
     """Runs the groups of a step, each as a task of Ray's."""
 
-    # asyncio calls it with these two arguments only, and takes its own futures.
+    # `run_in_executor` passes these two arguments only, and also accepts asyncio's own futures.
     def submit(self, run: Any, task: Any) -> asyncio.Task:  # ty: ignore[incompatible-method-override]
-        """Called by `run_in_executor`, which takes asyncio's futures, too."""
+        """Start a group. Called by `run_in_executor`."""
         return asyncio.create_task(self.run(run, task))
 
     async def run(self, run: Any, task: Any) -> Any:
-        """Run a group. If its node dies, name it: it counts as one whose trials all failed."""
+        """Run a group. If its node dies, report the group, and count all its trials as failed."""
         group = task.env_group_builder
-        # On its node a group is alone, and cannot say that a whole step has failed.
+        # On its node, a group does not see the others, so it cannot tell whether all failed.
         alone = replace(task, env_group_builder=replace(group, n_groups=0, step_errors=[]))
         reference = run_group.remote(run, alone)
         future = asyncio.wrap_future(reference.future())
@@ -68,9 +68,9 @@ def run_group(run: Any, task: Any) -> tuple[Any, list[str]]:
     """On a node: the group, and an error if every trial of it failed."""
     group = task.env_group_builder
     print(f"{group.task} runs on node {ray.get_runtime_context().get_node_id()[:8]}")
-    # Each group has an event loop of its own. Harbor keeps the locks of an earlier one.
+    # Each group has its own event loop. Harbor keeps the locks of the previous loop: remove them.
     DockerEnvironment._image_build_locks.clear()
-    # Ray's Ctrl-C is no real signal, and wakes no event loop that waits. A timer does.
+    # Ray's Ctrl-C is not a real signal, and does not wake a waiting event loop. A timer does.
     signal.signal(signal.SIGALRM, lambda *_: None)
     signal.setitimer(signal.ITIMER_REAL, 1, 1)
     return run(task), group.step_errors

@@ -16,10 +16,10 @@ The README's run (`train` is its shell function):
       dataset_builder.test_tasks=shell-tasks/new_variants,shell-tasks/new_kinds \
       dataset_builder.test_group_size=4 dataset_builder.concurrency=20
 
-The reward is 1 if the files that the commands left are right. Less is paid on the way there, so
-that a model which solves nothing yet has something to learn from: 0.1 for any command, 0.2 for one
-that begins as it should and names the file, 0.5 for a result that is close. These are for training
-only; what counts is the share of trials that are solved.
+The reward is 1 if the files that the commands left are right. Partial rewards give a model that
+solves nothing yet something to learn from: 0.1 for any command, 0.2 for a command that begins
+correctly and names the file, 0.5 for a result that is close. Partial rewards are for training only.
+To compare models, use the share of solved trials.
 
 A kind of task is an entry in KINDS or NEW_KINDS. `--check` checks the rewards of each, without
 Docker. All tasks run in the same public image, to which Harbor copies a task's files: Docker pulls
@@ -236,7 +236,7 @@ CHECK = """\
 # 1 if the task is solved, 0.5 if it nearly is, 0.2 for a command of the right form, 0.1 for any.
 exec 2>/dev/null
 reward=0
-# The agent writes it after its last command. In what a model said the quotes are escaped.
+# The agent writes this file after its last command. Quotes in a model's text are escaped.
 if grep -q '"observation":' /logs/agent/trajectory.json; then
   reward=0.1
   if grep -q '^{tool} .*{a}' /logs/agent/completion.txt; then reward=0.2; fi

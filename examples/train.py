@@ -6,9 +6,10 @@
       log_path=runs/greet dataset_builder.tasks=examples/greet \
       dataset_builder.agent_options.max_turns=8
 
-`--help` lists all arguments. Those below `dataset_builder.` are this file's, the others are the
-cookbook's. The tasks may be any that Harbor runs, the agent BasicLoopAgent, a copy or a subclass.
-The cookbook's own Config takes HarborTasks with `rollout_error_tolerance=HarborTrials(...)`.
+`--help` lists all arguments. The arguments under `dataset_builder.` belong to this file, all others
+to the cookbook. You can train on any tasks that Harbor runs, with BasicLoopAgent, a copy of it or a
+subclass. To use HarborTasks with the cookbook's own Config, set
+`rollout_error_tolerance=HarborTrials(...)`.
 """
 
 import asyncio
@@ -44,9 +45,9 @@ CLEAN_UP = """\
 docker ps -aq --filter name=^{0} | xargs -r docker rm -f
 docker network ls -q --filter name=^{0} | xargs -r docker network rm
 docker images -q --filter 'reference={0}*' | xargs -r docker rmi -f"""
-# Harbor builds the agent from a configuration of plain values, so no sampling client can be given
-# to it: it samples from its class's `tinker_service`. In asynchronous training groups of several
-# policies run at once, so each trial's context says which one is its own.
+# Harbor builds the agent from a configuration of plain values, which cannot hold a sampling client.
+# So the agent samples from its class's `tinker_service`. In asynchronous training, groups with
+# different policies run at the same time, so a context variable holds each trial's policy.
 _policy: ContextVar[TinkerTokenCompleter] = ContextVar("policy")
 
 
@@ -103,7 +104,7 @@ class HarborTrial(types.Env):
             task = asyncio.current_task()
             if task and task.cancelling():
                 raise asyncio.CancelledError from error
-            # Else a CancelledError is the trial's own, such as a remote environment's.
+            # Any other CancelledError comes from the trial, such as from a remote environment.
             text = f"{group.task}: {error}"
             self.error = self.error or types.RolloutError(type(error).__name__, text)
             raise RuntimeError(self.error.error_message) from error
@@ -167,11 +168,12 @@ class HarborGroup(types.EnvGroupBuilder):
         return [Path(self.task).parent.name, "/".join(Path(self.task).parts[-2:])]
 
     def fail(self, error: str) -> None:
-        """Note that every trial failed. Raises SystemExit if no group of the step is left."""
+        """Record that all trials of this group failed. Raises SystemExit if no other group of the
+        step is left."""
         self.step_errors.append(error)
         if len(self.step_errors) == self.n_groups:
-            reason = f"Every trial of a step failed, the first by {self.step_errors[0]}"
-            raise SystemExit(f"{reason}\nWhen that is mended, the same command goes on.")
+            reason = f"Every trial of a step failed. The first error: {self.step_errors[0]}"
+            raise SystemExit(f"{reason}\nFix the cause, and run the same command to continue.")
 
 
 @dataclass(frozen=True)
@@ -255,13 +257,13 @@ class HarborTasks(types.RLDatasetBuilder):
             import_path=self.environment if is_class else None,
         )
         if self.environment == "docker":
-            # Harbor 0.25 and later else copies the container's /logs/agent over the agent's files.
+            # Otherwise Harbor 0.25 and later copies /logs/agent over the agent's files on the host.
             environment["kwargs"] = {"auto_mounting": True}
         config = {
             "task": {"path": task},
             "trial_name": f"{self.prefix()}{Path(task).name[:32]}-{uuid4().hex[:12]}",
             "trials_dir": self.trials_dir,
-            # A name that is None here is the trainer's, too: `merged` refuses it in trial_options.
+            # The trainer also owns the keys that are None here: `merged` rejects them as options.
             "agent": {
                 "name": None,
                 "import_path": self.agent,
@@ -276,8 +278,8 @@ class HarborTasks(types.RLDatasetBuilder):
 
 
 def merged(ours: dict[str, Any], options: dict[str, Any], place: str = "") -> dict[str, Any]:
-    """Our configuration of a trial, and trial_options in it. `place` is where both dicts are, such
-    as "environment.". Raises ValueError for an option that is set here already."""
+    """Our configuration of a trial, with trial_options added. `place` is the path of both dicts,
+    such as "environment.". Raises ValueError for an option that our configuration already sets."""
     both = dict(ours)
     for name, value in options.items():
         if isinstance(ours.get(name), dict) and isinstance(value, dict):
@@ -300,7 +302,7 @@ class TaskDataset(types.RLDataset):
         return self.n_batches
 
     def get_batch(self, index: int) -> list[HarborGroup]:
-        """The tasks of a step, by its number alone, so that after a crash it has the same ones."""
+        """The tasks of a step. They depend only on its number, so a repeated step has the same."""
         errors = []
         groups = random.Random(index).sample(self.groups, self.batch_size)
         return [replace(group, step_errors=errors) for group in groups]
@@ -308,7 +310,7 @@ class TaskDataset(types.RLDataset):
 
 @chz.chz
 class Config(train.Config):
-    """The cookbook's, with other defaults. What a second start needs is saved after each step."""
+    """The cookbook's Config with other defaults. Each step saves what a restart needs."""
 
     dataset_builder: HarborTasks
     recipe_name: str = "harbor"
@@ -379,12 +381,12 @@ async def train_and_evaluate(config: Config, rollout_executor: Executor | None) 
 
 
 def stop() -> None:
-    """End the training, by a signal. Later ones are ignored: they would disturb the clean-up."""
+    """End the training after a signal. Ignore later signals: they would disturb the clean-up."""
     for number in SIGNALS:
         asyncio.get_running_loop().remove_signal_handler(number)
         signal.signal(number, signal.SIG_IGN)
     print("Waiting until the trials have removed their containers ...")
-    raise SystemExit("stopped; the same command goes on")
+    raise SystemExit("stopped; to continue, run the same command again")
 
 
 if __name__ == "__main__":

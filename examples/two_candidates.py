@@ -56,8 +56,8 @@ class PickingClient(ModelClient):
 
 
 def worth(turn: Turn) -> tuple[bool, bool, bool, float]:
-    """A complete reply is worth more than a truncated one, and that more than one at which the
-    server failed. Then a reply with a text wins, and then the more probable one."""
+    """A complete reply ranks above a truncated one, and a truncated one above a failed one. Among
+    equals, a reply with text ranks higher, and then the more probable one."""
     # Without ids or logprobs, a reply cannot be trained on.
     logprobs = turn.logprobs or []
     mean = sum(logprobs) / len(logprobs) if turn.is_trainable else -math.inf
