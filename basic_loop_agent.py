@@ -536,7 +536,7 @@ task is done, reply without such a block."""
     async def converse(self, prompt: str, environment: BaseEnvironment) -> StopReason | str:
         """Send the prompt, run the script of the reply, send the script's output, and so on. The
         first prompt of a run ends with the instruction. It begins with the task's skills, or with
-        what the model has not seen of the step before. Returns why the run ended: a StopReason, or
+        what the model has not seen of the previous step. Returns why the run ended: a StopReason or
         any other string. A subclass may call this again with another prompt. After `max_turns`
         turns, a further call returns MAX_TURNS at once."""
         while len(self.turns) < self.options.max_turns:
@@ -593,7 +593,8 @@ task is done, reply without such a block."""
         ContextLengthExceededError if a prompt after the first reply is too long, ApiError if the
         server failed, and RuntimeError if the first turn lacks ids."""
         if not isinstance(prompt, str):
-            raise TypeError(f"a prompt must be a text, not {prompt!r}: `execute` must return one")
+            name = type(self).execute.__qualname__
+            raise TypeError(f"a prompt must be a string, not {prompt!r}: did {name} return it?")
         prompt = valid_text(prompt)
         sent_at = datetime.now(UTC).isoformat()
         turn = await self._call_model(self._escaped(prompt))
@@ -847,9 +848,8 @@ task is done, reply without such a block."""
                     await self._remove_old_files(environment)
                 stop_reason = await self.converse(self.first_prompt, environment)
                 if not isinstance(stop_reason, str):
-                    raise TypeError(
-                        f"{type(self).__name__}.converse must return a StopReason or a string"
-                    )
+                    name = type(self).converse.__qualname__
+                    raise TypeError(f"{name} must return a string, not {stop_reason!r}")
                 return stop_reason
         except TimeoutError:
             if not timer.expired():

@@ -2213,7 +2213,9 @@ class TestLoop:
             async def execute(self, blocks: list[str], environment: Any) -> str:
                 await super().execute(blocks, environment)
 
-        with pytest.raises(RuntimeRequestError, match="a prompt must be a text, not None"):
+        with pytest.raises(
+            RuntimeRequestError, match=r"not None: did .*ReturnsNothing\.execute return it"
+        ):
             tinker.run([bash("ls")], agent_class=ReturnsNothing, max_turns=2)
 
     def test_the_error_of_a_loop_names_its_line(self, tinker):
@@ -2274,7 +2276,7 @@ class TestLoop:
                 await super().converse(prompt, environment)
 
         with pytest.raises(
-            RuntimeRequestError, match=r"ReturnsNothing\.converse must return a Stop"
+            RuntimeRequestError, match=r"ReturnsNothing\.converse must return a string, not None"
         ):
             tinker.run(agent_class=ReturnsNothing)
 

@@ -36,10 +36,19 @@ SCRIPT = "echo hello from the script"
 # The output that the model is sent after SCRIPT ran, and the model's replies.
 OUTPUT = "Exit code: 0\nOutput:\nhello from the script"
 REPLIES = (f"I will try a command.\n\n```bash\n{SCRIPT}\n```", "Hello, world!")
-module, _, name = os.environ.get("AGENT", "basic_loop_agent:BasicLoopAgent").partition(":")
+AGENT = os.environ.get("AGENT", "basic_loop_agent:BasicLoopAgent")
 
 
-class ScriptedAgent(getattr(importlib.import_module(module), name)):
+def class_named(path: str) -> Any:
+    """The class with a path such as my_agent:MyAgent. Raises SystemExit if there is none."""
+    module, _, name = path.partition(":")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise SystemExit(f"{path} is no agent (write module:Class): {error}") from error
+
+
+class ScriptedAgent(class_named(AGENT)):
     """The agent with a model that gives REPLIES. An agent to try (see AGENT) is a subclass of
     BasicLoopAgent, not of this class."""
 

@@ -64,6 +64,7 @@ if __name__ == "__main__":
     for job in sys.argv[1:]:
         paths = sorted(Path(job).glob("*/result.json"))
         if not paths:
-            raise SystemExit(f"{job} has no finished trials")
+            problem = "has no finished trials" if Path(job).is_dir() else "does not exist"
+            raise SystemExit(f"{job} {problem}")
         for path in paths:
             print_trial(path.parent)

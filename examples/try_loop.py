@@ -10,7 +10,6 @@ other command of a loop "succeeds" and prints nothing.
 """
 
 import asyncio
-import importlib
 import sys
 import tempfile
 from pathlib import Path
@@ -19,7 +18,7 @@ from typing import Any
 from harbor.llms.base import BaseLLM
 from harbor.models.agent.context import AgentContext
 
-from examples.fakes import SCRIPT, HostEnvironment, ScriptedLLM
+from examples.fakes import SCRIPT, HostEnvironment, ScriptedLLM, class_named
 
 # The last one is repeated.
 REPLIES = [f"```bash\n{SCRIPT}\n```"] * 3 + ["Hello!"]
@@ -47,5 +46,4 @@ async def try_loop(agent_class: Any) -> None:
 if __name__ == "__main__":
     if len(sys.argv) != 2:
         raise SystemExit(__doc__)
-    module, _, name = sys.argv[1].partition(":")
-    asyncio.run(try_loop(getattr(importlib.import_module(module), name)))
+    asyncio.run(try_loop(class_named(sys.argv[1])))
