@@ -1,13 +1,14 @@
 # SPDX-FileCopyrightText: 2026 The BasicLoopAgent authors
 # SPDX-License-Identifier: Apache-2.0
-"""The agent as a harness of verifiers 0.4.0, which prime-rl uses.
+"""The agent as a harness for verifiers 0.4.0, which prime-rl uses.
 
-verifiers runs no Harbor agents. Its harnesses start a program in the task's container, and record
-the program's model calls. PROGRAM is such a program: it runs the agent, which executes commands in
-the same container. Put this folder and the agent's file on PYTHONPATH, and name the harness:
-`--env.agent.harness.id basic-loop-harness`.
+verifiers does not run Harbor agents. A harness starts a program in the task's container and records
+the program's model calls. Here the program is PROGRAM, which runs the agent, and the agent runs
+commands in the same container. Put this folder and the agent's file on PYTHONPATH, and name the
+harness with `--env.agent.harness.id basic-loop-harness`.
 
-The container needs bash and a network: verifiers installs uv there, and uv installs Harbor.
+The container needs bash and network access, because verifiers installs uv in the container, and uv
+installs Harbor.
 """
 
 import importlib.util
@@ -19,7 +20,7 @@ from verifiers.v1.runtimes import ProgramResult, Runtime  # ty: ignore[import-no
 
 __all__ = ["BasicLoopHarness"]
 
-# The agent is not imported here, because it needs Harbor.
+# Do not import the agent here, because the agent needs Harbor.
 spec = importlib.util.find_spec("basic_loop_agent")
 if not (spec and spec.origin):
     raise ImportError("put the folder of basic_loop_agent.py on PYTHONPATH")
@@ -55,7 +56,7 @@ async def main(model, prompt):
         logs_dir=Path("FOLDER/trial/agent"),
         model_name=f"openai/{model}",
         model_client="litellm",
-        # Scripts inherit the environment, so the URL and the key are taken out of it.
+        # Scripts inherit the environment, so remove the URL and the key from it.
         api_base=os.environ.pop("MODEL_URL"),
         llm_kwargs={"api_key": os.environ.pop("MODEL_KEY")},
         max_turns=50,
@@ -89,7 +90,7 @@ class BasicLoopHarness(Harness[HarnessConfig]):
         env = self.config.resolved_env | {
             "MODEL_URL": endpoint,
             "MODEL_KEY": secret,
-            # litellm would download its price list, and wait for it without a network.
+            # Otherwise litellm downloads its price list, and waits if there is no network.
             "LITELLM_LOCAL_MODEL_COST_MAP": "True",
         }
         program = await runtime.prepare_uv_script(PROGRAM, self.config.resolved_env)

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: 2026 The BasicLoopAgent authors
-"""What the agent itself costs: CPU, pauses of the event loop, and memory.
+"""Measure the overhead of the agent itself: CPU, pauses of the event loop, and memory.
 
     uv run --no-dev python examples/bench.py --other path/of/another/basic_loop_agent.py
 
-Model and environment answer at once, so the figures are the agent's own. Each figure is measured in
-new processes, and the table has the medians. Two versions take turns, so that a busy machine slows
-both. This takes some minutes for each version.
+The model and the environment answer at once, so the figures are the agent's own. Every measurement
+runs in a new process, and the table shows the medians. Two versions alternate, so that a busy
+machine slows both. The benchmark takes some minutes for each version.
 """
 
 import argparse
@@ -31,13 +31,13 @@ from harbor.models.agent.context import AgentContext
 from harbor.models.job.config import JobConfig
 
 HERE = Path(__file__).parent
-# A process that measures finds the path of its version in this variable.
+# A process that measures reads the path of its version from this variable.
 AGENT = Path(os.environ.get("BENCH_AGENT", HERE.parent / "basic_loop_agent.py"))
 loader = SourceFileLoader("basic_loop_agent", str(AGENT))
 spec = importlib.util.spec_from_loader(loader.name, loader)
 assert spec
 module: Any = importlib.util.module_from_spec(spec)
-# fakes.py, which has the job's environment, imports the agent under this name.
+# fakes.py, which defines the job's environment, imports the agent under this name.
 sys.modules["basic_loop_agent"] = module
 loader.exec_module(module)
 
@@ -45,7 +45,7 @@ REPLY = "I look at the files first.\n\n```bash\nls -la /app /app/src\ncat /app/R
 
 
 class FreeClient(module.ModelClient):
-    """A model of one trial that answers at once, or after some seconds."""
+    """A model for one trial, which answers at once or after `seconds`."""
 
     with_ids, seconds = False, 0.0
 
@@ -57,7 +57,8 @@ class FreeClient(module.ModelClient):
         await asyncio.sleep(self.seconds)
         if not self.with_ids:
             return module.Turn(content=REPLY)
-        # 200 turns end with a prompt of 399,800 tokens. As in a parsed answer each id is an object.
+        # The last of 200 prompts has 399,800 tokens. As in a parsed answer, each id is a separate
+        # object.
         new_ids = random.choices(range(1_000, 150_000), k=2_000)
         # The parentheses avoid a second copy of the prompt.
         self.prompt_ids = self.prompt_ids + (self.reply_ids + new_ids[:1_800])
@@ -68,7 +69,7 @@ class FreeClient(module.ModelClient):
 
 
 class BenchAgent(module.BasicLoopAgent):
-    """The agent with this model, and with scripts that do not run."""
+    """The agent with FreeClient. Its scripts do not run."""
 
     output_bytes = 2_000
 
@@ -80,10 +81,10 @@ class BenchAgent(module.BasicLoopAgent):
 
 
 async def run_trial(n_turns: int) -> Any:
-    """Run a trial, and return what Harbor holds of it."""
+    """Run a trial. Returns the objects that Harbor keeps of the trial."""
     agent = BenchAgent(
         logs_dir=Path(tempfile.mkdtemp(), "agent"),
-        # Trials with equal options would share a client.
+        # Trials with the same options would share a client.
         model_name=f"free-{random.random()}",
         max_turns=n_turns,
         collect_rollout_details=FreeClient.with_ids,
@@ -98,7 +99,7 @@ async def run_trial(n_turns: int) -> Any:
 
 
 async def cpu(n_turns: int) -> float:
-    """CPU of all threads in milliseconds, for each turn of trials with this many turns."""
+    """CPU time of all threads in milliseconds per turn, in trials of `n_turns` turns."""
     n_trials = 400 // n_turns
     start = time.process_time()
     for _ in range(n_trials):
@@ -107,7 +108,7 @@ async def cpu(n_turns: int) -> float:
 
 
 async def longest_pause(work: Awaitable) -> float:
-    """Await this. Returns the longest time in seconds in which no other task ran."""
+    """Await `work`. Returns the longest time in seconds during which no other task ran."""
     gaps = []
 
     async def beat() -> None:
@@ -126,7 +127,7 @@ async def longest_pause(work: Awaitable) -> float:
 
 
 async def pause_without_ids() -> float:
-    """In milliseconds. A reply takes 20 ms, so that there is time for writes during the run."""
+    """In milliseconds. Each reply takes 20 ms, which leaves time for writes during the run."""
     FreeClient.seconds, BenchAgent.output_bytes = 0.02, 10_000
     return await longest_pause(run_trial(200)) * 1000
 
@@ -137,7 +138,7 @@ async def pause_with_ids() -> float:
 
 
 async def pause_at_start() -> float:
-    """A real job of Harbor's: the work of its 16 trials is part of this figure."""
+    """A pause in a real Harbor job. Harbor's own work for the 16 trials is part of this figure."""
     options = {"max_turns": 2, "collect_rollout_details": False}
     agent = {"import_path": "__main__:BenchAgent", "model_name": "free", "kwargs": options}
     config = JobConfig(
@@ -162,9 +163,9 @@ async def memory() -> float:
     """Peak memory of the process in gigabytes."""
     FreeClient.with_ids = True
     results = await asyncio.gather(*[run_trial(200) for _ in range(4)])
-    # Linux counts in units of 1,024 bytes.
+    # Linux reports this value in units of 1,024 bytes.
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
-    # The results must be in memory up to here.
+    # The results must stay in memory until here.
     del results
     return peak
 
@@ -181,20 +182,20 @@ MEASUREMENTS = {
 
 async def measure(name: str) -> None:
     """Print one figure."""
-    # Harbor writes each line into two files, trial.log and job.log.
+    # Harbor writes each log line to two files, trial.log and job.log.
     logger = logging.getLogger("bench")
     logger.setLevel(logging.DEBUG)
     for _ in range(2):
         logger.addHandler(logging.FileHandler(Path(tempfile.mkdtemp(), "log")))
-    # Harbor 0.25 imports litellm when the first agent is made, which takes seconds.
+    # The first agent makes Harbor 0.25 import litellm, which takes seconds. Do not measure this.
     await run_trial(2)
     print(await MEASUREMENTS[name]())
 
 
 def figure(name: str, path: Path) -> float:
-    """One figure of the version at this path, from a new process."""
+    """One figure for the version at this path, measured in a new process."""
     with tempfile.TemporaryDirectory() as folder:
-        # Nothing is fetched or reported, and nothing that was imported before is compiled again.
+        # Fetch nothing, report nothing, and do not compile a module again.
         env = os.environ | {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "HARBOR_TELEMETRY": "0"}
         env |= {"PYTHONDONTWRITEBYTECODE": "", "TMPDIR": folder, "BENCH_AGENT": str(path)}
         command = [sys.executable, __file__, "--measure", name]
@@ -205,14 +206,14 @@ def figure(name: str, path: Path) -> float:
 
 
 def print_table(paths: list[Path], n_rounds: int) -> None:
-    # This compiles what is imported.
+    # Compile all imported modules before the measurements.
     for path in paths:
         figure("longest pause, 16 trials start (s)", path)
     print(" " * 50 + "  this file" + "      other      ratio" * (len(paths) - 1))
     for name in MEASUREMENTS:
         figures = {path: [] for path in paths}
         for n in range(n_rounds):
-            # Neither version is always the first.
+            # Alternate which version runs first.
             for path in sorted(paths, reverse=n % 2 == 1):
                 figures[path].append(figure(name, path))
         numbers = [statistics.median(values) for values in figures.values()]
@@ -223,7 +224,7 @@ def print_table(paths: list[Path], n_rounds: int) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--other", type=Path, help="another version, to compare with")
+    parser.add_argument("--other", type=Path, help="another version to compare with")
     parser.add_argument("--rounds", type=int, default=5, help="processes for each figure")
     parser.add_argument("--measure", choices=MEASUREMENTS, help="print only this figure")
     given = parser.parse_args()

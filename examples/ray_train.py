@@ -24,33 +24,33 @@ import chz
 from harbor.environments.docker.docker import DockerEnvironment
 from train import Config, main
 
-# Each node has its own environment. Without this variable, Ray would copy that of `uv run`. Ray
-# reads the variable when it is imported.
+# Each node has its own environment. Without this variable, Ray would copy the environment of
+# `uv run`. Ray reads the variable at import time.
 os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"
 ray = importlib.import_module("ray")
-# How long the trials of a stopped training, and then the clean-up of a node, may take.
+# The time limit for the trials of a stopped training run to end, and then for the clean-up.
 STOP_SEC = 30
 
 
 class RayExecutor(Executor):
-    """Runs the groups of a step, each as a task of Ray's."""
+    """Runs each group of a step as a Ray task."""
 
-    # `run_in_executor` passes these two arguments only, and also accepts asyncio's own futures.
+    # `run_in_executor` passes only these two arguments, and also accepts an asyncio future.
     def submit(self, run: Any, task: Any) -> asyncio.Task:  # ty: ignore[incompatible-method-override]
-        """Start a group. Called by `run_in_executor`."""
+        """Start a group. `run_in_executor` calls this method."""
         return asyncio.create_task(self.run(run, task))
 
     async def run(self, run: Any, task: Any) -> Any:
-        """Run a group. If its node dies, report the group, and count all its trials as failed."""
+        """Run a group. If its node dies, report the group and count all its trials as failed."""
         group = task.env_group_builder
-        # On its node, a group does not see the others, so it cannot tell whether all failed.
+        # On its node, a group cannot see the other groups or tell whether all of them failed.
         alone = replace(task, env_group_builder=replace(group, n_groups=0, step_errors=[]))
         reference = run_group.remote(run, alone)
         future = asyncio.wrap_future(reference.future())
         try:
             result, errors = await asyncio.shield(future)
         except asyncio.CancelledError:
-            # The training was stopped. On the node this is a Ctrl-C.
+            # Training was stopped. On the node, `ray.cancel` has the effect of Ctrl-C.
             ray.cancel(reference)
             with suppress(ray.exceptions.RayError, TimeoutError):
                 await asyncio.wait_for(future, STOP_SEC)
@@ -65,12 +65,12 @@ class RayExecutor(Executor):
 
 @ray.remote(max_retries=0, scheduling_strategy="SPREAD")
 def run_group(run: Any, task: Any) -> tuple[Any, list[str]]:
-    """On a node: the group, and an error if every trial of it failed."""
+    """Run a group, on a node. Returns its result, and an error if all its trials failed."""
     group = task.env_group_builder
     print(f"{group.task} runs on node {ray.get_runtime_context().get_node_id()[:8]}")
-    # Each group has its own event loop. Harbor keeps the locks of the previous loop: remove them.
+    # Each group has its own event loop. Remove the locks of the previous loop, which Harbor keeps.
     DockerEnvironment._image_build_locks.clear()
-    # Ray's Ctrl-C is not a real signal, and does not wake a waiting event loop. A timer does.
+    # Ray's Ctrl-C is not a real signal and does not wake an idle event loop. A timer wakes it.
     signal.signal(signal.SIGALRM, lambda *_: None)
     signal.setitimer(signal.ITIMER_REAL, 1, 1)
     return run(task), group.step_errors
@@ -78,12 +78,12 @@ def run_group(run: Any, task: Any) -> tuple[Any, list[str]]:
 
 @ray.remote(num_cpus=0, max_retries=0)
 def run_bash(script: str) -> None:
-    """On a node: run a script."""
+    """Run a bash script, on a node."""
     subprocess.run(["bash", "-c", script], capture_output=True)
 
 
 def run_on_nodes(script: str) -> None:
-    """Run a clean-up on each node that is alive."""
+    """Run a clean-up script on each node that is alive."""
     on_node = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
     running = []
     for node in ray.nodes():
@@ -92,7 +92,7 @@ def run_on_nodes(script: str) -> None:
             running.append(run_bash.options(scheduling_strategy=place).remote(script))
     _, late = ray.wait(running, num_returns=len(running), timeout=STOP_SEC)
     if late:
-        print(f"no clean-up on {len(late)} of {len(running)} nodes", file=sys.stderr)
+        print(f"clean-up did not finish on {len(late)} of {len(running)} nodes", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: 2026 The BasicLoopAgent authors
-"""An agent with a tool: it answers a ```search block itself, from a folder of texts.
+"""An agent with a search tool, which answers ```search blocks from a folder of text files.
 
     harbor run --agent examples.search:Search --ak docs=/path/to/texts --ak max_turns=50 ...
 
-A tool runs on the host, in Harbor's process, for all trials. So it has four duties:
+A tool runs on the host, in Harbor's process, for all trials. So a tool has four duties:
 
-- Treat what the model wrote as data. This one compares words, and opens no path that a model names.
-- Avoid errors, because an error of the tool fails the trial. This one skips links to nowhere.
-- Do not block the event loop: await, or work in a thread.
-- Bound what it returns, because `max_output_bytes` bounds only the output of scripts.
+- Treat the model's text as data. This tool compares words, and opens no path that a model names.
+- Avoid errors, because an error of the tool fails the trial. This tool skips broken links.
+- Do not block the event loop. Await, or work in a thread.
+- Limit the results, because `max_output_bytes` limits only the output of scripts.
 """
 
 import asyncio
@@ -20,22 +20,22 @@ from pydantic import DirectoryPath
 
 from basic_loop_agent import BasicLoopAgent, BasicLoopOptions, fenced_blocks
 
-# The most that the model is shown of the results of one reply.
+# The model sees at most this many characters of search results for each reply.
 MAX_CHARACTERS = 2_000
 
 
 class SearchOptions(BasicLoopOptions):
-    """The options of `--ak key=value`."""
+    """The options that `--ak key=value` sets."""
 
     docs: DirectoryPath
-    """The folder of the texts, *.md and *.txt, on the host."""
+    """The folder of text files, *.md and *.txt, on the host."""
 
 
 class Search(BasicLoopAgent):
     """BasicLoopAgent with a search tool."""
 
     options_model = SearchOptions
-    # ty: a base class could assign other options, but Harbor makes these from `options_model`.
+    # ty: a base class could assign other options, but Harbor builds these from `options_model`.
     options: SearchOptions  # ty: ignore[incompatible-mutable-override]
 
     protocol = f"""{BasicLoopAgent.protocol}
@@ -47,13 +47,13 @@ most of these words are the next message."""
 
     async def execute(self, blocks: list[str], environment: BaseEnvironment) -> str:
         turn = self.turns[-1]
-        # The record has only what ran in the container, and nothing has run yet.
+        # The record lists only what ran in the container, and nothing has run there yet.
         turn.script = ""
         results = ""
         for words in fenced_blocks(turn.content, "search") or []:
             result = await asyncio.to_thread(search, words, self.options.docs)
             results = f"{results}\n\n{result}".strip()[:MAX_CHARACTERS]
-            # The run may end here, or in the script. The next step then opens with the results.
+            # The run may end here or during the script. The next step then opens with the results.
             turn.observation = results
         commands = fenced_blocks(turn.content, *BasicLoopAgent.languages)
         if not commands:
@@ -64,7 +64,7 @@ most of these words are the next message."""
 
 
 def search(words: str, folder: Path) -> str:
-    """The paragraphs with any of these words, those with most of them first."""
+    """The paragraphs with any of these words. Those with the most of these words come first."""
     wanted = set(words.lower().split())
     found = []
     for path in sorted(folder.rglob("*")):

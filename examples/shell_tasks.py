@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: 2026 The BasicLoopAgent authors
-r"""Write a family of Harbor tasks, each of which one shell command solves.
+r"""Write a family of Harbor tasks. One shell command solves each task.
 
     uv run python examples/shell_tasks.py shell-tasks
 
-writes shell-tasks/train, to train on, and two folders to evaluate on: shell-tasks/new_variants,
-the same kinds of task with words that no trained task has, and shell-tasks/new_kinds. The same
---seed gives the same tasks.
+writes one folder for training, shell-tasks/train, and two folders for evaluation.
+shell-tasks/new_variants has the same kinds of task, with words that no training task has.
+shell-tasks/new_kinds has other kinds of task. The same --seed writes the same tasks.
 
-The README's run (`train` is its shell function):
+The run of examples/trainers.md (`train` is the shell function of that page):
 
     train log_path=runs/shell max_tokens=48 temperature=0.7 \
       dataset_builder.agent=one_script:OneScript dataset_builder.tasks=shell-tasks/train \
@@ -16,14 +16,14 @@ The README's run (`train` is its shell function):
       dataset_builder.test_tasks=shell-tasks/new_variants,shell-tasks/new_kinds \
       dataset_builder.test_group_size=4 dataset_builder.concurrency=20
 
-The reward is 1 if the files that the commands left are right. Partial rewards give a model that
-solves nothing yet something to learn from: 0.1 for any command, 0.2 for a command that begins
-correctly and names the file, 0.5 for a result that is close. Partial rewards are for training only.
-To compare models, use the share of solved trials.
+The reward is 1 if the commands left the right files. Partial rewards let a model learn before it
+solves any task: 0.1 for any command, 0.2 for a command that begins correctly and names the file,
+and 0.5 for a result that is close. Partial rewards are for training only. To compare models, use
+the share of solved trials.
 
-A kind of task is an entry in KINDS or NEW_KINDS. `--check` checks the rewards of each, without
-Docker. All tasks run in the same public image, to which Harbor copies a task's files: Docker pulls
-one image and builds none.
+Each kind of task is an entry in KINDS or NEW_KINDS. `--check` checks the rewards of every kind,
+without Docker. All tasks run in the same public image, and Harbor copies each task's files into the
+container. So Docker pulls one image and builds none.
 """
 
 import argparse
@@ -53,19 +53,19 @@ WORDS = [
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of task. In its texts {a}, {b} and {w} are three words, new ones in each variant."""
+    """A kind of task. {a}, {b} and {w} stand for three words, which are chosen for each variant."""
 
     name: str
-    # The instruction, and the command that it asks for.
+    # The instruction, and the command that the instruction asks for.
     instruction: str
     tool: str
-    # Bash conditions. {lines} are some lines of random words, quoted for bash.
+    # Bash conditions. {lines} stands for some lines of random words, quoted for bash.
     solved: str
     close: str
-    # A script that solves the task, and one that comes close.
+    # A script that solves the task, and a script that comes close.
     solution: str
     near_miss: str
-    # The files that are there when the task begins. {lines} are the same lines.
+    # The files that exist when the task begins. {lines} stands for the same lines, unquoted.
     files: dict[str, str] = field(default_factory=dict)
 
 
@@ -233,10 +233,10 @@ INSTRUCTION = """\
 
 CHECK = """\
 #!/bin/bash
-# 1 if the task is solved, 0.5 if it nearly is, 0.2 for a command of the right form, 0.1 for any.
+# 1 for a solved task, 0.5 for a close result, 0.2 for a command of the right form, 0.1 for any.
 exec 2>/dev/null
 reward=0
-# The agent writes this file after its last command. Quotes in a model's text are escaped.
+# The agent writes this file after its last command. In the file, a model's quotes are escaped.
 if grep -q '"observation":' /logs/agent/trajectory.json; then
   reward=0.1
   if grep -q '^{tool} .*{a}' /logs/agent/completion.txt; then reward=0.2; fi
@@ -267,9 +267,9 @@ memory_mb = 512
 
 
 def write_task(folder: Path, kind: Kind, words: list[str], rng: random.Random) -> None:
-    """Write a variant of `kind`, whose three words are taken from `words`."""
+    """Write a variant of `kind` with three words from `words`."""
     a, b, w = rng.sample(words, 3)
-    # A number of lines that nobody guesses, and no line twice.
+    # Use a number of lines that is hard to guess, and no line twice.
     pairs = [f"{x} {y}" for x in words for y in words]
     lines = "\n".join(rng.sample(pairs, rng.randrange(11, 100)))
     values = {"a": a, "b": b, "w": w, "lines": lines, "tool": kind.tool}
@@ -301,7 +301,7 @@ def write_task(folder: Path, kind: Kind, words: list[str], rng: random.Random) -
 
 
 def check() -> None:
-    """Run the scripts of a task of each kind. Raises SystemExit if one earns a wrong reward."""
+    """Run the scripts of one task of each kind. Raises SystemExit if a reward is wrong."""
     expected = {"solve.sh": "1", "near_miss.sh": "0.5", "nothing.sh": "0"}
     kinds = KINDS + NEW_KINDS
     for kind in kinds:
@@ -317,7 +317,7 @@ def check() -> None:
 
 
 def score(task: Path, script: str, folder: Path) -> str:
-    """The reward of a script. `folder` is made, and stands for the container's root."""
+    """The reward of a script. Creates `folder`, which stands for the container's root."""
     shutil.copytree(task / "environment", folder / "home")
     (folder / "logs/verifier").mkdir(parents=True)
     test = (task / "tests/test.sh").read_text().replace("/logs/", f"{folder}/logs/")
@@ -327,22 +327,22 @@ def score(task: Path, script: str, folder: Path) -> str:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Write the three folders, or check. Raises SystemExit if their folder is there already, and
-    what `check` raises."""
-    parser = argparse.ArgumentParser(description="Write tasks of one shell command each.")
+    """Write the three folders, or run `check`. Raises SystemExit if the parent folder already
+    exists, and the errors of `check`."""
+    parser = argparse.ArgumentParser(description="Write tasks that one shell command solves.")
     add = parser.add_argument
-    add("folder", type=Path, nargs="?", help="gets train/, new_variants/ and new_kinds/")
+    add("folder", type=Path, nargs="?", help="for train/, new_variants/ and new_kinds/")
     add("--check", action="store_true", help="check the rewards of each kind; write nothing")
-    add("--seed", type=int, default=0, help="of the tasks' words (%(default)s)")
-    add("--variants", type=int, default=3, help="tasks of a kind in train/ (%(default)s)")
-    add("--new-variants", type=int, default=2, help="tasks of a kind elsewhere (%(default)s)")
+    add("--seed", type=int, default=0, help="seed for the tasks' words (%(default)s)")
+    add("--variants", type=int, default=3, help="tasks of each kind in train/ (%(default)s)")
+    add("--new-variants", type=int, default=2, help="tasks of each kind elsewhere (%(default)s)")
     args = parser.parse_args(argv)
     if args.check:
         return check()
     if not args.folder:
-        parser.error("name a folder, or --check")
+        parser.error("pass a folder or --check")
     if args.folder.exists():
-        raise SystemExit(f"{args.folder} is there already: delete it, or name another one")
+        raise SystemExit(f"{args.folder} already exists: delete it, or pass another folder")
     rng = random.Random(args.seed)
     words = rng.sample(WORDS, len(WORDS))
     trained, new = words[: len(words) // 2], words[len(words) // 2 :]

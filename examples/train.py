@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: 2026 The BasicLoopAgent authors
-"""RL on Tinker: a Harbor trial is a rollout of tinker-cookbook's trainer.
+"""RL on Tinker: each Harbor trial is a rollout for tinker-cookbook's trainer.
 
     uv run python examples/train.py model_name=Qwen/Qwen3-8B learning_rate=4e-5 max_tokens=1024 \
       log_path=runs/greet dataset_builder.tasks=examples/greet \
       dataset_builder.agent_options.max_turns=8
 
-`--help` lists all arguments. The arguments under `dataset_builder.` belong to this file, all others
-to the cookbook. You can train on any tasks that Harbor runs, with BasicLoopAgent, a copy of it or a
-subclass. To use HarborTasks with the cookbook's own Config, set
+`--help` lists all arguments. This file defines the arguments under `dataset_builder.`, and the
+cookbook defines all others. You can train on any tasks that Harbor runs, with BasicLoopAgent, a
+copy of its file, or a subclass. To use HarborTasks with the cookbook's own Config, set
 `rollout_error_tolerance=HarborTrials(...)`.
 """
 
@@ -40,30 +40,32 @@ from tinker_cookbook.rl.rollout_strategy import MinViableGroup, RolloutResult, R
 from tinker_cookbook.utils.ml_log import setup_logging
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-# Removes what the trials of one training left in Docker. No other names have its prefix.
+# Removes what the trials of one training run left in Docker. Only the names of that run begin with
+# its prefix, {0}.
 CLEAN_UP = """\
 docker ps -aq --filter name=^{0} | xargs -r docker rm -f
 docker network ls -q --filter name=^{0} | xargs -r docker network rm
 docker images -q --filter 'reference={0}*' | xargs -r docker rmi -f"""
 # Harbor builds the agent from a configuration of plain values, which cannot hold a sampling client.
-# So the agent samples from its class's `tinker_service`. In asynchronous training, groups with
-# different policies run at the same time, so a context variable holds each trial's policy.
+# So the agent samples through the `tinker_service` of its class. In asynchronous training, groups
+# with different policies run at the same time, so a context variable holds each trial's policy.
 _policy: ContextVar[TinkerTokenCompleter] = ContextVar("policy")
 
 
 class PolicyService:
-    """Stands in for Tinker's service and client: the agent samples from the cookbook's policy."""
+    """Stands in for Tinker's service client and sampling client, so that the agent samples from the
+    cookbook's policy."""
 
     def create_sampling_client(self, **client_args: Any) -> "PolicyService":
         return self
 
     def result(self) -> "PolicyService":
-        # The SDK gives the agent a future of its client.
+        # The agent calls `result`, because the SDK's method returns a future of the client.
         return self
 
     def sample(self, **request: Any) -> Any:
         client: Any = _policy.get().sampling_client
-        # SDK 0.38 gives the cookbook a future in its place.
+        # SDK 0.38 gives the cookbook a future of the client instead of the client.
         return (client.result() if hasattr(client, "result") else client).sample(**request)
 
 
@@ -72,16 +74,16 @@ POLICY_SERVICE = PolicyService()
 
 @dataclass
 class HarborTrial(types.Env):
-    """A trial. When it has ended, it has an error, or an outcome (`training_data`)."""
+    """A trial. A finished trial has either an error or an outcome (from `training_data`)."""
 
     group: "HarborGroup"
     error: types.RolloutError | None = None
     outcome: Any = None
-    step = None  # is never called
+    step = None  # The cookbook never calls `step`.
 
     async def initial_observation(self) -> types.InitialObservationOverflow:
-        """Run the whole trial. Returns what ends the cookbook's rollout before it samples. Raises
-        RuntimeError if the trial cannot be trained on."""
+        """Run the whole trial. Returns an overflow, which ends the cookbook's rollout before it
+        samples. Raises RuntimeError if the trial cannot be used for training."""
         group = self.group
         if group.policy:
             _policy.set(group.policy)
@@ -104,7 +106,7 @@ class HarborTrial(types.Env):
             task = asyncio.current_task()
             if task and task.cancelling():
                 raise asyncio.CancelledError from error
-            # Any other CancelledError comes from the trial, such as from a remote environment.
+            # Any other CancelledError comes from the trial, for example from a remote environment.
             text = f"{group.task}: {error}"
             self.error = self.error or types.RolloutError(type(error).__name__, text)
             raise RuntimeError(self.error.error_message) from error
@@ -114,8 +116,8 @@ class HarborTrial(types.Env):
         for turn in self.outcome.turns:
             prompt = tinker.ModelInput.from_ints(turn.prompt_token_ids)
             action: Any = TokensWithLogprobs(turn.completion_token_ids, turn.logprobs)
-            # For the loss stable_reinforce, and for the price of a step. The constructor has both
-            # from cookbook 0.6 on.
+            # The loss stable_reinforce needs the sequence id, and the price of a step needs the
+            # cached tokens. The constructor accepts both only since cookbook 0.6.
             action.sequence_id = turn.extra.get("sequence_id")
             action.prompt_cache_hit_tokens = turn.extra.get("prompt_cache_hit_tokens") or 0
             is_last = turn is self.outcome.turns[-1]
@@ -125,19 +127,20 @@ class HarborTrial(types.Env):
 
 
 def agent_module(import_path: str) -> Any:
-    """The module of BasicLoopAgent, or of the copy of it, that the agent `module:Class` is from."""
+    """The module that defines BasicLoopAgent, or a copy of it, for the agent `module:Class`."""
     return sys.modules[import_symbol(import_path).run.__module__]
 
 
 @dataclass(frozen=True)
 class HarborGroup(types.EnvGroupBuilder):
-    """The trials of a task in a step. HarborTrials sets the policy, and collects the trials."""
+    """The trials of one task in one step. HarborTrials sets the policy and reads the trials."""
 
     task: str
     tasks: "HarborTasks"
     size: int
     slots: asyncio.Semaphore
-    # How many groups the step has (0: an evaluation), and the errors of those that failed whole.
+    # The number of groups in the step (0 for an evaluation), and the errors of the groups in which
+    # every trial failed.
     n_groups: int = 0
     step_errors: list[str] = field(default_factory=list)
     policy: TinkerTokenCompleter | None = None
@@ -150,7 +153,7 @@ class HarborGroup(types.EnvGroupBuilder):
         return self.trials[-self.size :]
 
     async def compute_group_rewards(self, trajectory_group: Any, env_group: Any) -> list[Any]:
-        """The reward of each trial, and its metrics, of which the cookbook logs the means."""
+        """The reward and the metrics of each trial. The cookbook logs the mean of each metric."""
         rewards = []
         for outcome in [trial.outcome for trial in env_group]:
             metrics = {"solved": float(outcome.reward >= 1)}
@@ -164,21 +167,21 @@ class HarborGroup(types.EnvGroupBuilder):
         return rewards
 
     def logging_tags(self) -> list[str]:
-        """The cookbook logs the metrics of each folder, and of each task."""
+        """The task's folder and the task. The cookbook logs separate metrics for both."""
         return [Path(self.task).parent.name, "/".join(Path(self.task).parts[-2:])]
 
     def fail(self, error: str) -> None:
-        """Record that all trials of this group failed. Raises SystemExit if no other group of the
-        step is left."""
+        """Record that all trials of this group failed. Raises SystemExit once all groups of the
+        step failed."""
         self.step_errors.append(error)
         if len(self.step_errors) == self.n_groups:
             reason = f"Every trial of a step failed. The first error: {self.step_errors[0]}"
-            raise SystemExit(f"{reason}\nFix the cause, and run the same command to continue.")
+            raise SystemExit(f"{reason}\nFix the cause, then run the same command to continue.")
 
 
 @dataclass(frozen=True)
 class HarborTrials(RolloutStrategy):
-    """Runs trials by a strategy of the cookbook's, which says how many of them may fail."""
+    """Runs trials with a strategy of the cookbook, which decides how many trials may fail."""
 
     tolerance: RolloutStrategy
 
@@ -187,8 +190,8 @@ class HarborTrials(RolloutStrategy):
         return self.tolerance.catches_group_errors
 
     async def execute(self, env_group_builder: Any, policy: Any) -> RolloutResult:
-        """Run the trials of a HarborGroup. Raises what the tolerance raises, and SystemExit
-        (`HarborGroup.fail`)."""
+        """Run the trials of a HarborGroup. Raises the errors of `tolerance`, and SystemExit (see
+        `HarborGroup.fail`)."""
         group: HarborGroup = replace(env_group_builder, policy=policy, trials=[])
         try:
             result = await self.tolerance.execute(group, policy)
@@ -204,23 +207,23 @@ class HarborTrials(RolloutStrategy):
 
 @chz.chz
 class HarborTasks(types.RLDatasetBuilder):
-    """What is trained on, and how its trials run. (`main` sets the last three.)"""
+    """The tasks to train on, and how their trials run. `main` sets the last three fields."""
 
     tasks: list[str] = chz.field(doc="task folders, or folders of tasks: a,b,...")
-    test_tasks: list[str] = chz.field(default_factory=list, doc="the same, to evaluate on")
-    steps: int = chz.field(default=10, doc="steps in all")
+    test_tasks: list[str] = chz.field(default_factory=list, doc="the same, for evaluation")
+    steps: int = chz.field(default=10, doc="total steps")
     group_size: int = chz.field(default=8, doc="trials of each task in a step")
     test_group_size: int = chz.field(default=4, doc="trials of each task in an evaluation")
     tasks_per_step: int | None = chz.field(default=None, doc="default: all")
-    # Docker has addresses for about 30 networks, and a trial takes one.
-    concurrency: int = chz.field(default=16, doc="trials at a time")
-    environment: str = chz.field(default="docker", doc="a type of Harbor's, or module:Class")
+    # Docker has addresses for about 30 networks, and each trial needs one network.
+    concurrency: int = chz.field(default=16, doc="trials at once")
+    environment: str = chz.field(default="docker", doc="Harbor's environment type, or module:Class")
     verifier: str | None = chz.field(default=None, doc="module:Class; default: the task's tests")
     agent: str = chz.field(default="basic_loop_agent:BasicLoopAgent", doc="module:Class")
     agent_options: dict[str, Any] = chz.field(default_factory=dict, doc="such as .max_turns=8")
     trial_options: dict[str, Any] = chz.field(default_factory=dict, doc="fields of TrialConfig")
-    model_name: str | None = chz.field(default=None, doc="default: as trained")
-    renderer_name: str | None = chz.field(default=None, doc="default: as trained")
+    model_name: str | None = chz.field(default=None, doc="default: the trained model")
+    renderer_name: str | None = chz.field(default=None, doc="default: the trained model's")
     trials_dir: str = chz.field(default="trials", doc="default: log_path/trials")
 
     async def __call__(self) -> tuple["TaskDataset", "TaskDataset | None"]:
@@ -231,22 +234,23 @@ class HarborTasks(types.RLDatasetBuilder):
         return training, TaskDataset(tests, len(tests), 1) if tests else None
 
     def groups(self, folders: list[str], size: int) -> list[HarborGroup]:
-        """A group for each task in these folders. Raises ValueError if one has no task."""
+        """A group for each task in these folders. Raises ValueError if a folder has no task."""
         groups, slots = [], asyncio.Semaphore(self.concurrency)
         for folder in folders:
             path = Path(folder).expanduser().resolve()
             files = sorted(path.glob("task.toml")) or sorted(path.glob("*/task.toml"))
             if not files:
-                raise ValueError(f"{folder} is no task, nor a folder of tasks (task.toml)")
+                raise ValueError(f"{folder} is neither a task nor a folder of tasks (no task.toml)")
             groups += [HarborGroup(str(file.parent), self, size, slots) for file in files]
         return groups
 
     def prefix(self) -> str:
-        """How the names of this training's containers begin."""
+        """The prefix of the names of this training run's containers."""
         return f"rl-{uuid5(NAMESPACE_URL, str(Path(self.trials_dir).resolve())).hex[:8]}-"
 
     def trial_config(self, task: str, policy: Any) -> TrialConfig:
-        """The configuration of a trial with the limits of this policy. Raises ValueError."""
+        """The configuration of a trial with the policy's limits. Raises ValueError for an option
+        that is unknown or that the trainer sets."""
         limits = {"max_tokens": policy.max_tokens, "temperature": policy.temperature}
         if wrong := limits.keys() & self.agent_options.keys():
             raise ValueError(f"agent_options has {', '.join(wrong)}, which the trainer sets")
@@ -257,13 +261,13 @@ class HarborTasks(types.RLDatasetBuilder):
             import_path=self.environment if is_class else None,
         )
         if self.environment == "docker":
-            # Otherwise Harbor 0.25 and later copies /logs/agent over the agent's files on the host.
+            # Otherwise Harbor 0.25 and later copy /logs/agent over the agent's files on the host.
             environment["kwargs"] = {"auto_mounting": True}
         config = {
             "task": {"path": task},
             "trial_name": f"{self.prefix()}{Path(task).name[:32]}-{uuid4().hex[:12]}",
             "trials_dir": self.trials_dir,
-            # The trainer also owns the keys that are None here: `merged` rejects them as options.
+            # The trainer also owns the keys with None, so `merged` rejects them in trial_options.
             "agent": {
                 "name": None,
                 "import_path": self.agent,
@@ -273,12 +277,12 @@ class HarborTasks(types.RLDatasetBuilder):
             "environment": environment,
             "verifier": {"import_path": self.verifier},
         }
-        # Without extra="forbid" a misspelt name would be ignored.
+        # Without extra="forbid", a misspelled option would be ignored.
         return TrialConfig.model_validate(merged(config, self.trial_options), extra="forbid")
 
 
 def merged(ours: dict[str, Any], options: dict[str, Any], place: str = "") -> dict[str, Any]:
-    """Our configuration of a trial, with trial_options added. `place` is the path of both dicts,
+    """Our configuration of a trial, merged with trial_options. `place` is the path of both dicts,
     such as "environment.". Raises ValueError for an option that our configuration already sets."""
     both = dict(ours)
     for name, value in options.items():
@@ -302,7 +306,8 @@ class TaskDataset(types.RLDataset):
         return self.n_batches
 
     def get_batch(self, index: int) -> list[HarborGroup]:
-        """The tasks of a step. They depend only on its number, so a repeated step has the same."""
+        """The groups of a step. The step's number alone determines their tasks, so a repeated step
+        has the same tasks."""
         errors = []
         groups = random.Random(index).sample(self.groups, self.batch_size)
         return [replace(group, step_errors=errors) for group in groups]
@@ -310,7 +315,7 @@ class TaskDataset(types.RLDataset):
 
 @chz.chz
 class Config(train.Config):
-    """The cookbook's Config with other defaults. Each step saves what a restart needs."""
+    """The cookbook's Config with different defaults. Each step saves what a restart needs."""
 
     dataset_builder: HarborTasks
     recipe_name: str = "harbor"
@@ -321,7 +326,7 @@ class Config(train.Config):
 
 
 def run_here(script: str) -> None:
-    """Run a clean-up on this machine."""
+    """Run a clean-up script on this machine."""
     subprocess.run(["bash", "-c", script], capture_output=True, start_new_session=True)
 
 
@@ -330,9 +335,9 @@ def main(
     rollout_executor: Executor | None = None,
     clean_up: Callable[[str], None] = run_here,
 ) -> None:
-    """Train, or go on training. `clean_up` runs a script of bash where the trials ran. Raises
-    ValueError for a wrong configuration before it connects, SystemExit after a signal or if all
-    trials of a step failed, and errors of the SDK."""
+    """Start or continue training. `clean_up` runs a bash script where the trials ran. Raises
+    ValueError for a wrong configuration before anything connects, SystemExit after a signal or if
+    all trials of a step failed, and errors of the SDK."""
     names = {"model_name": config.model_name, "renderer_name": config.renderer_name}
     trials_dir = str(Path(config.log_path, "trials").resolve())
     builder = chz.replace(config.dataset_builder, **names, trials_dir=trials_dir)
@@ -352,16 +357,16 @@ def main(
         strategy = HarborTrials(strategy)
     config = chz.replace(config, dataset_builder=builder, rollout_error_tolerance=strategy)
     script = CLEAN_UP.format(builder.prefix())
-    print(f"If this ends by kill -9, remove what its trials leave in Docker:\n{script}")
+    print(f"After kill -9, remove what the trials left in Docker:\n{script}")
     try:
         asyncio.run(train_and_evaluate(config, rollout_executor))
     finally:
-        # A signal ends each `docker compose`, too, which may leave something.
+        # A signal also ends each running `docker compose`, which may then leave something behind.
         clean_up(script)
 
 
 async def train_and_evaluate(config: Config, rollout_executor: Executor | None) -> None:
-    """Train, and evaluate the last weights where the cookbook has not done so (0.6.1 does)."""
+    """Train, then evaluate the last weights unless the cookbook already did (0.6.1 does)."""
     for number in SIGNALS:
         asyncio.get_running_loop().add_signal_handler(number, stop)
     rollouts.set_rollout_executor(rollout_executor)
@@ -375,25 +380,25 @@ async def train_and_evaluate(config: Config, rollout_executor: Executor | None) 
         strategy = config.effective_rollout_strategy()
         evaluator = train.RLTestSetEvaluator(tests, config.max_tokens, strategy=strategy)
         service = tinker.ServiceClient(base_url=config.base_url)
-        # The method without _async came with SDK 0.38, and the fake of the tests has both.
+        # SDK 0.38 introduced the method without _async. The tests' fake has both methods.
         client = await service.create_sampling_client_async(last.sampler_path)  # ty: ignore[deprecated]
         log.log_metrics(await evaluator(client), step=last.batch)
 
 
 def stop() -> None:
-    """End the training after a signal. Ignore later signals: they would disturb the clean-up."""
+    """End training after a signal. Ignore later signals, which would interrupt the clean-up."""
     for number in SIGNALS:
         asyncio.get_running_loop().remove_signal_handler(number)
         signal.signal(number, signal.SIG_IGN)
-    print("Waiting until the trials have removed their containers ...")
+    print("Waiting for the trials to remove their containers ...")
     raise SystemExit("stopped; to continue, run the same command again")
 
 
 if __name__ == "__main__":
-    # The agent may be in the current folder.
+    # The agent's module may be in the current folder.
     sys.path.append("")
-    # Harbor's debug lines are in each trial.log, too.
+    # Each trial.log already contains Harbor's debug lines.
     logging.getLogger("harbor.utils.logger").propagate = False
-    # Cookbook 0.5.8 calls methods that SDK 0.38 says are deprecated: five warnings a step.
+    # Cookbook 0.5.8 calls methods that SDK 0.38 deprecates. That causes five warnings a step.
     warnings.filterwarnings("ignore", "DEPRECATED: ", FutureWarning)
     main(chz.entrypoint(Config))

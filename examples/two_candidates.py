@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: 2026 The BasicLoopAgent authors
-"""A custom client, with token ids: it asks another client twice and picks one of the replies.
+"""A custom client with token ids, which calls another client twice and picks one of the replies.
 
     harbor run --agent examples.two_candidates:TwoCandidates --ak model_client=vllm ...
 
-It wraps the client that the option model_client selects. A client without ids needs
-collect_rollout_details=false, which is the default for model_client=litellm. The picked replies do
-not follow the model's own distribution, so use this for evaluation, or with a trainer that corrects
-for it. If the run ends during the second call, the first reply is lost.
+The custom client wraps the client that the option model_client selects. A wrapped client without
+ids needs collect_rollout_details=false, which is the default for model_client=litellm. The picked
+replies do not follow the model's own distribution, so use this agent for evaluation, or with a
+trainer that corrects for the difference. If the run ends during the second call, the first reply is
+lost.
 """
 
 import math
@@ -28,7 +29,7 @@ class TwoCandidates(BasicLoopAgent):
 
 
 class PickingClient(ModelClient):
-    """Asks a client twice for each reply, one after the other."""
+    """Calls a client twice for each reply, one call after the other."""
 
     def __init__(self, client: ModelClient) -> None:
         self.client = client
@@ -56,8 +57,8 @@ class PickingClient(ModelClient):
 
 
 def worth(turn: Turn) -> tuple[bool, bool, bool, float]:
-    """A complete reply ranks above a truncated one, and a truncated one above a failed one. Among
-    equals, a reply with text ranks higher, and then the more probable one."""
+    """A complete reply ranks above a truncated reply, which ranks above a failed one. Among equals,
+    a reply with text ranks higher, and then the more probable reply."""
     # Without ids or logprobs, a reply cannot be trained on.
     logprobs = turn.logprobs or []
     mean = sum(logprobs) / len(logprobs) if turn.is_trainable else -math.inf
