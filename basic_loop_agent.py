@@ -997,7 +997,7 @@ task is done, reply without such a block."""
         args = copy.deepcopy(options.llm_kwargs)
         sampling = {"temperature", "top_p", "reasoning_effort"}
         args |= options.model_dump(include=sampling, exclude_none=True)
-        # The clients receive the key as an argument of its own.
+        # The clients receive the key as a separate argument.
         args.pop("api_key", None)
         model = str(self.model_name)
         if options.model_client == "litellm":
