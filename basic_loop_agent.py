@@ -238,7 +238,7 @@ class StopReason(StrEnum):
     ERROR = "error"
 
 
-NO_MODEL = "no model: name one with -m, such as Qwen/Qwen3-8B or openai/gpt-5"
+NO_MODEL = "no model: name one with -m, such as Qwen/Qwen3-8B (tinker) or openai/gpt-5 (litellm)"
 
 # Every run that fails raises ApiError or RuntimeRequestError. The names are Harbor's: it decides by
 # the name of an error's class whether to score a trial, and does not score these two (see its

@@ -2011,6 +2011,24 @@ class TestLoop:
     def test_a_client_of_ones_own_needs_no_key(self, no_key):
         ScriptedAgent.preflight({}, {})
 
+    @columns("edited n_turns").rows(never=(None, [3]), after_the_second_turn=(2, [2, 1]))
+    def test_a_recipe_merges_turns_into_sequences(self, edited, n_turns, tinker, monkeypatch):
+        def edit(agent: OwnLoop) -> None:
+            if len(agent.turns) == edited:
+                agent.messages = [LEFT_OUT, *agent.messages[1:]]
+
+        recipes = fenced_blocks((ROOT / "examples/trainers.md").read_text(), "python")
+        exec(next(recipe for recipe in recipes if "def sequences" in recipe), names := {})
+        monkeypatch.setattr(OwnLoop, "after_turn", edit)
+        turns = tinker.run(agent_class=OwnLoop, max_turns=3).agent.turns
+        rest = iter(turns)
+        for sequence, n in zip(names["sequences"](turns), n_turns, strict=True):
+            own = list(itertools.islice(rest, n))
+            assert sequence["ids"] == own[-1].ids
+            sampled = [token for token in zip(*sequence.values(), strict=True) if token[1]]
+            pairs = [zip(turn.completion_token_ids, turn.logprobs, strict=True) for turn in own]
+            assert sampled == [(x, 1, logprob) for pair in pairs for x, logprob in pair]
+
     def test_an_example_tries_a_loop_without_a_job(self, tmp_path):
         """It tries the recipe that stops a model which repeats its script."""
         recipes = fenced_blocks((ROOT / "examples/recipes.md").read_text(), "python")

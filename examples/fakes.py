@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from harbor.agents.base import BaseAgent
 from harbor.environments.base import BaseEnvironment, ExecResult
 from harbor.llms.base import BaseLLM, LLMResponse
 from harbor.models.metric import UsageInfo
@@ -40,12 +41,15 @@ AGENT = os.environ.get("AGENT", "basic_loop_agent:BasicLoopAgent")
 
 
 def class_named(path: str) -> Any:
-    """The class with a path such as my_agent:MyAgent. Raises SystemExit if there is none."""
+    """The agent class with a path such as my_agent:MyAgent. Raises SystemExit if there is none."""
     module, _, name = path.partition(":")
     try:
-        return getattr(importlib.import_module(module), name)
+        found = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
-        raise SystemExit(f"{path} is no agent (write module:Class): {error}") from error
+        raise SystemExit(f"cannot load {path} (write module:Class): {error}") from error
+    if not (isinstance(found, type) and issubclass(found, BaseAgent)):
+        raise SystemExit(f"{path} is not an agent class")
+    return found
 
 
 class ScriptedAgent(class_named(AGENT)):

@@ -51,7 +51,7 @@ def why_ids_are_missing(trial: TrialResult) -> str:
     if n_turns:
         return (
             f"(turns without ids: {n_turns}. The server gave no id or no logprob for some token. "
-            "llama.cpp has no logprob for a token that ends inside a character, as in an emoji.)"
+            "llama.cpp has none for a token that ends in the middle of a character, as in emoji.)"
         )
     return ""
 

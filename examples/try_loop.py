@@ -5,8 +5,9 @@
     uv run --no-dev python examples/try_loop.py my_agent:MyAgent    # in a clone
     PYTHONPATH=. uv run python examples/try_loop.py my_agent:MyAgent  # in a project of your own
 
-Change REPLIES to what your model might say. Only SCRIPT is run, on this machine (Linux). Any
-other command of a loop "succeeds" and prints nothing.
+Change REPLIES to what your model might say. The scripted model replaces the client that the
+subclass builds. Only SCRIPT is run, on this machine (Linux). Any other command of a loop "succeeds"
+and prints nothing.
 """
 
 import asyncio
