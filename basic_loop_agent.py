@@ -158,9 +158,7 @@ class BasicLoopOptions(
         an option that was not given is taken from there."""
         llm_kwargs = given.get("llm_kwargs")
         if isinstance(llm_kwargs, str):
-            raise ValueError(
-                'llm_kwargs must be a JSON object, such as llm_kwargs=\'{"stop": ["x"]}\''
-            )
+            raise ValueError('llm_kwargs must be a JSON object, such as \'{"stop": ["x"]}\'')
         if not isinstance(llm_kwargs, dict):
             return given
         taken = {name: value for name, value in llm_kwargs.items() if name in OPTION_NAMES}
