@@ -1259,7 +1259,7 @@ def check_url(url: str, name: str) -> None:
     may hold a password."""
     if not re.fullmatch(r"https?://[^\s/?#][^\s?#]*", url):
         raise ValueError(
-            f"{name} must be a URL such as http://localhost:8000, without spaces, ? or #"
+            f"{name} must be a URL such as http://localhost:8000 (with http://, without ? or #)"
         )
 
 

@@ -48,7 +48,7 @@ def class_named(path: str) -> Any:
     except (ImportError, AttributeError, ValueError) as error:
         raise SystemExit(f"cannot load {path} (write module:Class): {error}") from error
     if not (isinstance(found, type) and issubclass(found, BaseAgent)):
-        raise SystemExit(f"{path} is not an agent class")
+        raise SystemExit(f"{path} is not an agent: name a subclass of BasicLoopAgent")
     return found
 
 
