@@ -1219,15 +1219,7 @@ async def shared_client(key: tuple, build: Callable[[], Any]) -> ModelClient:
             raise entry.error
         if entry.client is None:
             try:
-                client = await asyncio.to_thread(build)
-                if client is None:
-                    raise TypeError("_build_llm must return a ModelClient or a BaseLLM")
-                if not isinstance(client, ModelClient):
-                    client = HarborClient(client)
-                try:
-                    await client.connect()
-                except Exception as error:
-                    raise_api_error(error, client)
+                entry.client = await connected_client(build)
             except Exception as error:
                 # The trials that already wait for this entry raise this error. Later trials build a
                 # new client.
@@ -1235,8 +1227,22 @@ async def shared_client(key: tuple, build: Callable[[], Any]) -> ModelClient:
                 if _clients.get(key) is entry:
                     del _clients[key]
                 raise
-            entry.client = client
         return entry.client
+
+
+async def connected_client(build: Callable[[], Any]) -> ModelClient:
+    """Build a client, and connect it. Raises any error of the build, and ApiError if the server
+    refuses the connection."""
+    client = await asyncio.to_thread(build)
+    if client is None:
+        raise TypeError("_build_llm must return a ModelClient or a BaseLLM")
+    if not isinstance(client, ModelClient):
+        client = HarborClient(client)
+    try:
+        await client.connect()
+    except Exception as error:
+        raise_api_error(error, client)
+    return client
 
 
 def forget_client(client: ModelClient) -> None:
@@ -1745,7 +1751,7 @@ class TinkerClient(TokenClient):
             raise ValueError(
                 f"cannot load the tokenizer of {model} (check -m and the network): {error}"
             ) from error
-        # Llama 3's tokenizers set this. `decode` then drops spaces: `cp ../a .` becomes `cp../a.`
+        # Llama 3's tokenizers set this flag, with which `decode` turns `cp ../a .` into `cp../a.`
         self._tokenizer.clean_up_tokenization_spaces = False
         with _tokenizer_lock:
             try:

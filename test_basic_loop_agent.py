@@ -1288,7 +1288,7 @@ class TestOptions:
         ),
         stop=("tinker", {"llm_kwargs": {"stop": "x"}}, TypeError, "argument 'stop'"),
         # `create_sampling_client` takes the rest, and refuses this.
-        a_misspelt_argument=("tinker", {"llm_kwargs": {"top_pi": 1}}, RuntimeError, "top_pi"),
+        a_misspelt_argument=("tinker", {"llm_kwargs": {"top_pi": 1}}, module.ApiError, "top_pi"),
         no_url=("vllm", {"api_base": None}, ValueError, NO_URL),
         no_such_model=(
             "vllm",

@@ -2,7 +2,7 @@
 # SPDX-FileCopyrightText: 2026 The BasicLoopAgent authors
 """Try a loop with scripted replies, without a job. Prints the conversation and how the run ended.
 
-    uv run --no-dev python examples/try_loop.py my_agent:MyAgent    # in a clone
+    uv run --no-dev python examples/try_loop.py my_agent:MyAgent      # in a clone
     PYTHONPATH=. uv run python examples/try_loop.py my_agent:MyAgent  # in a project of your own
 
 Change REPLIES to what your model might say. The scripted model replaces the client that the
