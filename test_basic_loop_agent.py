@@ -7230,6 +7230,16 @@ class TestPages:
         readme = (ROOT / "README.md").read_text()
         assert int(re.search(r"Read the first (\d+), to the end of `answer`", readme)[1]) == end
 
+    def test_the_table_of_options_repeats_their_docstrings(self):
+        rows = re.findall(
+            r"(?m)^\| `(\w+)` \| `(.*)` \| (.*) \|$", (ROOT / "examples/recipes.md").read_text()
+        )
+        fields = {name: BasicLoopOptions.model_fields[name] for name in module.OPTION_NAMES}
+        assert rows == [
+            (name, json.dumps(field.default), " ".join(field.description.split()))
+            for name, field in fields.items()
+        ]
+
     @pytest.mark.parametrize("page", PAGES)
     def test_each_link_of_a_page_leads_somewhere(self, page):
         path = ROOT / page
