@@ -132,7 +132,8 @@ class BasicLoopOptions(
     """Seconds after which the loop ends and the trial is scored. 0: no limit. Default: the task's
     timeout minus 30 seconds, or 90% of a timeout under 300 seconds."""
     llm_kwargs: dict[str, Any] = Field({}, repr=False)
-    """Further arguments for the client, such as stop. Error messages do not show them."""
+    """Further arguments for the client, such as stop. Some servers ignore a misspelled name. Error
+    messages do not show them."""
     collect_rollout_details: bool | None = None
     """Record token ids and logprobs; default: false for litellm, true for the others."""
     context_limit: PositiveInt | None = None
@@ -1152,8 +1153,8 @@ def raise_api_error(failure: Exception, client: ModelClient) -> NoReturn:
     place = f"{type(failure).__name__} from {server}"
     hint = STATUS_HINTS.get(getattr(failure, "status_code", 0))
     if isinstance(first_cause(failure), ConnectionError | socket.gaierror):
-        place = f"nothing answers at {server}"
-        hint = "start the server, or check its URL and the network"
+        place = f"cannot connect to {server}"
+        hint = "check its URL and the network, and whether it is running"
     raise ApiError(": ".join(filter(None, [place, hint, error_text(failure)]))) from cause
 
 

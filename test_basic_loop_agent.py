@@ -5092,7 +5092,7 @@ class TestVllm:
         assert url in str(error.value)
 
     def test_a_server_that_does_not_answer_is_not_called_another_server(self, vllm):
-        with pytest.raises(module.ApiError, match=r"^nothing answers at http://127\.0\.0\.1:1: "):
+        with pytest.raises(module.ApiError, match=r"^cannot connect to http://127\.0\.0\.1:1: "):
             set_up(vllm.agent(api_base="http://127.0.0.1:1"))
 
     @columns("certificate cause").rows(
@@ -6292,12 +6292,12 @@ class TestChat:
         failed = chat.new_run(api_base=url, llm_kwargs={"max_retries": 0})
         with pytest.raises(module.ApiError, match="Connection error") as error:
             failed.follow()
-        assert f"nothing answers at {url}/v1: start the server" in shown_text(error.value)
+        assert f"cannot connect to {url}/v1: check its URL" in shown_text(error.value)
 
     @pytest.mark.parametrize("provider", ["openai", "hosted_vllm", "anthropic"])
     @columns("url place cause").rows(
-        refused_port=("http://127.0.0.1:1", "^nothing answers at", "Connect call failed"),
-        unknown_host=("http://no-such-host.invalid", "^nothing answers at", "not known"),
+        refused_port=("http://127.0.0.1:1", "^cannot connect to", "Connect call failed"),
+        unknown_host=("http://no-such-host.invalid", "^cannot connect to", "not known"),
         no_https=("https://127.0.0.1:{port}", "Error from", "wrong version number"),
     )
     def test_the_error_says_why_no_server_answers(
