@@ -44,7 +44,6 @@ import os
 import re
 import shlex
 import socket
-import sys
 import threading
 import traceback
 import urllib.parse
@@ -72,15 +71,7 @@ from harbor.models.agent.context import AgentContext
 from harbor.models.agent.rollout_detail import RolloutDetail
 from harbor.models.metric import UsageInfo
 from harbor.models.trial.result import TrialResult
-from pydantic import (
-    BaseModel,
-    Field,
-    NonNegativeFloat,
-    PositiveFloat,
-    PositiveInt,
-    SecretStr,
-    model_validator,
-)
+from pydantic import BaseModel, Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 from pydantic_core import to_json, to_jsonable_python
 
 if TYPE_CHECKING or find_spec("harbor.agents.options"):
@@ -181,12 +172,12 @@ class BasicLoopOptions(
         extra_body = self.llm_kwargs.get("extra_body") or {}
         for name in OPTION_NAMES & extra_body.keys():
             raise ValueError(f"extra_body must not contain {name}: give it as an option")
-        further = {*self.llm_kwargs, *extra_body}
-        for name in REFUSED_ARGUMENTS.keys() & further:
+        arguments = {*self.llm_kwargs, *extra_body}
+        for name in REFUSED_ARGUMENTS.keys() & arguments:
             raise ValueError(f"llm_kwargs must not contain {name}: {REFUSED_ARGUMENTS[name]}")
         for name, clients in CLIENTS_OF_OPTION.items():
-            # Harbor before 0.25 has no reasoning_effort.
-            is_given = getattr(self, name, None) or name in further
+            # Harbor's AgentOptions has reasoning_effort, from 0.25 on.
+            is_given = getattr(self, name, None) or name in arguments
             if is_given and self.model_client not in clients:
                 raise ValueError(f"{name} is for model_client={' or '.join(clients)}: drop it")
         if self.model_path is not None and not self.model_path.startswith("tinker://"):
@@ -255,8 +246,8 @@ class RuntimeRequestError(RuntimeError):
 
 
 class UnreadableError(RuntimeError):
-    """The server's answer is not a result, but for instance a gateway's error page. The agent
-    waits, as for a server that is down."""
+    """The server's answer cannot be read as a result. It may be a gateway's error page, so the
+    agent waits, as for a server that is down."""
 
 
 class AbortedError(RuntimeError):
@@ -367,7 +358,8 @@ class ModelClient(ABC):
         """Ask the server for its limits. Raises any error of the server."""
 
     def after_failure(self) -> None:  # noqa: B027
-        """Called when the server failed for good. Drop what clients share, such as a session."""
+        """Called when the server failed for good. Drop what several clients share, such as Tinker's
+        session."""
 
     @abstractmethod
     async def call(
@@ -431,6 +423,7 @@ class BasicLoopAgent(BaseAgent):
             another one, override `_build_llm`.
         introduction: Texts about skills and MCP servers, which begin the first prompt.
         _n_runs: How many runs have begun.
+        _directory: Where the environment's commands start. The first script of the trial sets it.
 
     Attributes of the conversation, which `run` begins and `resume` continues:
         messages: The messages so far, as copies. To edit the conversation, assign a new list (see
@@ -494,6 +487,7 @@ task is done, reply without such a block."""
     _previous: Turn | None
     _has_replied: bool
     _n_runs: int
+    _directory: str | None
     _deadline: float
 
     @remembers_arguments
@@ -526,6 +520,7 @@ task is done, reply without such a block."""
         if not hasattr(BaseAgent, "parse_options"):
             self.options = self._options_among(arguments)
         self._n_runs = 0
+        self._directory = None
 
     @classmethod
     def _options_among(cls, arguments: dict[str, Any]) -> BasicLoopOptions:
@@ -583,8 +578,11 @@ task is done, reply without such a block."""
         code and the output. The reply that holds the blocks is `self.turns[-1].content`. To end the
         run, raise an exception, and catch it in `converse`. Raises RuntimeRequestError if the
         environment no longer runs commands."""
+        if self._directory is None:
+            answer = await environment.exec("pwd", timeout_sec=60)
+            self._directory = (answer.stdout or "/").strip()
         limits = (self.options.command_timeout_sec, self.options.max_output_bytes)
-        text = await run_script(blocks, environment, *limits)
+        text = await run_script(blocks, environment, self._directory, *limits)
         self.logger.debug(f"script: {text.splitlines()[0]}")
         return text
 
@@ -622,7 +620,7 @@ task is done, reply without such a block."""
         whose author may use them on purpose. The litellm client knows no special tokens, and
         changes nothing."""
         escape = self.client.escape_special_tokens
-        # Only a run's first prompt has the instruction. An output may repeat its text.
+        # Only a run's first prompt has the instruction. Later, an output may repeat its text.
         if self.turns or not self.instruction or self.instruction not in prompt:
             return escape(prompt)
         # Split at the last occurrence, because texts before the instruction, such as a skill, may
@@ -675,8 +673,8 @@ task is done, reply without such a block."""
                 turn = await self._chat.chat(prompt, previous=self._previous, session_id=session_id)
                 return cast(Turn, turn)
             except asyncio.CancelledError:
-                # At the deadline `_converse_in_time` cancels this call. If an earlier attempt
-                # failed, report the server, not a timeout.
+                # At the deadline `_converse_in_time` cancels this call, and Harbor scores the
+                # trial. If the server was down, the trial must not be scored: raise ApiError.
                 if n_failures and clock() >= self._deadline:
                     raise ApiError(
                         "max_seconds passed before the model's server recovered"
@@ -791,7 +789,7 @@ task is done, reply without such a block."""
         """Continue the conversation of the last `run`, for the later steps of a task. The prompt
         begins with what the model has not seen of the previous step: its last observation, or its
         first prompt if no reply came. Raises the errors of `run`."""
-        # (That first prompt may itself begin with unseen text from an earlier step.)
+        # If no reply came, the whole first prompt is unseen, with all that it carried over.
         unseen = self.turns[-1].observation if self.turns else self.first_prompt
         await self._run_loop([unseen, instruction], environment, context)
 
@@ -821,11 +819,7 @@ task is done, reply without such a block."""
         except (ApiError, RuntimeRequestError):
             raise
         except Exception as error:
-            # The innermost line of this file or of a subclass's.
-            modules = [sys.modules.get(cls.__module__) for cls in type(self).__mro__]
-            files = {__file__, *(getattr(module, "__file__", None) for module in modules)}
-            frames = traceback.extract_tb(error.__traceback__)
-            frame = [frame for frame in frames if frame.filename in files][-1]
+            frame = traceback.extract_tb(error.__traceback__)[-1]
             place = f"{Path(frame.filename).name}, line {frame.lineno}"
             text = valid_text(f"{type(error).__name__}: {error} ({place})")
             raise RuntimeRequestError(text) from as_cause(error)
@@ -860,9 +854,9 @@ task is done, reply without such a block."""
             return StopReason.ROLLOUT_TIMEOUT
 
     async def _remove_old_files(self, environment: BaseEnvironment) -> None:
-        """Remove an earlier run's files from the container, where Harbor put them for the tests.
-        This is only for Harbor 0.25 and 0.26, which copy the container's log folder over `logs_dir`
-        after a run: the old files would replace the new ones."""
+        """Remove the previous step's files from the container, where Harbor put them for the tests.
+        After a run, Harbor 0.25 and 0.26 copy the container's log folder over `logs_dir`, so the
+        old files would replace the new ones."""
         folder = getattr(self, "environment_logs_dir", "/logs/agent")
         names = shlex.join([f"{folder}/completion.txt", f"{folder}/trajectory.json"])
         await environment.exec(f"rm -f {names}", cwd="/", timeout_sec=60)
@@ -885,16 +879,17 @@ task is done, reply without such a block."""
             context.model_usage = {str(self.model_name): ModelUsage(**totals)}
         # SkyRL and verl call the number of turns n_episodes.
         metadata = {"stop_reason": stop_reason, "n_episodes": len(self.turns)}
+        trainable = [turn for turn in self.turns if turn.is_trainable]
         if self.options.collect_rollout_details:
-            trainable = [turn for turn in self.turns if turn.is_trainable]
-            context.rollout_details = rollout_details(trainable)
             metadata["n_turns_without_ids"] = len(self.turns) - len(trainable)
             metadata["n_prefix_breaks"] = sum(turn.breaks_prefix for turn in trainable)
-        # Harbor can save JSON values only. A text that it cannot save would end the whole job, so
-        # call `to_json`, which raises the error here.
         metadata = to_jsonable_python(metadata | self.metadata, fallback=str, inf_nan_mode="null")
-        to_json(metadata)
+        # A value that JSON cannot hold, such as a lone surrogate, is an error here. In the context
+        # it would end the whole job, when Harbor saves the trial.
+        to_json([metadata, [turn.extra for turn in trainable]])
         context.metadata = metadata
+        if self.options.collect_rollout_details:
+            context.rollout_details = rollout_details(trainable)
 
     def _write_files(self, context: AgentContext) -> None:
         """Write what the run leaves in the log folder. Raises OSError, and the errors of a
@@ -1022,7 +1017,7 @@ task is done, reply without such a block."""
             self.tinker_service,
             self.model_name,
             # The session id is an argument of each call, and the client does not use max_seconds.
-            as_text(self.options.model_dump(exclude={"session_id", "max_seconds"})),
+            as_text(dict(self.options) | {"session_id": None, "max_seconds": None}),
             as_text(self._agent_env),
             as_text(process_env),
         )
@@ -1098,8 +1093,8 @@ def meaning_of(error: Exception) -> Meaning:
 
 
 def has_phrase(text: str, phrases: Iterable[str]) -> bool:
-    """True if a text in lower case holds one of the phrases. (The phrases of OTHER_LIMITS contain
-    some of them, but mean something else.)"""
+    """True if a text in lower case holds one of the phrases."""
+    # "too many tokens per minute" is another limit than "too many tokens".
     for phrase in OTHER_LIMITS:
         text = text.replace(phrase, "")
     return any(phrase in text for phrase in phrases)
@@ -1134,8 +1129,8 @@ def error_text(error: Exception) -> str:
 
 
 def as_cause(error: Exception) -> Exception | None:
-    """The error, for `raise ... from`. None if its traceback has a lone surrogate, which a server
-    or a model may write in JSON. Harbor cannot save it, and the whole job would end."""
+    """The error, for `raise ... from`. None if its traceback holds a lone surrogate, which a server
+    or a model may write in JSON: Harbor saves the traceback, and would end the whole job."""
     text = "".join(traceback.format_exception(error))
     return error if valid_text(text) == text else None
 
@@ -1203,8 +1198,8 @@ def as_text(values: dict[str, Any]) -> str:
     """A text for `_cache_key`. It is equal for equal items in the same order."""
 
     def other(value: Any) -> str:
-        # A subclass's options may hold a SecretStr, whose repr is '**********' for any secret.
-        return value.get_secret_value() if isinstance(value, SecretStr) else repr(value)
+        # A subclass's options may hold a secret of pydantic's, whose repr is always '**********'.
+        return repr(value.get_secret_value() if hasattr(value, "get_secret_value") else value)
 
     return json.dumps(values, default=other)
 
@@ -1212,6 +1207,9 @@ def as_text(values: dict[str, Any]) -> str:
 async def shared_client(key: tuple, build: Callable[[], Any]) -> ModelClient:
     """The client of all trials with this key. The first trial builds it. The others wait, and
     receive the client, or the error with which the build failed."""
+    # A client of a closed event loop still holds connections.
+    for old in [key for key in _clients if key[0].is_closed()]:
+        del _clients[old]
     entry = _clients.setdefault(key, CacheEntry())
     while len(_clients) > MAX_CLIENTS:
         del _clients[next(iter(_clients))]
@@ -1386,8 +1384,8 @@ def check_litellm_key(options: BasicLoopOptions, model: str, agent_env: dict[str
 
 
 def tags_for(text: str) -> dict[str, str]:
-    """THINKING_TAGS, and Hunyuan's if the text has them near its start. They have a suffix, which
-    differs by checkpoint: <think:6124c78e>hm</think:6124c78e>hi"""
+    """THINKING_TAGS, and Hunyuan's if the text has them near its start. The names of Hunyuan's end
+    in a suffix that differs by checkpoint: <think:6124c78e>hm</think:6124c78e>hi"""
     suffixes = re.findall(r"<think(:[\w.-]+)>", text[:99])
     return THINKING_TAGS | {f"<think{suffix}>": f"</think{suffix}>" for suffix in suffixes}
 
@@ -1460,8 +1458,8 @@ class ChatClient(ModelClient):
     ) -> None:
         import litellm
 
-        self._provider, url, key = litellm_access(options, model, agent_env)
-        self.url = without_passwords(url or self._provider)
+        provider, url, key = litellm_access(options, model, agent_env)
+        self.url = without_passwords(url or provider)
         if options.model_info:
             litellm.register_model({model: options.model_info})
         # drop_params leaves out what a model refuses, such as a temperature. There are no retries,
@@ -1471,7 +1469,7 @@ class ChatClient(ModelClient):
         self._args: dict[str, Any] = defaults | args | own
         if options.collect_rollout_details:
             self._args["logprobs"] = True
-            # vLLM honors this.
+            # This asks vLLM for the token ids.
             self._args["extra_body"] = {"return_token_ids": True, **(args.get("extra_body") or {})}
 
     async def call(
@@ -1493,35 +1491,18 @@ class ChatClient(ModelClient):
             args["extra_headers"] = (args.get("extra_headers") or {}) | header
         messages: Any = with_prompt(message_history, prompt)
         messages = add_anthropic_caching(messages, args["model"])
-        try:
-            response = await litellm.acompletion(messages=messages, **args)
-        except Exception as error:
-            names = [] if args["api_key"] else self._missing_keys(error)
-            if not names:
-                raise
-            raise ApiError(f"no API key: set {', '.join(names)}") from error
-        return split_reply(self._turn(response))
-
-    def _missing_keys(self, error: Exception) -> list[str]:
-        """The names of the variables that may hold the API key, if a call failed because it had no
-        key; otherwise an empty list. Without a key, some of litellm's providers raise an error, and
-        the others ask the server, which refuses the call."""
-        import litellm
-
-        is_refused = isinstance(error, litellm.exceptions.AuthenticationError)
-        if not is_refused and not re.search(KEY_IS_MISSING, str(error)):
-            return []
-        names = litellm.validate_environment(self._args["model"])["missing_keys"]
-        return names or [f"{self._provider.upper().replace('-', '_')}_API_KEY"]
+        return split_reply(self._turn(await litellm.acompletion(messages=messages, **args)))
 
     def _turn(self, response: Any) -> Turn:
+        if not response.choices:
+            raise ApiError("the server's reply is empty")
         choice = response.choices[0]
         # Some of litellm's providers leave this attribute out. (Seen in litellm 1.110.)
         fields = getattr(choice, "provider_specific_fields", None) or {}
         if fields.get("error"):
             raise ApiError(f"the server ended the reply with an error: {fields['error']}")
-        # litellm turns a finish reason that it does not know into "stop". So look up the server's
-        # own word, which it keeps here.
+        # litellm turns a finish reason that it does not know into "stop", and keeps the server's
+        # own word here. Take that word if it means a failure or a truncation.
         server_reason = str(fields.get("native_finish_reason")).lower()
         reason = choice.finish_reason
         if server_reason in FAILED_REASONS | TRUNCATED_REASONS:
@@ -1549,7 +1530,6 @@ class ChatClient(ModelClient):
         )
 
 
-KEY_IS_MISSING = r"(?i)missing (\w+ )?(api key|credentials)|api_key (is not set|client option must)"
 # Other fields that are recorded from replies of vLLM and SGLang.
 EXTRA_NAMES = ("routed_experts", "weight_versions")
 
@@ -1640,8 +1620,8 @@ class TokenClient(ModelClient, ABC):
             tail = await self._tail(messages)
             # The reply and the tail share one stop token, or several (Inkling, Kimi K3).
             n_shared = overlap(previous.completion_token_ids, tail)
-            # A truncated reply shares none. If a complete one shares none, the model ended it
-            # differently from the template.
+            # A truncated reply shares none. A complete reply that shares none did not end as the
+            # template's replies do, so the whole conversation is rendered.
             if tail and (n_shared or previous.finish_reason != "stop"):
                 return previous.ids + tail[n_shared:]
         return await self.render(messages)
@@ -1707,7 +1687,8 @@ async def in_daemon_thread(function: Callable[[], Any]) -> Any:
     """Like `asyncio.to_thread`, but Python's exit does not wait for the thread. If nothing answers
     at its URL, Tinker's SDK keeps trying for up to twelve minutes, and Ctrl-C would hang."""
     result: Future[Any] = Future()
-    # Mark it as running. Otherwise a cancelled caller would cancel it, and `set_result` would fail.
+    # Once it is marked as running, a cancelled caller cannot cancel it. Otherwise `set_result`
+    # would fail.
     result.set_running_or_notify_cancel()
 
     def work() -> None:
@@ -1827,7 +1808,8 @@ class TinkerClient(TokenClient):
     def _open(self) -> None:
         service = self._trainer_service or shared_tinker_service(*self._url_and_key)
         self._sampling_client = service.create_sampling_client(**self._source).result()
-        # With another model's tokenizer all ids would be wrong. (A folder may hold any tokenizer.)
+        # With another model's tokenizer all ids would be wrong. (The name of a local folder says
+        # nothing about the tokenizer in it.)
         if "model_path" in self._source and not Path(self._model).is_dir():
             base = self._sampling_client.get_base_model()
             if base and base != self._model:
@@ -2015,8 +1997,8 @@ class ServerClient(TokenClient):
             extra |= {name: place[name] for name in EXTRA_NAMES if place and place.get(name)}
         ids = reply.get("token_ids")
         usage = response.get("usage") or {}
-        # With --allow-auto-truncate, SGLang truncates a long prompt, but returns all its ids. The
-        # count is 0 if SGLang aborted the request in its queue.
+        # With --allow-auto-truncate, SGLang truncates a long prompt, but returns all its ids, so
+        # compare the count. It is 0 if SGLang aborted the request in its queue.
         n_prompt = usage.get("prompt_tokens") or len(prompt_ids)
         if n_prompt != len(prompt_ids) or reply.get("prompt_token_ids") not in (None, prompt_ids):
             raise ApiError(f"{self.url} changed the ids of the prompt")
@@ -2073,6 +2055,8 @@ def training_data(trial: TrialResult) -> TrainingData | None:
     if (
         errors - SCORED_ERRORS
         or StopReason.ERROR in stop_reasons
+        # Harbor drops the error of a verifier that failed after the agent's timeout.
+        or any(step.verifier and not step.verifier_result for step in steps)
         # Harbor 0.25 and later also says whether the reward is valid.
         or (rewards and not getattr(trial, "reward_valid", True))
     ):
@@ -2156,10 +2140,11 @@ def valid_text(text: str | None) -> str:
 
 
 def task_timeout_sec(trial_dir: Path) -> float:
-    """The timeout of the agent in Harbor's trial, in seconds. Harbor does not report it, so this
-    follows Harbor's own rule (trial/trial.py and trial/multi_step.py, 0.13.1 to 0.26). math.inf if
-    there is no timeout, or if the trial's files cannot be read: programs other than Harbor may not
-    write them."""
+    """The timeout of the agent in Harbor's trial, in seconds: the step's or else the task's,
+    unless the trial overrides it; at most the trial's maximum; times the trial's multiplier. Harbor
+    does not report it, so this repeats Harbor's rule (trial/trial.py and trial/multi_step.py,
+    0.13.1 to 0.26). math.inf if there is no timeout, or if the trial's files cannot be read:
+    programs other than Harbor may not write them."""
     from harbor.models.task.config import TaskConfig
     from harbor.models.trial.config import TrialConfig
 
@@ -2237,7 +2222,8 @@ def fenced_blocks(text: str, *languages: str) -> list[str] | None:
             open_block = None
         else:
             open_block.lines.append(line)
-            # A line such as ```python in a block of bash: the next ``` may close either.
+            # A line such as ```python in a block of bash may begin a block inside it. Nobody knows
+            # which of the two the next ``` closes.
             is_ambiguous = is_ambiguous or open_block.has_fence(line)
     wanted = [
         block
@@ -2290,19 +2276,20 @@ class ScriptResult:
     exit_code: int | None
     # The script's output. Without a report: what came instead, or the environment's error.
     output: str
-    # True if the program's exit code is not 0, and nothing shows that the script ran.
-    did_not_start: bool = False
     timed_out: bool = False
 
 
 async def run_script(
-    blocks: list[str], environment: BaseEnvironment, seconds: int, max_bytes: int
+    blocks: list[str], environment: BaseEnvironment, directory: str, seconds: int, max_bytes: int
 ) -> str:
-    """Run blocks as one script with a time limit in seconds. Returns the text for the model: the
-    exit code and the output. A script that ends leaves its background processes running. Raises
-    RuntimeRequestError if the environment no longer runs commands."""
+    """Run blocks as one script, in a directory, with a time limit in seconds. Returns the text for
+    the model: the exit code and the output. A script that ends leaves its background processes
+    running. Raises RuntimeRequestError if the environment no longer runs commands."""
+    # In a directory that an earlier script removed, no command would start. So the command starts
+    # in /, and the script itself changes the directory. If that fails, the model sees bash's error.
     # Each block has its own `eval`, so that `cat <<EOF` without EOF does not swallow the next one.
-    script = "".join(f"eval {shlex.quote(block)}\n" for block in blocks)
+    lines = [f"cd {shlex.quote(directory)}\n", *(f"eval {shlex.quote(b)}\n" for b in blocks)]
+    script = "".join(lines)
     # base64 hides the words: `pkill -f WORD` kills every process with WORD in its command line.
     encoded = base64.b64encode(script.encode()).decode()
     # The program is one argument of a process. Linux accepts 131,072 bytes.
@@ -2315,16 +2302,10 @@ async def run_script(
     variables = f"loop_mark={mark} loop_max_bytes={max_bytes} loop_script={encoded}"
     program = f"{variables}\n{SCRIPT_PROGRAM}"
     result = await run_or_kill(program, mark, environment, seconds)
-    did_not_start = result.did_not_start and not result.timed_out
-    is_moved = did_not_start and await is_directory_gone(environment)
-    if is_moved:
-        result = await run_or_kill(program, mark, environment, seconds, cwd="/")
     code, lines = result.exit_code, [result.output]
     if code is None:
         # Text that came instead of a report is unbounded, so cut it.
         lines = [result.output[-max_bytes:], "[The script's result could not be read.]"]
-    elif is_moved:
-        lines.append("[The working directory cannot be used, so the script ran in /.]")
     if result.timed_out:
         lines.append(f"[The time limit of {seconds} seconds was reached.]")
     shown = "\n".join(filter(None, lines)) or "(none)"
@@ -2332,13 +2313,13 @@ async def run_script(
 
 
 async def run_or_kill(
-    program: str, mark: str, environment: BaseEnvironment, seconds: int, cwd: str | None = None
+    program: str, mark: str, environment: BaseEnvironment, seconds: int
 ) -> ScriptResult:
     """Run a script. Kill it at its time limit, on cancellation, and if there is no report, because
     it may still be running then. Raises RuntimeRequestError if the kill fails, for instance because
     the environment no longer runs commands."""
     timeout_sec = seconds + KILL_SEC + REPORT_SEC + 30
-    running = asyncio.create_task(run_program(program, mark, environment, cwd, timeout_sec))
+    running = asyncio.create_task(run_program(program, mark, environment, timeout_sec))
     try:
         await asyncio.wait([running], timeout=seconds)
         timed_out = not running.done()
@@ -2348,7 +2329,7 @@ async def run_or_kill(
             await asyncio.wait([running], timeout=REPORT_SEC)
         result = running.result() if running.done() else ScriptResult(None, "no answer")
     except asyncio.CancelledError:
-        # Some environments run one command at a time.
+        # Free the environment for the kill: some environments run one command at a time.
         running.cancel()
         with contextlib.suppress(RuntimeRequestError):
             await kill_script(mark, environment)
@@ -2360,12 +2341,12 @@ async def run_or_kill(
 
 
 async def run_program(
-    program: str, mark: str, environment: BaseEnvironment, cwd: str | None, timeout_sec: int
+    program: str, mark: str, environment: BaseEnvironment, timeout_sec: int
 ) -> ScriptResult:
     """Run SCRIPT_PROGRAM after its variables, and find the report in what it printed. Raises no
     error of the environment."""
     try:
-        answer = await environment.exec(program, cwd=cwd, timeout_sec=timeout_sec)
+        answer = await environment.exec(program, cwd="/", timeout_sec=timeout_sec)
         # stderr may say why there is no report, such as "bash: not found".
         printed = valid_text(answer.stdout) + valid_text(answer.stderr)
     except Exception as error:
@@ -2377,19 +2358,7 @@ async def run_program(
             output = base64.b64decode("".join(report[1].split()), validate=True)
             text = output.decode("utf-8", "replace").removesuffix("\n")
             return ScriptResult(int(report[2]), text)
-    # With exit code 0 the program did run, and what it printed was lost.
-    did_not_start = answer.return_code != 0 and f"begin:{mark}:" not in printed
-    return ScriptResult(None, printed, did_not_start)
-
-
-async def is_directory_gone(environment: BaseEnvironment) -> bool:
-    """True if no command starts in the working directory, as after `mv /app /old`. The
-    `kill_script` before this call showed that commands start in /."""
-    try:
-        async with asyncio.timeout(KILL_SEC):
-            return (await environment.exec("true", timeout_sec=KILL_SEC)).return_code != 0
-    except Exception:
-        return False
+    return ScriptResult(None, printed)
 
 
 def without_comments(program: str) -> str:
@@ -2421,21 +2390,14 @@ echo begin:$loop_mark:
 # With -m the script has a process group of its own. Otherwise `trap 'kill 0' EXIT` in a script
 # would kill this program, too.
 set -m
-# The script's processes inherit the mark, by which the kill finds them. This program lacks it.
-# The output goes to a file, because `python -m http.server &` would keep a pipe open.
-# The >> appends the output, because a script may empty the file (`echo x >/dev/stderr`). With >,
-# the next output would be written at the old offset, with NULs before it.
-# The script runs in the background. In the foreground, an interrupt that ends the script would end
-# this program, too.
+# BASIC_LOOP_MARK: the script's processes inherit it, and the kill finds them by it.
+# A file takes the output, because `python -m http.server &` would keep a pipe open.
+# >> because a script may empty the file (`echo x >/dev/stderr`). With >, the next output would be
+# written at the old offset, with NULs before it.
+# & because an interrupt that ends a script in the foreground would end this program, too.
 BASIC_LOOP_MARK=$loop_mark bash $loop_file.script >>$loop_file.output 2>&1 &
 wait $!
 loop_code=$?
-# `wait` also returns when a script only stops (`kill -STOP $$`).
-while kill -0 $!; do
-  sleep 0.1
-  wait $!
-  loop_code=$?
-done
 # 0: the script removed the file.
 loop_size=$(stat -c %s $loop_file.output || echo 0)
 loop_half=$((loop_max_bytes / 2))
@@ -2454,7 +2416,8 @@ echo :$loop_mark:$loop_code:
 """)
 
 KILL_PROGRAM = without_comments(r"""
-# The script's processes, by their mark. `timeout 90 make` leaves the script's process group.
+# The script's processes, by their mark. `timeout 90 make` leaves the script's process group. This
+# program does not export loop_mark, and so does not find itself.
 script_pids() { grep -ls BASIC_LOOP_MARK=$loop_mark /proc/[0-9]*/environ | cut -d / -f 3; }
 # Without grep and cut nothing would be killed.
 type grep cut >/dev/null || exit 127
@@ -2582,8 +2545,7 @@ CONTEXT_IS_FULL = (
     "tokens_limit_reached",
     "larger than the max_length",
 )
-# These contain a phrase above, "too many tokens", but mean something else. `has_phrase` removes
-# them first.
+# Rate limits, which contain "too many tokens". `has_phrase` removes them first.
 OTHER_LIMITS = ("too many tokens, please wait", "too many tokens per")
 # Phrases for a quota that is used up, in lower case. Waiting does not help then. If a phrase is
 # missing, the agent waits for ten minutes.

@@ -170,7 +170,8 @@ class HostEnvironment(BaseEnvironment):
         encoded = re.findall(r"loop_script=(\S*)", command)
         if not encoded:
             return ExecResult(return_code=0, stderr="not run: this environment runs only SCRIPT")
-        expected = {f"eval {shlex.quote(SCRIPT + chr(10))}\n"}
+        # In this environment `pwd` prints nothing, so the agent takes / for the working directory.
+        expected = {f"cd /\neval {shlex.quote(SCRIPT + chr(10))}\n"}
         if {base64.b64decode(text).decode() for text in encoded} != expected:
             raise RuntimeError("this environment runs no script except its own")
         arguments = ("bash", "-c", command)
