@@ -290,7 +290,7 @@ class Turn(LLMResponse):
         breaks_prefix: True if the prompt does not begin with the ids of the turn before, and both
             turns are trainable (see `is_trainable`).
 
-    Set by the loop:
+    Set by the loop, and changed by a subclass's `execute` if it likes:
         script: The commands that ran after this reply, or that were running when the run ended.
         observation: What the model is told after this reply, such as the script's output. If the
             run ends before the model has seen it, the next step opens with it. A reply with an
@@ -437,7 +437,8 @@ class BasicLoopAgent(BaseAgent):
         instruction: What Harbor asks for.
         first_prompt: The instruction, after any text that precedes it.
         turns: The turns so far. They stay until the next run begins.
-        metadata: The loop may keep JSON values here, for the context's metadata.
+        metadata: The loop may keep JSON values here. In result.json they are under agent_result,
+            and replace the agent's own values of the same names, such as stop_reason.
         seconds_left: Seconds until `max_seconds` ends the run; math.inf without a limit.
         _deadline: When the run must end, on the event loop's clock.
     """
@@ -533,8 +534,8 @@ task is done, reply without such a block."""
         """Send the prompt, run the script of the reply, send the script's output, and so on. The
         first prompt of a run ends with the instruction. It begins with the task's skills, or with
         what the model has not seen of the previous step. Returns why the run ended: a StopReason or
-        any other string. A subclass may call this again with another prompt. After `max_turns`
-        turns, a further call returns MAX_TURNS at once."""
+        any other string. A subclass may call this again with another prompt, for instance after
+        COMPLETED. After `max_turns` turns, a further call returns MAX_TURNS at once."""
         while len(self.turns) < self.options.max_turns:
             try:
                 turn = await self.sample(prompt)
@@ -574,10 +575,12 @@ task is done, reply without such a block."""
         return re.search(rf"(?i)(```|~~~)[^`\n]{{0,40}}\b({names})\b", reply) is not None
 
     async def execute(self, blocks: list[str], environment: BaseEnvironment) -> str:
-        """Run blocks as one script in the environment. Returns the text for the model: the exit
-        code and the output. The reply that holds the blocks is `self.turns[-1].content`. To end the
-        run, raise an exception, and catch it in `converse`. Raises RuntimeRequestError if the
-        environment no longer runs commands."""
+        """Run blocks as one script in the environment. Returns the text for the model: the line
+        "Exit code: N" ("unknown" without a result), and the output. A subclass may call this
+        several times for a reply. `self.turns[-1]` is the turn with the reply; its `script` already
+        holds the blocks. To refuse them, set its `script` to "" and its `observation` to the
+        reason. To end the run, raise an exception, and catch it in `converse`. Raises
+        RuntimeRequestError if the environment no longer runs commands."""
         if self._directory is None:
             answer = await environment.exec("pwd", timeout_sec=60)
             self._directory = (answer.stdout or "/").strip()
@@ -1070,7 +1073,8 @@ def meaning_of(error: Exception) -> Meaning:
     message = str(error).lower()
     # Search the start only. After it, some servers repeat the request, and litellm quotes the
     # response. Either may hold any phrase.
-    start, body = UNREADABLE.split(message)[0][:500], str(getattr(error, "body", ""))[:500]
+    start = UNREADABLE.split(message)[0][:500]
+    body = str(getattr(error, "body", ""))[:500]
     text = f"{code} {start} {body}".lower()
     # Some errors of Tinker have no status, but a category. "user" means a fault of the request.
     category = str(getattr(error, "category", ""))
@@ -1173,15 +1177,15 @@ def first_cause(error: BaseException) -> BaseException:
 
 @dataclass
 class CacheEntry:
-    """An entry of the cache, for all trials with equal keys. `client` and `error` are None until a
-    trial builds the client, or fails to build it."""
+    """An entry of the cache, for all trials with equal keys. `client` and `build_error` are None
+    until a trial builds the client, or fails to build it."""
 
     # Held while the client is built.
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     client: ModelClient | None = None
     # Why the build failed. The trials that wait for the lock raise the same error. Otherwise each
     # in turn would wait FIRST_RESPONSE_SEC for a dead server.
-    error: Exception | None = None
+    build_error: Exception | None = None
 
 
 # The cache: an entry for each `BasicLoopAgent._cache_key`, the oldest first. An entry is removed
@@ -1214,15 +1218,15 @@ async def shared_client(key: tuple, build: Callable[[], Any]) -> ModelClient:
     while len(_clients) > MAX_CLIENTS:
         del _clients[next(iter(_clients))]
     async with entry.lock:
-        if entry.error:
-            raise entry.error
+        if entry.build_error:
+            raise entry.build_error
         if entry.client is None:
             try:
                 entry.client = await connected_client(build)
             except Exception as error:
                 # The trials that already wait for this entry raise this error. Later trials build a
-                # new client.
-                entry.error = error
+                # new client. (The cache may have dropped this entry, and have a new one.)
+                entry.build_error = error
                 if _clients.get(key) is entry:
                     del _clients[key]
                 raise

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: 2026 The BasicLoopAgent authors
-"""Try a loop with scripted replies, without a job. Prints the conversation and how the run ended.
+"""Try a loop with scripted replies, without a job. Prints the conversation, the answer and how the
+run ended.
 
     uv run --no-dev python examples/try_loop.py my_agent:MyAgent      # in a clone
     PYTHONPATH=. uv run python examples/try_loop.py my_agent:MyAgent  # in a project of your own
@@ -41,7 +42,7 @@ async def try_loop(agent_class: Any) -> None:
         await agent.run("Say hello.", environment, context)
     for message in agent.messages:
         print(f"{message['role'].upper()}: {message['content']}\n")
-    print(context.metadata)
+    print(f"answer: {agent.answer!r}\nmetadata: {context.metadata}")
 
 
 if __name__ == "__main__":
