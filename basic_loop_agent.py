@@ -124,7 +124,7 @@ class BasicLoopOptions(
     timeout minus 30 seconds, or 90% of a timeout under 300 seconds."""
     llm_kwargs: dict[str, Any] = Field({}, repr=False)
     """Further arguments for the client, such as stop. Some servers ignore a misspelled name. Error
-    messages do not show them."""
+    messages do not show these arguments."""
     collect_rollout_details: bool | None = None
     """Record token ids and logprobs; default: false for litellm, true for the others."""
     context_limit: PositiveInt | None = None
@@ -290,7 +290,7 @@ class Turn(LLMResponse):
         breaks_prefix: True if the prompt does not begin with the ids of the turn before, and both
             turns are trainable (see `is_trainable`).
 
-    Set by the loop, and changed by a subclass's `execute` if it likes:
+    Set by the loop; a subclass's `execute` may change them:
         script: The commands that ran after this reply, or that were running when the run ended.
         observation: What the model is told after this reply, such as the script's output. If the
             run ends before the model has seen it, the next step opens with it. A reply with an
@@ -423,7 +423,7 @@ class BasicLoopAgent(BaseAgent):
             another one, override `_build_llm`.
         introduction: Texts about skills and MCP servers, which begin the first prompt.
         _n_runs: How many runs have begun.
-        _directory: Where the environment's commands start. The first script of the trial sets it.
+        _directory: The environment's working directory (`pwd`). None until the first `execute`.
 
     Attributes of the conversation, which `run` begins and `resume` continues:
         messages: The messages so far, as copies. To edit the conversation, assign a new list (see
@@ -437,8 +437,8 @@ class BasicLoopAgent(BaseAgent):
         instruction: What Harbor asks for.
         first_prompt: The instruction, after any text that precedes it.
         turns: The turns so far. They stay until the next run begins.
-        metadata: The loop may keep JSON values here. In result.json they are under agent_result,
-            and replace the agent's own values of the same names, such as stop_reason.
+        metadata: The loop may keep JSON values here. They are saved in result.json under
+            agent_result.metadata, and override the agent's own keys, such as stop_reason.
         seconds_left: Seconds until `max_seconds` ends the run; math.inf without a limit.
         _deadline: When the run must end, on the event loop's clock.
     """
@@ -576,11 +576,11 @@ task is done, reply without such a block."""
 
     async def execute(self, blocks: list[str], environment: BaseEnvironment) -> str:
         """Run blocks as one script in the environment. Returns the text for the model: the line
-        "Exit code: N" ("unknown" without a result), and the output. A subclass may call this
-        several times for a reply. `self.turns[-1]` is the turn with the reply; its `script` already
-        holds the blocks. To refuse them, set its `script` to "" and its `observation` to the
-        reason. To end the run, raise an exception, and catch it in `converse`. Raises
-        RuntimeRequestError if the environment no longer runs commands."""
+        "Exit code: N" (N may be "unknown"), and the output. A subclass may call this several times
+        per reply. `self.turns[-1]` is the turn with the reply; its `script` holds the blocks. To
+        refuse them, set `script` to "" and return the reason. To end the run, set `observation` to
+        the reason, raise an exception, and catch it in `converse`. Raises RuntimeRequestError if
+        the environment no longer runs commands."""
         if self._directory is None:
             answer = await environment.exec("pwd", timeout_sec=60)
             self._directory = (answer.stdout or "/").strip()
@@ -676,8 +676,8 @@ task is done, reply without such a block."""
                 turn = await self._chat.chat(prompt, previous=self._previous, session_id=session_id)
                 return cast(Turn, turn)
             except asyncio.CancelledError:
-                # At the deadline `_converse_in_time` cancels this call, and Harbor scores the
-                # trial. If the server was down, the trial must not be scored: raise ApiError.
+                # At the deadline `_converse_in_time` cancels this call, and Harbor would score the
+                # trial. If the server was down, raise ApiError, so that Harbor does not score it.
                 if n_failures and clock() >= self._deadline:
                     raise ApiError(
                         "max_seconds passed before the model's server recovered"
@@ -887,8 +887,8 @@ task is done, reply without such a block."""
             metadata["n_turns_without_ids"] = len(self.turns) - len(trainable)
             metadata["n_prefix_breaks"] = sum(turn.breaks_prefix for turn in trainable)
         metadata = to_jsonable_python(metadata | self.metadata, fallback=str, inf_nan_mode="null")
-        # A value that JSON cannot hold, such as a lone surrogate, is an error here. In the context
-        # it would end the whole job, when Harbor saves the trial.
+        # Fail here on a value that JSON cannot hold, such as a lone surrogate. In the context it
+        # would end the whole job when Harbor saves the trial.
         to_json([metadata, [turn.extra for turn in trainable]])
         context.metadata = metadata
         if self.options.collect_rollout_details:
@@ -1097,8 +1097,8 @@ def meaning_of(error: Exception) -> Meaning:
 
 
 def has_phrase(text: str, phrases: Iterable[str]) -> bool:
-    """True if a text in lower case holds one of the phrases."""
-    # "too many tokens per minute" is another limit than "too many tokens".
+    """True if a lower-case text contains one of the phrases, apart from those of OTHER_LIMITS."""
+    # "too many tokens per minute" is a rate limit, unlike "too many tokens".
     for phrase in OTHER_LIMITS:
         text = text.replace(phrase, "")
     return any(phrase in text for phrase in phrases)
@@ -1133,8 +1133,8 @@ def error_text(error: Exception) -> str:
 
 
 def as_cause(error: Exception) -> Exception | None:
-    """The error, for `raise ... from`. None if its traceback holds a lone surrogate, which a server
-    or a model may write in JSON: Harbor saves the traceback, and would end the whole job."""
+    """The error, for `raise ... from`. None if its traceback holds a lone surrogate, which JSON
+    from a server or a model may contain: saving it would end Harbor's whole job."""
     text = "".join(traceback.format_exception(error))
     return error if valid_text(text) == text else None
 
@@ -1153,7 +1153,7 @@ def raise_api_error(failure: Exception, client: ModelClient) -> NoReturn:
     hint = STATUS_HINTS.get(getattr(failure, "status_code", 0))
     if isinstance(first_cause(failure), ConnectionError | socket.gaierror):
         place = f"cannot connect to {server}"
-        hint = "check its URL and the network, and whether it is running"
+        hint = "check its URL, the network, and whether the server is running"
     raise ApiError(": ".join(filter(None, [place, hint, error_text(failure)]))) from cause
 
 
@@ -1177,8 +1177,8 @@ def first_cause(error: BaseException) -> BaseException:
 
 @dataclass
 class CacheEntry:
-    """An entry of the cache, for all trials with equal keys. `client` and `build_error` are None
-    until a trial builds the client, or fails to build it."""
+    """A cache entry, shared by all trials with equal keys. The trial that builds the client sets
+    `client`, or `build_error` if the build fails. Both are None until then."""
 
     # Held while the client is built.
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -1202,7 +1202,7 @@ def as_text(values: dict[str, Any]) -> str:
     """A text for `_cache_key`. It is equal for equal items in the same order."""
 
     def other(value: Any) -> str:
-        # A subclass's options may hold a secret of pydantic's, whose repr is always '**********'.
+        # A subclass's options may hold a pydantic secret, whose repr is masked.
         return repr(value.get_secret_value() if hasattr(value, "get_secret_value") else value)
 
     return json.dumps(values, default=other)
@@ -1211,7 +1211,7 @@ def as_text(values: dict[str, Any]) -> str:
 async def shared_client(key: tuple, build: Callable[[], Any]) -> ModelClient:
     """The client of all trials with this key. The first trial builds it. The others wait, and
     receive the client, or the error with which the build failed."""
-    # A client of a closed event loop still holds connections.
+    # Drop the clients of closed event loops, because they still hold connections.
     for old in [key for key in _clients if key[0].is_closed()]:
         del _clients[old]
     entry = _clients.setdefault(key, CacheEntry())
@@ -1225,7 +1225,7 @@ async def shared_client(key: tuple, build: Callable[[], Any]) -> ModelClient:
                 entry.client = await connected_client(build)
             except Exception as error:
                 # The trials that already wait for this entry raise this error. Later trials build a
-                # new client. (The cache may have dropped this entry, and have a new one.)
+                # new client. By now the cache may hold a newer entry for the key: keep that one.
                 entry.build_error = error
                 if _clients.get(key) is entry:
                     del _clients[key]
@@ -1499,7 +1499,7 @@ class ChatClient(ModelClient):
 
     def _turn(self, response: Any) -> Turn:
         if not response.choices:
-            raise ApiError("the server's reply is empty")
+            raise ApiError("the server's response has no choices")
         choice = response.choices[0]
         # Some of litellm's providers leave this attribute out. (Seen in litellm 1.110.)
         fields = getattr(choice, "provider_specific_fields", None) or {}
@@ -1691,8 +1691,8 @@ async def in_daemon_thread(function: Callable[[], Any]) -> Any:
     """Like `asyncio.to_thread`, but Python's exit does not wait for the thread. If nothing answers
     at its URL, Tinker's SDK keeps trying for up to twelve minutes, and Ctrl-C would hang."""
     result: Future[Any] = Future()
-    # Once it is marked as running, a cancelled caller cannot cancel it. Otherwise `set_result`
-    # would fail.
+    # Mark it as running, so that a cancelled caller cannot cancel it. On a cancelled future,
+    # `set_result` would fail.
     result.set_running_or_notify_cancel()
 
     def work() -> None:
@@ -1812,8 +1812,8 @@ class TinkerClient(TokenClient):
     def _open(self) -> None:
         service = self._trainer_service or shared_tinker_service(*self._url_and_key)
         self._sampling_client = service.create_sampling_client(**self._source).result()
-        # With another model's tokenizer all ids would be wrong. (The name of a local folder says
-        # nothing about the tokenizer in it.)
+        # With another model's tokenizer all ids would be wrong. A local folder's name does not say
+        # which model its tokenizer is from, so it is not checked.
         if "model_path" in self._source and not Path(self._model).is_dir():
             base = self._sampling_client.get_base_model()
             if base and base != self._model:
@@ -2144,11 +2144,11 @@ def valid_text(text: str | None) -> str:
 
 
 def task_timeout_sec(trial_dir: Path) -> float:
-    """The timeout of the agent in Harbor's trial, in seconds: the step's or else the task's,
-    unless the trial overrides it; at most the trial's maximum; times the trial's multiplier. Harbor
-    does not report it, so this repeats Harbor's rule (trial/trial.py and trial/multi_step.py,
-    0.13.1 to 0.26). math.inf if there is no timeout, or if the trial's files cannot be read:
-    programs other than Harbor may not write them."""
+    """The agent's timeout in seconds: the trial's override, else the step's, else the task's,
+    capped at the trial's maximum, times the trial's multiplier. Harbor does not report it, so this
+    repeats Harbor's rule (trial/trial.py and trial/multi_step.py, 0.13.1 to 0.26). math.inf if
+    there is no timeout, or if the trial's files cannot be read: programs other than Harbor might
+    not write them."""
     from harbor.models.task.config import TaskConfig
     from harbor.models.trial.config import TrialConfig
 
@@ -2226,7 +2226,7 @@ def fenced_blocks(text: str, *languages: str) -> list[str] | None:
             open_block = None
         else:
             open_block.lines.append(line)
-            # A line such as ```python in a block of bash may begin a block inside it. Nobody knows
+            # A line such as ```python in a bash block may open a nested block. It is then unclear
             # which of the two the next ``` closes.
             is_ambiguous = is_ambiguous or open_block.has_fence(line)
     wanted = [
@@ -2289,8 +2289,8 @@ async def run_script(
     """Run blocks as one script, in a directory, with a time limit in seconds. Returns the text for
     the model: the exit code and the output. A script that ends leaves its background processes
     running. Raises RuntimeRequestError if the environment no longer runs commands."""
-    # In a directory that an earlier script removed, no command would start. So the command starts
-    # in /, and the script itself changes the directory. If that fails, the model sees bash's error.
+    # No command starts in a directory that an earlier script removed. So the program starts in /,
+    # and the script itself changes the directory. If that fails, the model sees bash's error.
     # Each block has its own `eval`, so that `cat <<EOF` without EOF does not swallow the next one.
     lines = [f"cd {shlex.quote(directory)}\n", *(f"eval {shlex.quote(b)}\n" for b in blocks)]
     script = "".join(lines)
@@ -2395,10 +2395,10 @@ echo begin:$loop_mark:
 # would kill this program, too.
 set -m
 # BASIC_LOOP_MARK: the script's processes inherit it, and the kill finds them by it.
-# A file takes the output, because `python -m http.server &` would keep a pipe open.
+# The output goes to a file, because `python -m http.server &` would keep a pipe open.
 # >> because a script may empty the file (`echo x >/dev/stderr`). With >, the next output would be
 # written at the old offset, with NULs before it.
-# & because an interrupt that ends a script in the foreground would end this program, too.
+# & because an interrupt that ends a foreground script would also end this program.
 BASIC_LOOP_MARK=$loop_mark bash $loop_file.script >>$loop_file.output 2>&1 &
 wait $!
 loop_code=$?

@@ -163,16 +163,16 @@ async def outcome(result: Any) -> Any:
 class FakeEnvironment:
     """Runs nothing. Each `exec` of a script, a kill or a listing has the next of these results. A
     text is a script's output, which the module's bash program prints in base64, before the exit
-    code. `cleared` has the commands that remove the files of an earlier run, and `n_questions` says
+    code. `cleared` has the commands that remove the files of an earlier run, and `n_pwd_calls` says
     how often the agent asked for the working directory."""
 
     def __init__(self, *results: Any) -> None:
         self.results, self.commands, self.timeouts, self.folders = iter(results), [], [], []
-        self.cleared, self.n_questions = [], 0
+        self.cleared, self.n_pwd_calls = [], 0
 
     async def exec(self, command: str, cwd: str | None = None, timeout_sec: int = 0) -> Any:
         if command == "pwd":
-            self.n_questions += 1
+            self.n_pwd_calls += 1
             return ExecResult(stdout="/app\n", return_code=0)
         if command.startswith("rm -f "):
             self.cleared.append(command)
@@ -194,7 +194,7 @@ class FakeEnvironment:
         programs = [command for command in self.commands if "begin:" in command]
         encoded = [re.search(r"loop_script=(\S+)", program)[1] for program in programs]
         texts = [base64.b64decode(text).decode() for text in encoded]
-        # The first line is `cd /app`.
+        # Skip `cd /app` and the word `eval` before each block.
         return ["".join(shlex.split(text)[3::2]).rstrip() for text in texts]
 
     @property
@@ -2044,7 +2044,7 @@ class TestLoop:
         command = [sys.executable, str(ROOT / "examples/try_loop.py"), "my_agent:StopsRepeats"]
         env = os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
         printed = subprocess.check_output(command, env=env, cwd=tmp_path, text=True)
-        assert printed.endswith("\n{'stop_reason': 'repeats', 'n_episodes': 3}\n")
+        assert printed.endswith("\nmetadata: {'stop_reason': 'repeats', 'n_episodes': 3}\n")
 
     def test_a_client_may_sample_twice_for_a_reply(self, tinker):
         """What it returns is recorded."""
@@ -2233,7 +2233,7 @@ class TestLoop:
             failed.follow()
         assert failed.context.model_dump_json()
 
-    # Harbor could not save either, and would end the whole job.
+    # Harbor cannot save either value, which would end the whole job.
     @columns("value").rows(half_a_character="\ud83d", object=object())
     def test_a_bad_extra_value_of_a_turn_is_an_error_and_is_not_saved(
         self, value, tinker, monkeypatch
@@ -4032,7 +4032,7 @@ class TestScripts:
         assert environment.first_script_was_killed
         # The environment's own limits come later than the agent's.
         assert environment.timeouts == [100 + 90, 30]
-        # The script may have moved the working directory away.
+        # Neither the script nor the kill could start in a directory that a script removed.
         assert environment.folders == ["/", "/"]
 
     def test_a_script_whose_report_is_lost_is_not_run_again(self):
@@ -4175,7 +4175,7 @@ class TestScripts:
     def test_the_environment_is_asked_once_for_its_working_directory(self, tinker):
         environment = FakeEnvironment()
         tinker.run([bash("ls")] * 3 + ["done"], environment, max_turns=4)
-        assert environment.n_questions == 1
+        assert environment.n_pwd_calls == 1
 
     @columns("script").rows(
         moved="mv $PWD $PWD-moved; echo a",
@@ -4875,7 +4875,7 @@ class TestSharedClient:
         of_bytes=[{"secret": SecretBytes(text)} for text in (b"one", b"two")],
         that_pydantic_leaves_out=[{"left_out": text} for text in ("one", "two")],
     )
-    def test_options_that_look_equal_but_hold_other_secrets_share_no_client(self, values, counting):
+    def test_options_that_look_equal_with_different_secrets_share_no_client(self, values, counting):
         class Agent(CountingAgent):
             options_model = OwnOptions
 
@@ -6237,7 +6237,7 @@ class TestChat:
         assert "temperature" not in chat.bodies("/v1/chat/completions")[0]
 
     def test_no_choices_are_an_error(self, chat):
-        with pytest.raises(module.ApiError, match="the server's reply is empty"):
+        with pytest.raises(module.ApiError, match="the server's response has no choices"):
             chat.new_run([Reply(answer={"choices": []})]).follow()
 
     def test_a_claude_that_is_overloaded_for_a_minute_is_waited_for(self, claude, no_pause):
@@ -6923,8 +6923,8 @@ def a_trial(
     )
 
 
-# Harbor keeps the first of two errors. What shows the second one is that the verifier has begun,
-# and has no result.
+# Harbor keeps only the first of two errors. The second one shows as a verifier that began but has
+# no result.
 NO_VERDICT = a_trial(None, error="AgentTimeoutError", verifier=TimingInfo())
 
 
