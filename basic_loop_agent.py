@@ -423,7 +423,6 @@ class BasicLoopAgent(BaseAgent):
             another one, override `_build_llm`.
         introduction: Texts about skills and MCP servers, which begin the first prompt.
         _n_runs: How many runs have begun.
-        _directory: The environment's working directory (`pwd`). None until the first `execute`.
 
     Attributes of the conversation, which `run` begins and `resume` continues:
         messages: The messages so far, as copies. To edit the conversation, assign a new list (see
@@ -488,7 +487,6 @@ task is done, reply without such a block."""
     _previous: Turn | None
     _has_replied: bool
     _n_runs: int
-    _directory: str | None
     _deadline: float
 
     @remembers_arguments
@@ -521,7 +519,6 @@ task is done, reply without such a block."""
         if not hasattr(BaseAgent, "parse_options"):
             self.options = self._options_among(arguments)
         self._n_runs = 0
-        self._directory = None
 
     @classmethod
     def _options_among(cls, arguments: dict[str, Any]) -> BasicLoopOptions:
@@ -581,11 +578,8 @@ task is done, reply without such a block."""
         refuse them, set `script` to "" and return the reason. To end the run, set `observation` to
         the reason, raise an exception, and catch it in `converse`. Raises RuntimeRequestError if
         the environment no longer runs commands."""
-        if self._directory is None:
-            answer = await environment.exec("pwd", timeout_sec=60)
-            self._directory = (answer.stdout or "/").strip()
         limits = (self.options.command_timeout_sec, self.options.max_output_bytes)
-        text = await run_script(blocks, environment, self._directory, *limits)
+        text = await run_script(blocks, environment, *limits)
         self.logger.debug(f"script: {text.splitlines()[0]}")
         return text
 
@@ -2284,16 +2278,13 @@ class ScriptResult:
 
 
 async def run_script(
-    blocks: list[str], environment: BaseEnvironment, directory: str, seconds: int, max_bytes: int
+    blocks: list[str], environment: BaseEnvironment, seconds: int, max_bytes: int
 ) -> str:
-    """Run blocks as one script, in a directory, with a time limit in seconds. Returns the text for
-    the model: the exit code and the output. A script that ends leaves its background processes
-    running. Raises RuntimeRequestError if the environment no longer runs commands."""
-    # No command starts in a directory that an earlier script removed. So the program starts in /,
-    # and the script itself changes the directory. If that fails, the model sees bash's error.
+    """Run blocks as one script with a time limit in seconds. Returns the text for the model: the
+    exit code and the output. A script that ends leaves its background processes running. Raises
+    RuntimeRequestError if the environment no longer runs commands."""
     # Each block has its own `eval`, so that `cat <<EOF` without EOF does not swallow the next one.
-    lines = [f"cd {shlex.quote(directory)}\n", *(f"eval {shlex.quote(b)}\n" for b in blocks)]
-    script = "".join(lines)
+    script = "".join(f"eval {shlex.quote(block)}\n" for block in blocks)
     # base64 hides the words: `pkill -f WORD` kills every process with WORD in its command line.
     encoded = base64.b64encode(script.encode()).decode()
     # The program is one argument of a process. Linux accepts 131,072 bytes.
@@ -2306,10 +2297,17 @@ async def run_script(
     variables = f"loop_mark={mark} loop_max_bytes={max_bytes} loop_script={encoded}"
     program = f"{variables}\n{SCRIPT_PROGRAM}"
     result = await run_or_kill(program, mark, environment, seconds)
+    # No command starts in a directory that an earlier script removed.
+    has_begun = result.exit_code is not None or f"begin:{mark}:" in result.output
+    runs_in_root = not (has_begun or result.timed_out) and await is_directory_gone(environment)
+    if runs_in_root:
+        result = await run_or_kill(program, mark, environment, seconds, cwd="/")
     code, lines = result.exit_code, [result.output]
     if code is None:
         # Text that came instead of a report is unbounded, so cut it.
         lines = [result.output[-max_bytes:], "[The script's result could not be read.]"]
+    elif runs_in_root:
+        lines.append("[The working directory cannot be used, so the script ran in /.]")
     if result.timed_out:
         lines.append(f"[The time limit of {seconds} seconds was reached.]")
     shown = "\n".join(filter(None, lines)) or "(none)"
@@ -2317,13 +2315,13 @@ async def run_script(
 
 
 async def run_or_kill(
-    program: str, mark: str, environment: BaseEnvironment, seconds: int
+    program: str, mark: str, environment: BaseEnvironment, seconds: int, cwd: str | None = None
 ) -> ScriptResult:
     """Run a script. Kill it at its time limit, on cancellation, and if there is no report, because
     it may still be running then. Raises RuntimeRequestError if the kill fails, for instance because
     the environment no longer runs commands."""
     timeout_sec = seconds + KILL_SEC + REPORT_SEC + 30
-    running = asyncio.create_task(run_program(program, mark, environment, timeout_sec))
+    running = asyncio.create_task(run_program(program, mark, environment, cwd, timeout_sec))
     try:
         await asyncio.wait([running], timeout=seconds)
         timed_out = not running.done()
@@ -2345,12 +2343,12 @@ async def run_or_kill(
 
 
 async def run_program(
-    program: str, mark: str, environment: BaseEnvironment, timeout_sec: int
+    program: str, mark: str, environment: BaseEnvironment, cwd: str | None, timeout_sec: int
 ) -> ScriptResult:
     """Run SCRIPT_PROGRAM after its variables, and find the report in what it printed. Raises no
     error of the environment."""
     try:
-        answer = await environment.exec(program, cwd="/", timeout_sec=timeout_sec)
+        answer = await environment.exec(program, cwd=cwd, timeout_sec=timeout_sec)
         # stderr may say why there is no report, such as "bash: not found".
         printed = valid_text(answer.stdout) + valid_text(answer.stderr)
     except Exception as error:
@@ -2363,6 +2361,16 @@ async def run_program(
             text = output.decode("utf-8", "replace").removesuffix("\n")
             return ScriptResult(int(report[2]), text)
     return ScriptResult(None, printed)
+
+
+async def is_directory_gone(environment: BaseEnvironment) -> bool:
+    """True if no command starts in the working directory, as after `mv /app /old`. The
+    `kill_script` before this call showed that commands start in /."""
+    try:
+        async with asyncio.timeout(KILL_SEC):
+            return (await environment.exec("true", timeout_sec=KILL_SEC)).return_code != 0
+    except Exception:
+        return False
 
 
 def without_comments(program: str) -> str:

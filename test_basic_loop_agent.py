@@ -163,17 +163,13 @@ async def outcome(result: Any) -> Any:
 class FakeEnvironment:
     """Runs nothing. Each `exec` of a script, a kill or a listing has the next of these results. A
     text is a script's output, which the module's bash program prints in base64, before the exit
-    code. `cleared` has the commands that remove the files of an earlier run, and `n_pwd_calls` says
-    how often the agent asked for the working directory."""
+    code. `cleared` has the commands that remove the files of an earlier run."""
 
     def __init__(self, *results: Any) -> None:
         self.results, self.commands, self.timeouts, self.folders = iter(results), [], [], []
-        self.cleared, self.n_pwd_calls = [], 0
+        self.cleared = []
 
     async def exec(self, command: str, cwd: str | None = None, timeout_sec: int = 0) -> Any:
-        if command == "pwd":
-            self.n_pwd_calls += 1
-            return ExecResult(stdout="/app\n", return_code=0)
         if command.startswith("rm -f "):
             self.cleared.append(command)
             return ExecResult(return_code=0)
@@ -194,14 +190,14 @@ class FakeEnvironment:
         programs = [command for command in self.commands if "begin:" in command]
         encoded = [re.search(r"loop_script=(\S+)", program)[1] for program in programs]
         texts = [base64.b64decode(text).decode() for text in encoded]
-        # Skip `cd /app` and the word `eval` before each block.
-        return ["".join(shlex.split(text)[3::2]).rstrip() for text in texts]
+        return ["".join(shlex.split(text)[1::2]).rstrip() for text in texts]
 
     @property
     def first_script_was_killed(self) -> bool:
         """Whether the second command kills all that has the mark of the first one."""
-        marks = [re.search(r"loop_mark=(\w+)", command)[1] for command in self.commands]
-        return marks[0] == marks[1] and "kill -TERM" in self.commands[1]
+        script, kill = self.commands[:2]
+        marks = [re.search(r"loop_mark=(\w+)", command)[1] for command in (script, kill)]
+        return marks[0] == marks[1] and "kill -TERM" in kill
 
 
 class ShellEnvironment:
@@ -3460,6 +3456,7 @@ class TestBlocks:
 
 LIMIT = "[The time limit of 1 seconds was reached.]"
 NO_REPORT = "[The script's result could not be read.]"
+MOVED = "[The working directory cannot be used, so the script ran in /.]"
 # A command that no other process on the machine runs.
 SLEEP = f"sleep {60 + uuid4().int % 10**9}"
 # The id of the shell that writes the report: the parent of a script.
@@ -3705,7 +3702,7 @@ class TestScripts:
 
     def test_no_comment_of_a_program_is_sent(self):
         run_shell(environment := PrintingEnvironment("no report"), "x")
-        script, kill = environment.commands
+        script, kill = environment.commands[:2]
         assert "#" not in script + kill
 
     def test_the_images_variables_reach_a_script(self, shell):
@@ -3743,7 +3740,7 @@ class TestScripts:
         assert run_shell(shell, script) == told(0, f"{len(names):7} image")
 
     def test_a_script_inherits_no_variable_of_its_program_but_the_mark(self, shell):
-        command = ["bash", "-c", "bash -c 'cd /; compgen -e; true'"]
+        command = ["bash", "-c", "bash -c 'compgen -e; true'"]
         bare = subprocess.run(command, env=shell.variables, capture_output=True, text=True).stdout
         names = sorted({*bare.split(), "BASIC_LOOP_MARK"})
         assert run_shell(shell, "compgen -e | LC_ALL=C sort") == told(0, "\n".join(names))
@@ -4031,9 +4028,9 @@ class TestScripts:
         assert end == seconds
         assert environment.first_script_was_killed
         # The environment's own limits come later than the agent's.
-        assert environment.timeouts == [100 + 90, 30]
-        # Neither the script nor the kill could start in a directory that a script removed.
-        assert environment.folders == ["/", "/"]
+        assert environment.timeouts[:2] == [100 + 90, 30]
+        # The kill runs in "/", because the script may have moved the working directory away.
+        assert environment.folders[:2] == [None, "/"]
 
     def test_a_script_whose_report_is_lost_is_not_run_again(self):
         environment = PrintingEnvironment("begin:M:\n")
@@ -4064,7 +4061,7 @@ class TestScripts:
         with pytest.raises(TimeoutError):
             asyncio.run(asyncio.wait_for(run, 0.01))
         assert environment.first_script_was_killed
-        assert environment.folders == ["/", "/"]
+        assert environment.folders == [None, "/"]
 
     def test_an_exec_that_does_not_answer_is_given_up(self):
         ended = []
@@ -4166,16 +4163,7 @@ class TestScripts:
         assert "index.lock" in (tmp_path / "locked").read_text()
         assert not (tmp_path / ".git/index.lock").exists()
 
-    # ---- the working directory
-
-    def test_a_script_runs_where_the_environments_commands_start(self, tmp_path):
-        environment = WorkdirEnvironment(tmp_path / "a 'quoted' name")
-        assert run_shell(environment, "pwd") == told(0, str(environment.workdir))
-
-    def test_the_environment_is_asked_once_for_its_working_directory(self, tinker):
-        environment = FakeEnvironment()
-        tinker.run([bash("ls")] * 3 + ["done"], environment, max_turns=4)
-        assert environment.n_pwd_calls == 1
+    # ---- a working directory that is gone
 
     @columns("script").rows(
         moved="mv $PWD $PWD-moved; echo a",
@@ -4185,22 +4173,60 @@ class TestScripts:
     def test_scripts_after_one_that_takes_the_folder_away_run_in_the_root(self, script, tmp_path):
         (tmp_path / "work").mkdir()
         environment = WorkdirEnvironment(tmp_path / "work" / "dir")
-        agent = script_agent()
+        script = script.format(moved=tmp_path / "moved")
+        assert run_shell(environment, script) == told(0, "a")
+        assert run_shell(environment, "pwd; exit 3") == told(3, f"/\n{MOVED}")
 
-        async def main() -> None:
-            text = await agent.execute([script.format(moved=tmp_path / "moved")], environment)
-            assert text == told(0, "a")
-            text = await agent.execute(["pwd; exit 3"], environment)
-            error = r"\S+: line 1: cd: \S+: No such file or directory"
-            assert re.fullmatch(f"Exit code: 3\nOutput:\n{error}\n/", text)
+    def test_a_run_whose_working_directory_is_gone_is_completed(self, tinker, tmp_path):
+        replies = [bash("rm -r $PWD"), bash("echo b"), "done"]
+        environment = WorkdirEnvironment(tmp_path / "work")
+        done = tinker.run(replies, environment, max_turns=3)
+        assert done.observations == [told(0, "(none)"), told(0, f"b\n{MOVED}")]
+        assert done.stop_reason == "completed"
 
-        asyncio.run(main())
+    def test_no_blank_line_stands_before_the_notice_of_a_silent_script(self, tmp_path):
+        environment = WorkdirEnvironment(tmp_path / "work")
+        run_shell(environment, "rm -r $PWD")
+        assert run_shell(environment, "true") == told(0, MOVED)
 
     def test_a_script_that_takes_the_folder_away_is_killed_at_its_limit(self, tmp_path):
         environment = WorkdirEnvironment(tmp_path / "work")
         text = run_shell(environment, f"rm -r $PWD; setsid {SLEEP} & {SLEEP}", seconds=1)
         assert text == told(143, LIMIT)
         wait_until_sleep_ends()
+
+    # What an environment may do for a folder that is gone, and which folders are tried.
+    @columns("answer printed").rows(
+        prints_an_error=(ExecResult(stdout="chdir failed", return_code=126), "chdir failed"),
+        prints_it_to_stderr=(ExecResult(stderr="chdir failed", return_code=1), "chdir failed"),
+        prints_nothing=(ExecResult(return_code=127), ""),
+    )
+    def test_a_script_that_starts_nowhere_is_told(self, answer, printed):
+        killed = ExecResult(return_code=0)
+        environment = FakeEnvironment(answer, killed, answer, answer, killed)
+        text = run_shell(environment, "x")
+        assert text == told("unknown", "\n".join(filter(None, [printed, NO_REPORT])))
+        # The script, a kill, `true`, the script once more, and a kill.
+        assert environment.folders == [None, "/", None, "/", "/"]
+
+    @pytest.mark.parametrize("code", [0, 1, 137])
+    def test_a_script_whose_report_is_lost_does_not_run_twice(self, code):
+        lost, works = ExecResult(return_code=code), ExecResult(return_code=0)
+        # The script, the kill, and `true` in the working directory.
+        environment = FakeEnvironment(lost, works, works)
+        assert run_shell(environment, "x") == told("unknown", NO_REPORT)
+        assert len(environment.scripts) == 1
+
+    def test_a_script_that_starts_nowhere_does_not_start_after_its_time_limit(self):
+        async def slow() -> ExecResult:
+            await asyncio.sleep(2)
+            return ExecResult(return_code=126)
+
+        environment = FakeEnvironment(slow, ExecResult(return_code=0), slow, "too late")
+        run = script_agent(seconds=1).execute(["x"], environment)
+        text = asyncio.run(run, loop_factory=virtual_loop)
+        assert text == told("unknown", f"{NO_REPORT}\n{LIMIT}")
+        assert len(environment.scripts) == 1
 
     def test_a_cancelled_script_is_killed_where_commands_run_one_at_a_time(self):
         class OneAtATime(FakeEnvironment):

@@ -164,14 +164,13 @@ class HostEnvironment(BaseEnvironment):
         user: str | int | None = None,
     ) -> ExecResult:
         """Run the agent's program for SCRIPT. All other commands return 0 without running: the
-        agent's kill, `pwd`, `rm -f /logs/agent/...` before a later run, and Harbor's commands.
-        Raises RuntimeError for a program with any other block."""
+        agent's kill, `rm -f /logs/agent/...` before a later run, and Harbor's commands, such as
+        `pwd`. Raises RuntimeError for a program with any other block."""
         # The agent's program holds a model's text only in this variable, in base64.
         encoded = re.findall(r"loop_script=(\S*)", command)
         if not encoded:
             return ExecResult(return_code=0, stderr="not run: this environment runs only SCRIPT")
-        # `pwd` prints nothing in this environment, so the agent uses / as the working directory.
-        expected = {f"cd /\neval {shlex.quote(SCRIPT + chr(10))}\n"}
+        expected = {f"eval {shlex.quote(SCRIPT + chr(10))}\n"}
         if {base64.b64decode(text).decode() for text in encoded} != expected:
             raise RuntimeError("this environment runs no script except its own")
         arguments = ("bash", "-c", command)
