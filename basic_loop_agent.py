@@ -876,17 +876,17 @@ task is done, reply without such a block."""
             context.model_usage = {str(self.model_name): ModelUsage(**totals)}
         # SkyRL and verl call the number of turns n_episodes.
         metadata = {"stop_reason": stop_reason, "n_episodes": len(self.turns)}
-        trainable = [turn for turn in self.turns if turn.is_trainable]
+        # `to_json` fails on a value that JSON cannot hold, such as a lone surrogate. In the context
+        # that value would end the whole job when Harbor saves the trial.
         if self.options.collect_rollout_details:
+            trainable = [turn for turn in self.turns if turn.is_trainable]
+            to_json([turn.extra for turn in trainable])
+            context.rollout_details = rollout_details(trainable)
             metadata["n_turns_without_ids"] = len(self.turns) - len(trainable)
             metadata["n_prefix_breaks"] = sum(turn.breaks_prefix for turn in trainable)
         metadata = to_jsonable_python(metadata | self.metadata, fallback=str, inf_nan_mode="null")
-        # Fail here on a value that JSON cannot hold, such as a lone surrogate. In the context it
-        # would end the whole job when Harbor saves the trial.
-        to_json([metadata, [turn.extra for turn in trainable]])
+        to_json(metadata)
         context.metadata = metadata
-        if self.options.collect_rollout_details:
-            context.rollout_details = rollout_details(trainable)
 
     def _write_files(self, context: AgentContext) -> None:
         """Write what the run leaves in the log folder. Raises OSError, and the errors of a
@@ -1183,9 +1183,9 @@ class CacheEntry:
 
 
 # The cache: an entry for each `BasicLoopAgent._cache_key`, the oldest first. An entry is removed
-# when its server fails. If there are more than MAX_CLIENTS, the oldest is removed, because each
-# client has connections, and some trainers give each trial a different URL. A running trial keeps
-# its client.
+# when its server fails, and when its event loop has closed. If there are more than MAX_CLIENTS, the
+# oldest is removed, because each client has connections, and some trainers give each trial a
+# different URL. A running trial keeps its client.
 _clients: dict[tuple, CacheEntry] = {}
 MAX_CLIENTS = 64
 # Names of variables that may hold a URL or a key.
@@ -1203,8 +1203,9 @@ def as_text(values: dict[str, Any]) -> str:
 
 
 async def shared_client(key: tuple, build: Callable[[], Any]) -> ModelClient:
-    """The client of all trials with this key. The first trial builds it. The others wait, and
-    receive the client, or the error with which the build failed."""
+    """The client of all trials with this key, whose first part is the event loop. The first trial
+    builds the client. The others wait, and receive the client, or the error with which the build
+    failed."""
     # Drop the clients of closed event loops, because they still hold connections.
     for old in [key for key in _clients if key[0].is_closed()]:
         del _clients[old]
@@ -2274,6 +2275,8 @@ class ScriptResult:
     exit_code: int | None
     # The script's output. Without a report: what came instead, or the environment's error.
     output: str
+    # True if the program's exit code is not 0, and nothing shows that the script ran.
+    did_not_start: bool = False
     timed_out: bool = False
 
 
@@ -2297,9 +2300,9 @@ async def run_script(
     variables = f"loop_mark={mark} loop_max_bytes={max_bytes} loop_script={encoded}"
     program = f"{variables}\n{SCRIPT_PROGRAM}"
     result = await run_or_kill(program, mark, environment, seconds)
+    did_not_start = result.did_not_start and not result.timed_out
     # No command starts in a directory that an earlier script removed.
-    has_begun = result.exit_code is not None or f"begin:{mark}:" in result.output
-    runs_in_root = not (has_begun or result.timed_out) and await is_directory_gone(environment)
+    runs_in_root = did_not_start and await is_directory_gone(environment)
     if runs_in_root:
         result = await run_or_kill(program, mark, environment, seconds, cwd="/")
     code, lines = result.exit_code, [result.output]
@@ -2360,7 +2363,9 @@ async def run_program(
             output = base64.b64decode("".join(report[1].split()), validate=True)
             text = output.decode("utf-8", "replace").removesuffix("\n")
             return ScriptResult(int(report[2]), text)
-    return ScriptResult(None, printed)
+    # With exit code 0 the program did run, and what it printed was lost.
+    did_not_start = answer.return_code != 0 and f"begin:{mark}:" not in printed
+    return ScriptResult(None, printed, did_not_start)
 
 
 async def is_directory_gone(environment: BaseEnvironment) -> bool:

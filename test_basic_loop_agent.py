@@ -195,9 +195,8 @@ class FakeEnvironment:
     @property
     def first_script_was_killed(self) -> bool:
         """Whether the second command kills all that has the mark of the first one."""
-        script, kill = self.commands[:2]
-        marks = [re.search(r"loop_mark=(\w+)", command)[1] for command in (script, kill)]
-        return marks[0] == marks[1] and "kill -TERM" in kill
+        marks = [re.search(r"loop_mark=(\w+)", command)[1] for command in self.commands]
+        return marks[0] == marks[1] and "kill -TERM" in self.commands[1]
 
 
 class ShellEnvironment:
@@ -3702,7 +3701,7 @@ class TestScripts:
 
     def test_no_comment_of_a_program_is_sent(self):
         run_shell(environment := PrintingEnvironment("no report"), "x")
-        script, kill = environment.commands[:2]
+        script, kill = environment.commands
         assert "#" not in script + kill
 
     def test_the_images_variables_reach_a_script(self, shell):
@@ -3875,12 +3874,7 @@ class TestScripts:
 
     @needs_mounts
     def test_a_sandbox_without_dev_fd_runs_scripts(self, tmp_path):
-        devices = (
-            "mkdir -p shm",
-            "touch null",
-            "mount --bind /dev/null null",
-            "mount --rbind . /dev",
-        )
+        devices = ("mkdir shm", "touch null", "mount --bind /dev/null null", "mount --rbind . /dev")
         environment = MountEnvironment(f"cd {tmp_path}", *devices)
         text = run_shell(environment, "ls /dev; cat <<<a")
         assert text == told(0, "null\nshm\na")
@@ -4028,9 +4022,9 @@ class TestScripts:
         assert end == seconds
         assert environment.first_script_was_killed
         # The environment's own limits come later than the agent's.
-        assert environment.timeouts[:2] == [100 + 90, 30]
+        assert environment.timeouts == [100 + 90, 30]
         # The kill runs in "/", because the script may have moved the working directory away.
-        assert environment.folders[:2] == [None, "/"]
+        assert environment.folders == [None, "/"]
 
     def test_a_script_whose_report_is_lost_is_not_run_again(self):
         environment = PrintingEnvironment("begin:M:\n")
@@ -4209,11 +4203,11 @@ class TestScripts:
         # The script, a kill, `true`, the script once more, and a kill.
         assert environment.folders == [None, "/", None, "/", "/"]
 
-    @pytest.mark.parametrize("code", [0, 1, 137])
-    def test_a_script_whose_report_is_lost_does_not_run_twice(self, code):
-        lost, works = ExecResult(return_code=code), ExecResult(return_code=0)
-        # The script, the kill, and `true` in the working directory.
-        environment = FakeEnvironment(lost, works, works)
+    # The code of the lost report's program, and then that of `true` in the working directory.
+    @pytest.mark.parametrize(("code", "true_code"), [(0, 0), (0, 126), (1, 0), (137, 0)])
+    def test_a_script_whose_report_is_lost_does_not_run_twice(self, code, true_code):
+        lost, killed = ExecResult(return_code=code), ExecResult(return_code=0)
+        environment = FakeEnvironment(lost, killed, ExecResult(return_code=true_code))
         assert run_shell(environment, "x") == told("unknown", NO_REPORT)
         assert len(environment.scripts) == 1
 
